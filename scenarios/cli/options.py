@@ -133,8 +133,8 @@ class Subject:
                 raise InputError("give --speculative-config or --serve-command, not both", file="--serve-command")
             given = self.serve_command
             read = read_command(read_text(given) if os.path.isfile(given) else given)
-            for name in read.unread:
-                print(f"draftcast: note: {name} of the command is not simulated", file=sys.stderr)
+            for note in read.notes:
+                print(f"draftcast: note: {note}", file=sys.stderr)
             engine, keep = read.engine, read.silent
             policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
             changes = [*policy, *changes]

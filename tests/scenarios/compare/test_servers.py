@@ -413,6 +413,15 @@ def test_graph_sizes_in_requests_say_what_they_cannot_hold() -> None:
     assert "64 requests of 4 rows, 256 in all" in note
 
 
+def test_a_command_of_separate_engines_says_what_becomes_of_the_drafts_cache() -> None:
+    apart = "sglang serve --model x --disaggregation-mode decode"
+    assert read_command(apart).notes == ["disaggregation-mode of the command is not simulated"]
+    (note,) = read_command(
+        f"{apart} --speculative-algorithm NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1"
+    ).notes
+    assert "draft's KV cache must be handed over too" in note
+
+
 NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
 
 
