@@ -488,15 +488,16 @@ def test_drafts_stop_at_max_model_len(build_case: Any) -> None:
 def test_a_tree_accepts_at_most_its_depth(build_case: Any) -> None:
     tree = dataclasses.replace(get_method("eagle_tree"), tree_width=3, max_tree_nodes=0)
     case = build_case([4], [7], method=tree, k=2, accept=[[9] * 8])
-    # Two levels of three nodes: 1 + 6 rows, 1.875 s; a path through the tree holds two of them, so 3 tokens a round.
-    # Step 3 is scheduled before step 2 is known to end the request; it runs in vain and counts nowhere.
+    # Three children of the root, three of each of them: 1 + 12 rows, 2.625 s; a path through the tree holds two of
+    # them, so 3 tokens a round. Step 3 is scheduled before step 2 is known to end the request; it runs in vain and
+    # counts nowhere.
     assert rows_and_ends(case.log()) == [
         (1.5, {0: (4, 0, 0)}),
-        (3.375, {0: (7, 6, 2)}),
-        (5.25, {0: (7, 6, 2)}),
-        (7.125, {0: (7, 6, 2)}),
+        (4.125, {0: (13, 12, 2)}),
+        (6.75, {0: (13, 12, 2)}),
+        (9.375, {0: (13, 12, 2)}),
     ]
-    assert times(case) == (0.0, 1.5, 5.25)
+    assert times(case) == (0.0, 1.5, 6.75)
     assert case.requests()["num_accepted_tokens"].tolist() == [4]
 
 

@@ -121,7 +121,7 @@ def test_goodput_recovers_when_acceptance_does(build_case: Any) -> None:
 
 
 def test_goodput_drafts_whole_levels_of_a_tree(build_case: Any) -> None:
-    tree = dataclasses.replace(get_method("eagle_tree"), tree_width=3, max_tree_nodes=0)
+    tree = get_method("eagle_tree").with_tree(3, 12)  # three nodes a level at k = 4
     accept = Tree(model="tree", alpha=0.7, widths=(1, 1, 1, 1))
     case = build_case([4], [2], method=tree, k=4, policy=Goodput(), accept=accept)
     assert case.log()[0].next_drafts[0] % 3 == 0
@@ -178,7 +178,7 @@ ORACLE_CASES = [
 
 @pytest.mark.parametrize(("method", "is_async", "accept"), ORACLE_CASES)
 def test_the_oracle_drafts_what_is_accepted(build_case: Any, method: str, is_async: bool, accept: Any) -> None:
-    tree = dataclasses.replace(get_method("eagle_tree"), tree_width=3, max_tree_nodes=0)
+    tree = get_method("eagle_tree").with_tree(3, 12)  # three nodes a level at k = 4
 
     def run(policy: Policy) -> Any:
         n = 12
