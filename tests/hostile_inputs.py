@@ -270,7 +270,7 @@ def targets() -> dict[str, Target]:
     found["--rates"] = with_argument("5..20:3", "simulate", "default", "--rates")
     found["--grid"] = Target(
         {"argument": b"k=0,1,3"},
-        lambda folder: argument(folder, "sweep", "default", "--out", str(folder / "out"), "--grid"),
+        lambda folder: argument(folder, "sweep", "default", *SMALL, "--out", str(folder / "out"), "--grid"),
     )
     found["--slo"] = with_argument("ttft:p95<500ms;tpot:p95<30ms", "plan", "default", "--rate", "-1", "--slo")
     return found
