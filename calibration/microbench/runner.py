@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import json
 import math
 import shlex
 import time
@@ -329,8 +328,3 @@ def check_folder(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if any(folder.iterdir()) and not (folder / JOURNAL).is_file():
             raise HardwareError("is not empty and holds no calibration; name another folder", file=str(folder))
-
-
-def digest(values: object) -> str:
-    """Short checksum of plain values."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]

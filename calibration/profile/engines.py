@@ -7,13 +7,11 @@ physical constants, each beside its source. They hold on any device; what a devi
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
@@ -22,7 +20,7 @@ from draftcast.calibration.profile.roofline import Seconds
 from draftcast.calibration.profile.spec import Section
 from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
-from draftcast.files import read_text
+from draftcast.files import digest, read_text
 from draftcast.kernels.model.spec import ModelSpec
 
 FOLDER = Path(__file__).parents[1] / "engines"
@@ -123,22 +121,10 @@ class EngineGeneration(Section):
         last = _number(self.last)
         return number >= _number(self.first) and number[: len(last)] <= last
 
-    def mode_of(self, version: str) -> CudagraphMode:
-        """The CUDA graph mode that a version runs in by default."""
-        return _since(self.cudagraph_mode, version)
-
-    def sampler_bytes_of(self, version: str) -> float:
-        """Bytes of a logit that a version's sampler holds at its peak."""
-        return _since(self.sampler_bytes, version)
-
     def counts_graphs(self, version: str) -> bool:
         """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
-        since = self.graphs_counted_since
-        return since is not None and parse_version(version)[1] >= _number(since)
-
-    def states_of(self, version: str) -> int:
-        """States that a version keeps room for with a request, its prefixes cached."""
-        return _since(self.state_slots, version)
+        first = self.graphs_counted_since
+        return first is not None and parse_version(version)[1] >= _number(first)
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
@@ -149,7 +135,7 @@ class EngineGeneration(Section):
         as_timed = model.has_plain_attention or model.kv_compression > 0 or hardware.is_hopper
         if as_timed or not self.other_attention_ratio:
             return 1.0
-        return _since(self.other_attention_ratio, version)
+        return since(self.other_attention_ratio, version)
 
     def runs_triton_experts(self, version: str) -> bool:
         """Whether a version runs experts in fp8 by Triton's kernels."""
@@ -163,7 +149,7 @@ class EngineGeneration(Section):
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; a run's manifest holds it."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return digest(asdict(self))
 
 
 def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
@@ -197,15 +183,13 @@ def parse_version(version: str) -> tuple[str, tuple[int, ...], str]:
 def generations() -> tuple[EngineGeneration, ...]:
     """Every bundled generation. Raises HardwareError for a bad file."""
     record = TypeAdapter(EngineGeneration)
-    return tuple(_read(path, record) for path in sorted(FOLDER.glob("*.yaml")))
+    texts = {str(path): read_text(path, HardwareError) for path in sorted(FOLDER.glob("*.yaml"))}
+    return tuple(
+        validated(record, parse_yaml(text, file, HardwareError), file, HardwareError) for file, text in texts.items()
+    )
 
 
-def _read(path: Path, record: TypeAdapter[EngineGeneration]) -> EngineGeneration:
-    values: Any = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
-    return validated(record, values, str(path), HardwareError)
-
-
-def _since(values: Mapping[str, Value], version: str) -> Value:
+def since(values: Mapping[str, Value], version: str) -> Value:
     """What holds from the latest of some versions on that is not after this one."""
     number = parse_version(version)[1]
     return next(value for first, value in reversed(list(values.items())) if number >= _number(first))

@@ -15,6 +15,7 @@ stretched by the roofline and marked not measured. Its compiled twin stands in `
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -100,9 +101,8 @@ class CurveSet:
         """Seconds and `Origin` values at ``x`` for one combination of the axes; zero x takes no time."""
         xs = np.asarray(x, dtype=np.float64)
         some = np.maximum(xs, 1.0)
-        curve = self.curves.get(key)
-        if curve is not None:
-            log_s, origins = self._along(curve, some, key)
+        if key in self.curves:
+            log_s, origins = self._along(self.curves[key], some, key)
         else:
             corners = self._corners(key)
             log_s, origins = self._blend(some, key, corners) if corners else self._nearest(some, key)
@@ -128,15 +128,13 @@ class CurveSet:
             if above in (0, len(values)):
                 return []
             low, high = values[above - 1], values[above]
-            share = np.log(value / low) / np.log(high / low)
+            share = float(np.log(value / low) / np.log(high / low))
             sides.append([(int(low), 1.0 - share), (int(high), share)])
-        corners = []
-        for combination in itertools.product(*sides):
-            corner = tuple(value for value, _ in combination)
-            if corner not in self.curves:
-                return []
-            corners.append((corner, float(np.prod([weight for _, weight in combination]))))
-        return corners
+        corners = [
+            (tuple(value for value, _ in combination), math.prod(weight for _, weight in combination))
+            for combination in itertools.product(*sides)
+        ]
+        return corners if all(corner in self.curves for corner, _ in corners) else []
 
     def _blend(self, x: FloatArray, key: Key, corners: list[tuple[Key, float]]) -> tuple[FloatArray, IntArray]:
         # Nodes at which every neighbour was measured or lies between its own points; then along x as on one curve.
@@ -157,9 +155,8 @@ class CurveSet:
         measured = list(self.curves)
         distance = np.abs(np.log(np.asarray(measured, dtype=np.float64)) - wanted).sum(axis=1)
         near = measured[int(np.argmin(distance))]
-        log_s, _ = self._along(self.curves[near], x, near)
-        log_s = log_s + np.log(self.roofline(x, key)) - np.log(self.roofline(x, near))
-        return log_s, np.full(x.shape, int(Origin.EXTRAPOLATED))
+        log_s = self._along(self.curves[near], x, near)[0] + np.log(self.roofline(x, key))
+        return log_s - np.log(self.roofline(x, near)), np.full(x.shape, int(Origin.EXTRAPOLATED))
 
 
 MAX_NODES = 24
@@ -184,8 +181,7 @@ class AttentionGrid:
         log_s = np.full(tuple(len(axis) for axis in axes), np.nan)
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]
         kept = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
-        for *node, value in zip(*(at[kept] for at in where), np.log(seconds[kept]), strict=True):
-            log_s[tuple(node)] = np.fmin(log_s[tuple(node)], value)
+        np.fmin.at(log_s, tuple(at[kept] for at in where), np.log(seconds[kept]))
         mesh = np.meshgrid(*axes, indexing="ij")
         fitted = np.log(roofline(*mesh))
         excess, measured = _fill_between(log_s - fitted, axes)
@@ -223,29 +219,21 @@ class AttentionGrid:
 
 
 def _thinned(axis: FloatArray) -> FloatArray:
-    """At most `MAX_NODES` of an axis' values, both ends kept, evenly spread."""
-    if len(axis) <= MAX_NODES:
-        return axis
+    """At most `MAX_NODES` of an axis' values, both ends kept, evenly spread; all of a shorter axis."""
     picked: FloatArray = axis[np.unique(np.linspace(0, len(axis) - 1, MAX_NODES).round().astype(int))]
     return picked
 
 
 def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, BoolArray]:
     """Fill holes that have measured neighbours on both sides along an axis; with several such axes, their mean."""
-    total, count = np.zeros(excess.shape), np.zeros(excess.shape)
-    for axis, values in enumerate(axes):
-        logs = np.log(values)
-        rows, sums, counts = (np.moveaxis(array, axis, -1) for array in (excess, total, count))
-        for index in np.ndindex(rows.shape[:-1]):
-            known = ~np.isnan(rows[index])
-            if known.sum() < 2:
-                continue
-            filled = np.interp(logs, logs[known], rows[index][known], left=np.nan, right=np.nan)
-            between = ~np.isnan(filled)
-            sums[index][between] += filled[between]
-            counts[index][between] += 1.0
-    hole = np.isnan(excess)
-    filled = np.where(hole & (count > 0), total / np.maximum(count, 1.0), excess)
+
+    def between(line: FloatArray, logs: FloatArray) -> FloatArray:
+        known = ~np.isnan(line)
+        return np.interp(logs, logs[known], line[known], left=np.nan, right=np.nan) if known.any() else line
+
+    lines = np.stack([np.apply_along_axis(between, axis, excess, np.log(at)) for axis, at in enumerate(axes)])
+    count = np.sum(~np.isnan(lines), axis=0)
+    filled = np.where(np.isnan(excess) & (count > 0), np.nansum(lines, axis=0) / np.maximum(count, 1), excess)
     return filled, ~np.isnan(filled)
 
 

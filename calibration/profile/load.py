@@ -73,7 +73,7 @@ class Manifest(BaseModel):
         return TABLE in self.files
 
 
-MANIFEST_RECORD = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(Manifest)
 
 
 def sha256(path: Path) -> str:
@@ -91,7 +91,7 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
     """
     data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
     path = folder / MANIFEST
-    manifest = validated(MANIFEST_RECORD, {**fields, "files": {data: sha256(folder / data)}}, str(path), HardwareError)
+    manifest = validated(_MANIFEST, {**fields, "files": {data: sha256(folder / data)}}, str(path), HardwareError)
     write_text(path, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
     return manifest
 
@@ -103,7 +103,7 @@ def read_manifest(folder: Path) -> Manifest:
         HardwareError: no or no valid manifest; a data file missing or changed.
     """
     path = folder / MANIFEST
-    manifest = validated(MANIFEST_RECORD, read_json(path, HardwareError), str(path), HardwareError)
+    manifest = validated(_MANIFEST, read_json(path, HardwareError), str(path), HardwareError)
     if TABLE not in manifest.files and FIT not in manifest.files:
         raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
     for name, wanted in manifest.files.items():
@@ -211,15 +211,13 @@ def read_top(path: Path) -> dict[str, Any]:
     return raw
 
 
-def find_profile(name_or_path: str | Path | None) -> Path:
-    """File or folder of a profile; None is the default. Raises HardwareError that lists the bundled names."""
-    name = DEFAULT_PROFILE if name_or_path is None else name_or_path
-    if isinstance(name, str) and name in profile_names():
-        folder = PROFILE_FOLDER / name
-        return folder if folder.is_dir() else PROFILE_FOLDER / f"{name}.yaml"
-    path = Path(name)
-    if os.path.exists(path):
-        return path
+def find_profile(name_or_path: str | Path) -> Path:
+    """File or folder of a profile. Raises HardwareError that lists the bundled names."""
+    if name_or_path in profile_names():
+        folder = PROFILE_FOLDER / name_or_path
+        return folder if folder.is_dir() else PROFILE_FOLDER / f"{name_or_path}.yaml"
+    if os.path.exists(name_or_path):
+        return Path(name_or_path)
     raise HardwareError(
         f"must be one of {', '.join(profile_names())}, the path of a YAML file or of a folder that calibrate wrote",
         key="profile",

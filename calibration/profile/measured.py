@@ -105,8 +105,7 @@ def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
 
 def curve_keys(operator: str, rows: pd.DataFrame) -> IntArray:
     """Values of a curve set's axes at measured points, shape (points, axes)."""
-    axes = list(CURVES[operator].axes)
-    return rows[axes].to_numpy(np.int64).reshape(len(rows), len(axes))
+    return rows[list(CURVES[operator].axes)].to_numpy(np.int64)
 
 
 def curves_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:

@@ -10,10 +10,8 @@ records are what stands in the YAML files and folders of ``calibration/profiles`
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -23,6 +21,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
+from draftcast.files import digest, picked
 from draftcast.frozen import OneOf
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.operators.cost import Work
@@ -113,11 +112,10 @@ class RooflineProfile(Section):
     measured: InstanceOf[MeasuredTimes] | None = None
 
     def __post_init__(self) -> None:
-        for family in self.operators:
+        for family in (*self.operators, *OPERATORS):
             if family not in OPERATORS:
                 message = f"unknown operator, must be one of {', '.join(OPERATORS)}"
                 raise HardwareError(message, key=f"operators.{family}")
-        for family in OPERATORS:
             if family not in self.operators:
                 raise HardwareError("required, but missing", key=f"operators.{family}")
 
@@ -142,31 +140,27 @@ class RooflineProfile(Section):
         """SHA-256 over every number and source, the device's included; a run's manifest holds it."""
         hardware = asdict(self.hardware)
         del hardware["aliases"]
-        by_dtype = {
-            str((family, dtype)): _fit_of(fit)
-            for family, operator in self.operators.items()
-            for dtype, fit in operator.dtypes.items()
-        }
-        return _checksum(
-            "RooflineProfile",
-            {
-                "name": self.name,
-                "hardware": hardware,
-                "operators": {family: _fit_of(operator) for family, operator in self.operators.items()},
-                "dtype_operators": by_dtype,
-                "host": None if self.host is None else asdict(self.host),
-                "cuda_graph_ceiling": self.cuda_graph_ceiling,
-                "source": self.source,
-                "date": self.date,
-                "measured": None if self.measured is None else self.measured.sha256,
+        values = {
+            **picked(self, "name cuda_graph_ceiling source date"),
+            "hardware": hardware,
+            "operators": {family: _fit_of(operator) for family, operator in self.operators.items()},
+            "dtype_operators": {
+                str((family, dtype)): _fit_of(fit)
+                for family, operator in self.operators.items()
+                for dtype, fit in operator.dtypes.items()
             },
-        )
+            "host": None if self.host is None else asdict(self.host),
+            "measured": None if self.measured is None else self.measured.sha256,
+        }
+        return digest({"kind": "RooflineProfile", "profile": values})
 
 
 def _fit_of(fit: Roofline) -> dict[str, Any]:
-    numbers = {name: getattr(fit, name) for name in ("t0_s", "e_c", "e_m", "p")}
-    standing = {"origin": fit.origin.label, "fitted_rows": fit.fitted_rows, "source": fit.source}
-    return {"roofline": numbers, **standing}
+    return {
+        "roofline": picked(fit, "t0_s e_c e_m p"),
+        "origin": fit.origin.label,
+        **picked(fit, "fitted_rows source"),
+    }
 
 
 @dataclass(frozen=True)
@@ -267,8 +261,7 @@ class AffineProfile(Section):
 
     def coefficients(self) -> dict[str, Any]:
         """What the fit holds beyond its name and origin, in plain values, each under one name: ``target_row_s``, ..."""
-        settings = ("model", "tp", "dtype", "enforce_eager", "overhead_s", "fitted_sequences", "fitted_runs")
-        values = {name: getattr(self, name) for name in settings}
+        values = picked(self, "model tp dtype enforce_eager overhead_s fitted_sequences fitted_runs")
         values |= {f"target_{name}": value for name, value in asdict(self.target).items()}
         values |= {f"draft_{name.removeprefix('draft_')}": value for name, value in asdict(self.draft).items()}
         values |= {f"ngram_{name.removesuffix('_of_target')}": value for name, value in asdict(self.ngram).items()}
@@ -279,14 +272,8 @@ class AffineProfile(Section):
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; a run's manifest holds it."""
-        named = {"name": self.name, "hardware_name": self.hardware.name, "source": self.source, "date": self.date}
-        return _checksum("AffineProfile", {**named, **self.coefficients()})
+        named = {**picked(self, "name source date"), "hardware_name": self.hardware.name}
+        return digest({"kind": "AffineProfile", "profile": {**named, **self.coefficients()}})
 
 
 HardwareProfile = RooflineProfile | AffineProfile
-
-
-def _checksum(kind: str, values: Mapping[str, Any]) -> str:
-    """Of the names that the manifests of recorded runs were made with, so that a profile keeps its checksum."""
-    text = json.dumps({"kind": kind, "profile": values}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -40,12 +40,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from draftcast import files
 from draftcast.errors import HardwareError
 from draftcast.files import written
-from draftcast.kernels.arrays import BoolArray
 from draftcast.kernels.operators.registry import FACTS
 
 SHAPE_FIELDS: dict[str, tuple[str, ...]] = {name: tuple(facts["shape"]) for name, facts in FACTS.items()}
@@ -133,20 +133,11 @@ class LatencyTable:
     @classmethod
     def read(cls, path: Path) -> LatencyTable:
         """Read what `write` wrote. Raises HardwareError naming the file when it is not such a table."""
-        return cls.from_frame(read_frame(path), file=str(path))
-
-
-def read_frame(path: Path) -> pd.DataFrame:
-    """The whole of a table file, unchecked.
-
-    Raises:
-        HardwareError: unreadable, not Parquet, or not these columns.
-    """
-    frame: pd.DataFrame = files.read_frame(path, kind=HardwareError)
-    missing = [name for name in COLUMNS if name not in frame]
-    if missing:
-        raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
-    return frame
+        frame = files.read_frame(path, kind=HardwareError)
+        missing = [name for name in COLUMNS if name not in frame]
+        if missing:
+            raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
+        return cls.from_frame(frame, file=str(path))
 
 
 def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
@@ -160,27 +151,18 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     Raises:
         HardwareError: unreadable, or not these columns.
     """
-    columns = ["implementation", *SHAPE_FIELDS[operator], "seconds"]
+    columns, equal = ["implementation", *SHAPE_FIELDS[operator], "seconds"], {"operator": operator, **wanted}
     try:
         with pq.ParquetFile(path, memory_map=True, read_dictionary=list(LABELS)) as file:
             groups = _groups_of(file.metadata, operator)
-            table = file.read_row_groups(groups, columns=[*dict.fromkeys([*columns, "operator", *wanted])])
-        chosen = np.ones(len(table), dtype=bool)
-        for name, value in {"operator": operator, **wanted}.items():
-            chosen &= _equal(table[name], value)
-        frame: pd.DataFrame = table.select(columns).filter(pa.array(chosen)).to_pandas()
+            table = file.read_row_groups(groups, columns=[*dict.fromkeys([*columns, *equal])])
+        for name, value in equal.items():
+            table = table.filter(pc.equal(table[name], value))
+        frame: pd.DataFrame = table.select(columns).to_pandas()
     except (OSError, KeyError, pa.ArrowException) as error:
         first = str(error).splitlines()[0]
         raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
     return frame
-
-
-def _equal(column: pa.ChunkedArray, value: str | int) -> BoolArray:
-    """Where a column has a value; of labels the codes are compared, not the words."""
-    if not pa.types.is_dictionary(column.type):
-        return np.asarray(column.to_numpy() == value)
-    parts = [part.indices.to_numpy() == part.dictionary.index(value).as_py() for part in column.chunks]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
 
 
 def _groups_of(metadata: pq.FileMetaData, operator: str) -> list[int]:
@@ -188,12 +170,8 @@ def _groups_of(metadata: pq.FileMetaData, operator: str) -> list[int]:
     if "operator" not in metadata.schema.names:
         raise KeyError("operator")
     column = metadata.schema.names.index("operator")
-    groups = []
-    for index in range(metadata.num_row_groups):
-        bounds = metadata.row_group(index).column(column).statistics
-        if bounds is None or not bounds.has_min_max or bounds.min <= operator <= bounds.max:
-            groups.append(index)
-    return groups
+    bounds = [metadata.row_group(index).column(column).statistics for index in range(metadata.num_row_groups)]
+    return [i for i, of in enumerate(bounds) if of is None or not of.has_min_max or of.min <= operator <= of.max]
 
 
 def _check(frame: pd.DataFrame, file: str | None) -> None:

@@ -15,9 +15,10 @@ import typer
 
 from draftcast.calibration.microbench import shapes
 from draftcast.calibration.microbench.device import find_device, hardware_of
-from draftcast.calibration.microbench.runner import Calibration, Result, Status, check_folder, digest
+from draftcast.calibration.microbench.runner import Calibration, Result, Status, check_folder
 from draftcast.calibration.profile.measured import parts_of
 from draftcast.errors import InputError
+from draftcast.files import digest
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.registry import operator
 from draftcast.scenarios.cli.calibrate import DeviceOptions, ProfileOptions
@@ -55,7 +56,7 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     grid = shapes.cpu_grid(rows) if device == "cpu" else shapes.cuda_grid(rows)
     settings = shapes.Settings(
         names=tuple(model.name for model in models),
-        digest=digest([asdict(model) for model in models]),
+        digest=digest([asdict(model) for model in models])[:16],
         tps=tuple(tps),
         dtypes=tuple(dtypes),
         kv_dtypes=tuple(kv_dtypes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of, since
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
@@ -93,6 +93,7 @@ class EngineConfig:
         engine = self.generation
         runs_async = engine.async_speculation if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
+        mode = self.cudagraph_mode or since(engine.cudagraph_mode, self.version)
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
@@ -103,7 +104,7 @@ class EngineConfig:
             "async_scheduling": self.method.is_async and runs_async
             if self.async_scheduling is None
             else self.async_scheduling,
-            "cudagraph_mode": "NONE" if self.enforce_eager else self.cudagraph_mode or engine.mode_of(self.version),
+            "cudagraph_mode": "NONE" if self.enforce_eager else mode,
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)

@@ -12,6 +12,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+from draftcast.calibration.profile.engines import since
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
@@ -295,7 +296,7 @@ def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers:
     assert engine.state_pool_ratio is not None
     tp, dtype = config.tensor_parallel_size, config.weight_dtype
     state = model.linear_state_bytes(dtype, tp) + model.convolution_state_bytes(dtype, tp)
-    slots = engine.states_of(config.version) if config.enable_prefix_caching else 1
+    slots = since(engine.state_slots, config.version) if config.enable_prefix_caching else 1
     pool = max(left, 0.0) * engine.state_pool_ratio / (1.0 + engine.state_pool_ratio)
     linear_layers = model.num_linear_layers * own_layers / model.num_hidden_layers  # of the pipeline stage
     held = (slots + (1 + k if k else 0)) * state * linear_layers
@@ -336,7 +337,7 @@ def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSp
     if config.lockstep_ranks > 1:
         # The rows of all ranks before the experts, and their sums behind them.
         width += 2.0 * config.lockstep_ranks * model.hidden_size
-    tokens, per_logit = config.max_num_batched_tokens, config.generation.sampler_bytes_of(config.version)
+    tokens, per_logit = config.max_num_batched_tokens, since(config.generation.sampler_bytes, config.version)
     return max(tokens * width * act, tokens * model.hidden_size * act + rows * model.vocab_size * per_logit)
 
 

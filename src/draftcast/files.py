@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -245,6 +246,11 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
+
+
+def digest(data: object) -> str:
+    """SHA-256 of plain data, hexadecimal."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def made(folder: Path, kind: type[DraftcastError] = InputError) -> Path:

@@ -11,7 +11,7 @@ from draftcast.calibration.importers.plausible import below_floor, floor_seconds
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import PROFILE_FOLDER, TABLE, load_profile, read_manifest
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.calibration.profile.table import LatencyTable, read_frame
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
@@ -28,7 +28,7 @@ NARROWEST = 32  # narrower ones are routers
 @pytest.fixture(scope="module")
 def frames() -> dict[str, pd.DataFrame]:
     """Rows of every bundled table."""
-    return {name: read_frame(PROFILE_FOLDER / name / TABLE) for name in DEVICES}
+    return {name: pd.read_parquet(PROFILE_FOLDER / name / TABLE) for name in DEVICES}
 
 
 def sharded() -> list[tuple[ModelSpec, int]]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from draftcast.calibration.profile import engines
-from draftcast.calibration.profile.engines import generation_of, generations
+from draftcast.calibration.profile.engines import generation_of, generations, since
 from draftcast.errors import HardwareError
 
 
@@ -38,8 +38,8 @@ def test_unknown_versions_are_refused_with_the_known_ones(version: str) -> None:
 
 
 def test_the_default_mode_follows_the_version() -> None:
-    v1 = generation_of("vllm 0.10.1")
-    assert (v1.mode_of("vllm 0.10.1"), v1.mode_of("vllm 0.11")) == ("PIECEWISE", "FULL_AND_PIECEWISE")
+    modes = generation_of("vllm 0.10.1").cudagraph_mode
+    assert (since(modes, "vllm 0.10.1"), since(modes, "vllm 0.11")) == ("PIECEWISE", "FULL_AND_PIECEWISE")
 
 
 def test_every_constant_tells_its_source() -> None:
