@@ -10,6 +10,7 @@ stretches of its time, evenly spread, for the errors.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD
 from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, Clock, TimedSteps, timed_steps, with_kv_tokens
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
-from draftcast.files import plain
+from draftcast.files import picked, plain
 
 TARGET = {"fixed_s": "steps", "row_s": "rows", "kv_token_s": "kv_tokens", "sequence_s": "sequences"}
 """Target coefficients and what they multiply, the most wanted first."""
@@ -166,14 +167,12 @@ def fit_engine_log(
         timed.append(timed_steps(known, timed[0].clock if timed else options.clock, options.warmup_steps))
     hosts = [host_seconds(part) for part in timed]
     points = _points([with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
-    left_out: dict[str, int] = {}
-    for part in timed:
-        left_out |= {reason: left_out.get(reason, 0) + count for reason, count in part.left_out.items()}
+    left_out = sum((Counter(part.left_out) for part in timed), Counter[str]())
     unknown = points["kv_tokens"].isna()
     if unknown.any() and unknown.groupby(points["speculative"]).mean().max() < _MOST_KV_UNKNOWN:
         left_out["KV tokens not known"] = int(points.loc[unknown, "steps"].sum())
         points = points[~unknown].reset_index(drop=True)
-    per_step = points["sequences"] / points["steps"]
+    per_step, logs = points["sequences"] / points["steps"], pd.concat(frames)
     parts = [
         design(part, drafts_with if second else "", TARGET, DRAFT, SEARCH)
         for second, part in points.groupby("speculative")
@@ -189,9 +188,7 @@ def fit_engine_log(
         regression=Fit(
             coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in wanted},
             held_out=_held_out(regression, options.held_out),
-            outlier_points=regression.outlier_points,
-            outlier_seconds=regression.outlier_seconds,
-            seconds_over_fit=regression.seconds_over_fit,
+            **picked(regression, "outlier_points outlier_seconds seconds_over_fit"),
             drift=MAD_TO_STD * float((stretch_ratios - stretch_ratios.median()).abs().median()),
         ),
         clock=timed[0].clock,
@@ -201,14 +198,14 @@ def fit_engine_log(
         repeat_error=_repeat_error(points[~points["speculative"]]),
         steps=int(points["steps"].sum()),
         points=len(points),
-        left_out=left_out,
+        left_out=dict(left_out),
         sequences=(math.floor(per_step.min()), math.ceil(per_step.max())),
         method=drafts_with,
         num_speculative_tokens=num_drafts,
         speculative=speculative_frame is None and is_speculative(frame),
-        enforce_eager=_enforce_eager(frames),
-        sources=tuple(dict.fromkeys(str(source) for part in frames for source in part["source"].unique())),
-        versions=tuple(dict.fromkeys(str(v) for part in frames for v in part["version"].unique() if v)),
+        enforce_eager=_enforce_eager(logs),
+        sources=tuple(map(str, logs["source"].unique())),
+        versions=tuple(str(version) for version in logs["version"].unique() if version),
     )
 
 
@@ -218,8 +215,7 @@ def _points(timed: list[pd.DataFrame]) -> pd.DataFrame:
     Raises:
         InputError: fewer than 40 points in a log.
     """
-    parts = []
-    first = 0
+    parts, first = [], 0
     for speculative, points in zip((False, True), timed, strict=False):
         if len(points) < LEAST_POINTS:
             source = str(points["source"].iloc[0]) if len(points) else None
@@ -249,11 +245,9 @@ def _coefficient(regression: Regression, name: str, interval: tuple[float, float
         other = regression.folded.get(name)
         reason = reasons.get(other, f"moves with {other}, which carries it")
         return Coefficient(0.0, math.nan, math.nan, f"not fitted: {reason}")
-    value = regression.values[name]
-    if interval is None:
-        return Coefficient(value, math.nan, math.nan, "identified" if value > 0.0 else "weak")
-    low, high = interval
-    return Coefficient(value, low, high, "identified" if low > 0.0 and high - low <= value else "weak")
+    value, (low, high) = regression.values[name], interval or (math.nan, math.nan)
+    told = value > 0.0 if interval is None else low > 0.0 and high - low <= value
+    return Coefficient(value, low, high, "identified" if told else "weak")
 
 
 def is_speculative(frame: pd.DataFrame) -> bool:
@@ -278,15 +272,15 @@ def _method(frame: pd.DataFrame, speculative_frame: pd.DataFrame, method: str | 
     return logged[0] if logged else str(method)
 
 
-def _enforce_eager(frames: list[pd.DataFrame]) -> bool | None:
+def _enforce_eager(logs: pd.DataFrame) -> bool | None:
     """What every log that names it says."""
-    named: bool | None = None
-    for frame in frames:
-        for source, eager in frame.loc[frame["enforce_eager"].notna(), ["source", "enforce_eager"]].itertuples(False):
-            if named not in (None, eager):
-                message = f"the logs differ: the others are of a server with {named}"
-                raise InputError(message, file=str(source), key="enforce_eager", value=bool(eager))
-            named = bool(eager)
+    said = logs[["source", "enforce_eager"]].dropna(subset="enforce_eager")
+    if said.empty:
+        return None
+    named = bool(said["enforce_eager"].iloc[0])
+    for source in said.loc[said["enforce_eager"] != named, "source"]:
+        message = f"the logs differ: the others are of a server with {named}"
+        raise InputError(message, file=str(source), key="enforce_eager", value=not named)
     return named
 
 

@@ -77,20 +77,12 @@ _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
 
 @dataclass(frozen=True)
 class FileKind:
-    """One kind of file.
-
-    Attributes:
-        family: folder it stands in.
-        name: its name without ``_perf.parquet``.
-        texts, numbers: columns that must be there, beside those every file has.
-        rows: from its rows to rows of the latency table; counts what it leaves out.
-    """
-
-    family: str
-    name: str
+    family: str  # folder it stands in
+    name: str  # without ``_perf.parquet``
+    # texts, numbers: columns that must be there, beside those every file has
     texts: tuple[str, ...]
     numbers: tuple[str, ...]
-    rows: Callable[[pd.DataFrame, LeftOut], pd.DataFrame]
+    rows: Callable[[pd.DataFrame, LeftOut], pd.DataFrame]  # to rows of the latency table; counts what it leaves out
 
 
 def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
@@ -141,9 +133,8 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """All-reduces of 16-bit elements."""
     rows = _known(raw, "allreduce_dtype", {"bfloat16": "bf16", "float16": "bf16"}, "all-reduce", left_out)
-    graph = rows["kernel_source"].str.endswith("_graph")
-    message_bytes = rows["message_size"] * 2
-    return launches(rows, "all_reduce", "bf16", ("num_gpus",), graph=graph, message_bytes=message_bytes)
+    columns = {"graph": rows["kernel_source"].str.endswith("_graph"), "message_bytes": rows["message_size"] * 2}
+    return launches(rows, "all_reduce", "bf16", ("num_gpus",), **columns)
 
 
 def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
@@ -153,11 +144,9 @@ def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     convolution, rule = raw[convolves], raw[~convolves]
     least = convolution.groupby(shape)["latency"].min().rename("convolution")
     rows = rule.sort_values("latency", kind="stable").drop_duplicates(shape).join(least, on=shape)
-    alone = rows["convolution"].isna()
-    left_out["linear attention without times of its convolution"] += int(alone.sum())
-    rows = rows[~alone]
-    operator = rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"})
-    both = rows.assign(latency=rows["latency"] + rows["convolution"])
+    left_out["linear attention without times of its convolution"] += int(rows["convolution"].isna().sum())
+    both = rows.assign(latency=rows["latency"] + rows["convolution"]).dropna(subset="convolution")
+    operator = both["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"})
     return launches(both, operator, "bf16", shape[1:], kv_dtype="fp32")
 
 
@@ -258,13 +247,11 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
         require("profiles", PACKAGE, place="--import aiconfigurator without a path")
         found = importlib.util.find_spec(PACKAGE)
         path = Path(next(iter((found and found.submodule_search_locations) or ())))
-    below = (Path(PACKAGE, "systems", "data"), Path("systems", "data"), Path("data"), Path())
-    folders = [path / part / name for part in below]
-    if path.name == name:
-        folders.append(path)
-    for folder in folders:
-        if folder.is_dir():
+    for part in (f"{PACKAGE}/systems/data", "systems/data", "data", ""):
+        if (folder := path / part / name).is_dir():
             return folder
+    if path.name == name and path.is_dir():
+        return path
     raise HardwareError(f"holds no times of the system {name}", file=str(path))
 
 

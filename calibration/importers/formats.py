@@ -13,9 +13,10 @@ from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import TABLE, find_profile, has_profile, write_manifest
+from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
-from draftcast.files import made
+from draftcast.files import made, picked
 from draftcast.kernels.model.spec import ModelSpec
 
 FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
@@ -77,21 +78,13 @@ def write_profile(
     Raises:
         HardwareError: the folder cannot be written.
     """
-    # The fit imports scipy; reading alone does not need it.
-    from draftcast.calibration.profile.roofline_fit import fit_profile
-
     imported.table.write(made(folder, HardwareError) / TABLE)
     write_manifest(
         folder,
         name=name,
         hardware=hardware.name,
-        device=imported.device,
-        versions=dict(imported.versions),
         date=date,
         command=command,
-        source=imported.source,
-        licence=imported.licence,
-        left_out=dict(imported.left_out),
-        sources=dict(imported.sources),
+        **picked(imported, "device versions source licence left_out sources"),
     )
     fit_profile(folder, hardware)

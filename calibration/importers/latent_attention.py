@@ -20,7 +20,7 @@ from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of
-from draftcast.calibration.profile.roofline import Roofline
+from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
@@ -28,8 +28,6 @@ from draftcast.kernels.model.dtypes import KV_BYTES
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import LinearLayer, linear_layers
 
-Rooflines = dict[tuple[str, str], Roofline]
-"""By family and number format."""
 MODEL = "deepseek-ai/DeepSeek-V3"
 MODULES = ("mla_decode", "mla_prefill")
 MATRICES = ("qkv_a", "q_b", "kv_b", "o")
@@ -99,17 +97,14 @@ def _footprint(blocks: pd.DataFrame) -> FloatArray:
 
 
 def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
-    from draftcast.calibration.profile.roofline_fit import fit_table  # imports scipy
-
     return fit_table(LatencyTable.from_frame(rows.assign(settled=False)), hardware)[0]
 
 
 def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
     """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
     fit, ceilings = _fitted(matrices, hardware)["linear", "bf16"], hardware.ceilings("linear", "bf16")
-    curves = curves_of(
-        Part("linear", "bf16"), matrices, lambda work: fit.seconds(work.flops, work.bytes, *ceilings), {}
-    )
+    linear = Part("linear", "bf16")
+    curves = curves_of(linear, matrices, lambda work: fit.seconds(work.flops, work.bytes, *ceilings), {})
     seconds = pd.Series(0.0, index=blocks.index)
     for heads, rows in blocks.groupby("heads"):
         m = (rows["batch"] * rows["q"]).to_numpy(np.float64)
@@ -124,8 +119,6 @@ def _roofline_seconds(blocks: pd.DataFrame, fitted: pd.DataFrame, hardware: Hard
     fits = _fitted(fitted, hardware) if len(fitted) else {}
     for part, rows in parts_of(blocks):
         if part.roofline in fits:
-            work = part.work_of(rows)
-            seconds[rows.index] = fits[part.roofline].seconds(
-                work.flops, work.bytes, *hardware.ceilings(*part.roofline)
-            )
+            work, ceilings = part.work_of(rows), hardware.ceilings(*part.roofline)
+            seconds[rows.index] = fits[part.roofline].seconds(work.flops, work.bytes, *ceilings)
     return seconds

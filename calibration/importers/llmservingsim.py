@@ -41,6 +41,12 @@ Columns = dict[str, Any]
 _FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "skew.csv", "moe.csv", "layers.csv")
 _LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
 _ATTENTION = ("prefill_chunk", "n_decode", "kv_decode", "time_us")
+_LAYERS = {
+    "dense.csv": ("layer", "tokens", "time_us", 1e-6),
+    "per_sequence.csv": ("layer", "sequences", "time_us", 1e-6),
+    "layers.csv": ("layer_name", "input", "latency(ns)", 1e-9),
+}
+"""Of a file of layers the columns of their name, of rows and of time, and its unit in seconds."""
 
 
 def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtype: str = "bf16") -> Imported:
@@ -59,12 +65,10 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
     shapes = _shapes(model, ranks, dtype)
     parts: list[pd.DataFrame] = []
     left_out: Counter[str] = Counter()
-    sources: dict[str, str] = {}
-    for name in _FILES:
-        file = path / name
-        if not file.is_file():
-            continue
-        sources[name] = sha256(file)
+    files = {name: path / name for name in _FILES if (path / name).is_file()}
+    if not files:
+        raise HardwareError(f"holds none of {', '.join(_FILES)}", file=str(path))
+    for name, file in files.items():
         if name == "attention.csv":
             parts += _attention(file, model, ranks, left_out)
         elif name == "skew.csv":
@@ -73,8 +77,6 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
             parts.append(_experts(file, model, ranks, dtype, left_out))
         else:
             parts += _layers(file, shapes, ranks, left_out)
-    if not sources:
-        raise HardwareError(f"holds none of {', '.join(_FILES)}", file=str(path))
     frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
     meta = _meta(path)
     return Imported(
@@ -82,7 +84,7 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
         device=meta.get("gpu", ""),
         source="imported from a profile of LLMServingSim (github.com/casys-kaist/LLMServingSim)",
         versions={"vllm": meta["vllm_version"]} if "vllm_version" in meta else {},
-        sources=sources,
+        sources={name: sha256(file) for name, file in files.items()},
         left_out=dict(+left_out),
     )
 
@@ -105,16 +107,15 @@ def _ranks(path: Path) -> int:
 def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:
     """Operator and sizes of each layer the files may name."""
     of_layer = {layer.name: layer for layer in linear_layers(model, tp)}
-    heads, kv_heads, head_dim = model.num_attention_heads // tp, model.kv_heads_per_rank(tp), model.head_dim
-    hidden, head = model.hidden_size, lm_head(model, tp)
+    heads, hidden, head = _heads(model, tp), model.hidden_size, lm_head(model, tp)
     shapes: dict[str, Columns] = {
         name: {"operator": "linear", "dtype": dtype, "k": of_layer[ours].k, "n": of_layer[ours].n}
         for name, ours in _LINEAR.items()
         if ours in of_layer
     }
     wide = {"operator": "linear", "dtype": dtype, "k": hidden}
-    shapes["q_proj"] = {**wide, "n": heads * head_dim}
-    shapes["k_proj"] = shapes["v_proj"] = {**wide, "n": kv_heads * head_dim}
+    shapes["q_proj"] = {**wide, "n": heads["heads"] * heads["head_dim"]}
+    shapes["k_proj"] = shapes["v_proj"] = {**wide, "n": heads["kv_heads"] * heads["head_dim"]}
     if "gate_up_proj" in shapes:
         width = of_layer["down"].k
         shapes["gate_proj"] = shapes["up_proj"] = {**wide, "n": width}
@@ -123,20 +124,16 @@ def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:
     shapes["sampler"] = {"operator": "sampler", "dtype": "bf16", "n": model.vocab_size}
     shapes["embedding"] = {"operator": "embedding", "dtype": "bf16", "k": head.n, "n": hidden}
     shapes["layernorm"] = {"operator": "rmsnorm", "dtype": "bf16", "n": hidden}
-    rotary = {"operator": "rotary", "dtype": "bf16", "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
-    shapes["rotary_emb"] = shapes["rope"] = rotary
+    shapes["rotary_emb"] = shapes["rope"] = {"operator": "rotary", "dtype": "bf16", **heads}
     return shapes
 
 
 def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[str]) -> list[pd.DataFrame]:
-    rows_column = {"dense.csv": "tokens", "per_sequence.csv": "sequences"}.get(file.name)
-    if rows_column is None:
-        layer, tokens, time, unit_s = "layer_name", "input", "latency(ns)", 1e-9
-        rows = read_rows(file, (layer, tokens, time, "tp_size"))
+    layer, tokens, time, unit_s = _LAYERS[file.name]
+    ranks = ("tp_size",) if file.name == "layers.csv" else ()
+    rows = read_rows(file, (layer, tokens, time, *ranks))
+    if ranks:
         rows.check("tp_size", rows.whole("tp_size", 1) == tp, f"{tp} is needed, as the folder says")
-    else:
-        layer, tokens, time, unit_s = "layer", rows_column, "time_us", 1e-6
-        rows = read_rows(file, (layer, tokens, time))
     parts = []
     for name, group in rows.frame.groupby(layer, sort=False):
         if name in shapes:
@@ -162,17 +159,17 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
     q = chunk[prompts.frame.index]
     parts.append(_timed(prompts, "attention_prefill", batch=1, q=q, context=_prefix(prompts, q) + q))
     decodes = rows.where((chunk == 0) & (batch > 0))
-    q = _queries(decodes)
+    q = _sometimes(decodes, "decode_q_len")
     context = decodes.whole("kv_decode") + q
     parts.append(_timed(decodes, "attention_decode", batch=batch[decodes.frame.index], q=q, context=context))
     both = rows.where((chunk > 0) & (batch > 0))
-    single = _queries(both) == 1
+    single = _sometimes(both, "decode_q_len") == 1
     left_out["attention of a prompt beside several queries a sequence"] += int((~single).sum())
     both = both.where(single)
     m, context = chunk[both.frame.index], both.whole("kv_decode") + 1
     columns = {"m": m, "k": _prefix(both, m) + m, "n": context, "context": context}
     parts.append(_timed(both, "attention_launch", batch=batch[both.frame.index], **columns))
-    return [part.assign(**_heads(model, tp)) for part in parts]
+    return [part.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp)) for part in parts]
 
 
 def _timed(rows: Rows, operator: str, **columns: Any) -> pd.DataFrame:
@@ -187,19 +184,17 @@ def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
     return (mean_key - chunk / 2).round().astype(np.int64)
 
 
-def _queries(rows: Rows) -> pd.Series[int]:
-    """Queries of each decoding sequence, 1 where the file does not say."""
-    queries = pd.Series(1, index=rows.frame.index)
-    lengths = rows.where(rows.has("decode_q_len"))
-    if len(lengths.frame):
-        queries.update(lengths.whole("decode_q_len", 1))
-    return queries
+def _sometimes(rows: Rows, column: str) -> pd.Series[int]:
+    """Whole numbers, 1 where the file does not say."""
+    numbers = pd.Series(1, index=rows.frame.index)
+    said = rows.where(rows.has(column))
+    if len(said.frame):
+        numbers.update(said.whole(column, 1))
+    return numbers
 
 
-def _heads(model: ModelSpec, tp: int) -> Columns:
+def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
     return {
-        "dtype": "bf16",
-        "kv_dtype": "bf16",
         "heads": model.num_attention_heads // tp,
         "kv_heads": model.kv_heads_per_rank(tp),
         "head_dim": model.head_dim,
@@ -213,6 +208,8 @@ def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
     return rows.frame[[]].assign(
         operator="attention_launch",
+        dtype="bf16",
+        kv_dtype="bf16",
         m=m,
         k=(rows.whole("kp") + m).where(m > 0, 0),
         n=rows.whole("kv_big", 1) + 1,
@@ -227,9 +224,7 @@ def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counte
     if not model.num_moe_layers:
         raise HardwareError(f"{model.name} has no experts", file=str(file))
     rows = read_rows(file, ("tokens", "activated_experts", "time_us"))
-    ranks = rows.where(rows.has("ep"))
-    elsewhere = ranks.whole("ep", 1) > 1 if len(ranks.frame) else pd.Series(False, index=ranks.frame.index)
-    here = rows.where(~elsewhere.reindex(rows.frame.index, fill_value=False))
+    here = rows.where(_sometimes(rows, "ep") == 1)
     tokens, active = here.whole("tokens", 1), here.whole("activated_experts", 1)
     expected = touched_experts(tokens.to_numpy(), model.num_experts, model.num_experts_per_tok)
     distance = pd.Series(np.abs(np.log(active.to_numpy() / expected)), index=here.frame.index)

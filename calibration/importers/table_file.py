@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,13 @@ LeftOut = Counter[str]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a file; the getters check what they return and raise HardwareError.
-
-    Attributes:
-        file: its name, for errors.
-        frame: as read; of a CSV file texts, indexed by line.
-        has_lines: whether the index says the line.
-    """
+    """Rows of a file; the getters check what they return and raise HardwareError."""
 
     file: str
-    frame: pd.DataFrame
-    has_lines: bool
+    frame: pd.DataFrame  # as read; of a CSV file texts, indexed by line
+    has_lines: bool  # whether the index says the line
 
     def where(self, chosen: pd.Series[bool] | BoolArray) -> Rows:
-        """The chosen rows."""
         return Rows(self.file, self.frame[chosen], self.has_lines)
 
     def has(self, column: str) -> pd.Series[bool]:
@@ -62,7 +55,6 @@ class Rows:
         return numbers * unit_s
 
     def flag(self, column: str) -> pd.Series[bool]:
-        """``True`` and ``False``."""
         self.check(column, self.frame[column].isin(["True", "False"]), "True or False is needed")
         return self.frame[column] == "True"
 
@@ -83,8 +75,7 @@ class Rows:
     def _numbers(self, column: str) -> pd.Series[float]:
         if not self.has_lines and not pd.api.types.is_numeric_dtype(self.frame[column]):
             self.check(column, pd.Series(False, index=self.frame.index), "numbers are needed")
-        numbers: pd.Series[float] = pd.to_numeric(self.frame[column], errors="coerce").astype(np.float64)
-        return numbers
+        return pd.to_numeric(self.frame[column], errors="coerce").astype(np.float64)
 
 
 def read_rows(path: Path, *headers: tuple[str, ...]) -> Rows:
@@ -120,25 +111,15 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Imported:
-    """A table read from another tool's files.
+    """A table read from another tool's files."""
 
-    Attributes:
-        table: the times, seconds of one launch.
-        device: what the source calls the device.
-        source: tool and measuring method, one sentence.
-        licence: of the times; empty where the source states none.
-        versions: versions of the tool and of the engine it timed.
-        sources: SHA-256 of every file read, by its path below the given one.
-        left_out: rows that were not taken, by reason.
-    """
-
-    table: LatencyTable
-    device: str
-    source: str
-    licence: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, int] = field(default_factory=dict)
+    table: LatencyTable  # the times, seconds of one launch
+    device: str  # what the source calls it
+    source: str  # tool and measuring method, one sentence
+    licence: str = ""  # of the times; empty where the source states none
+    versions: dict[str, str] = field(default_factory=dict)  # of the tool and of the engine it timed
+    sources: dict[str, str] = field(default_factory=dict)  # SHA-256 of every file read, by its path below the given one
+    left_out: dict[str, int] = field(default_factory=dict)  # rows that were not taken, by reason
 
 
 PROMPTS = ("batch_size", "isl", "num_heads")
@@ -163,10 +144,8 @@ def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str]
 
 def complete(frame: pd.DataFrame) -> pd.DataFrame:
     """``frame`` with every label and shape column of a table: empty, or 0, where an operator has no such field."""
-    blank = {name: "" for name in LABELS} | {name: 0 for name in SHAPES}
-    missing = {name: value for name, value in blank.items() if name not in frame}
-    present = {name: value for name, value in blank.items() if name in frame}
-    return frame.fillna(present).assign(**missing)
+    blank = dict.fromkeys(LABELS, "") | dict.fromkeys(SHAPES, 0)
+    return frame.assign(**{name: value for name, value in blank.items() if name not in frame}).fillna(blank)
 
 
 def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:

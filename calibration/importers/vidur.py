@@ -104,10 +104,8 @@ def _attention(file: Path) -> pd.DataFrame:
     heads, prefill = rows.whole("n_q_head", 1), rows.flag("is_prefill")
     q = rows.whole("prefill_chunk_size").where(prefill, 1)
     rows.check("prefill_chunk_size", q >= 1, "a whole number >= 1 is needed")
-    times = [
-        rows.where(prefill).seconds(_median("attn_prefill"), 1e-3),
-        rows.where(~prefill).seconds(_median("attn_decode"), 1e-3),
-    ]
+    phases = {"attn_prefill": prefill, "attn_decode": ~prefill}
+    times = [rows.where(chosen).seconds(_median(name), 1e-3) for name, chosen in phases.items()]
     saving = rows.where(rows.has(save)).seconds(save, 1e-3, may_be_zero=True)
     return rows.frame[[]].assign(
         operator=prefill.map({True: "attention_prefill", False: "attention_decode"}),

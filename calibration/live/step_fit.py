@@ -23,6 +23,7 @@ from draftcast.calibration.live.composition import TimedRun, composed_steps, tim
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 
 TARGET = {
@@ -121,9 +122,7 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
             for run, (out, whole) in zip(timed, sets, strict=True)
         ),
         all=Errors.of(fitted[every], points[every]),
-        outlier_points=regression.outlier_points,
-        outlier_seconds=regression.outlier_seconds,
-        seconds_over_fit=regression.seconds_over_fit,
+        **picked(regression, "outlier_points outlier_seconds seconds_over_fit"),
     )
 
 

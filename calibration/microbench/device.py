@@ -9,25 +9,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from draftcast.calibration.microbench.noise import nvidia_smi, processor_name, usable_cores
 from draftcast.calibration.microbench.shapes import Point
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile.measured import parts_of
+from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
+from draftcast.files import picked
 from draftcast.kernels.extras import require
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.operators.registry import Launch, Operator
 
-if TYPE_CHECKING:
-    from draftcast.calibration.profile.table import LatencyTable
-
 KINDS = ("cpu", "cuda")
 # Where neither /sys nor the driver tells: larger than the last-level cache of most.
 _ASSUMED_CACHE_BYTES = 64 << 20
-_LIBRARIES = ("draftcast", "torch", "triton", "numpy")
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Device:
 
     def identity(self) -> dict[str, Any]:
         """What must be the same for two runs' times to belong together."""
-        same = ("cores", "threads", "driver", "versions")
-        return {"device": self.name, **{name: getattr(self, name) for name in same}}
+        return {"device": self.name, **picked(self, "cores threads driver versions")}
 
 
 def find_device(kind: str, threads: int | None) -> Device:
@@ -122,11 +120,9 @@ def hardware_of(device: Device, named: str | None) -> HardwareSpec:
 
 def _versions(torch: Any) -> dict[str, str]:
     found = {"cuda": str(torch.version.cuda)} if torch.version.cuda else {}
-    for name in _LIBRARIES:
-        try:
+    for name in ("draftcast", "torch", "triton", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -205,9 +201,6 @@ def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) 
         rates: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``.
         table: the measured points; those that move more than twice ``cache_bytes`` count for the memory as well.
     """
-    # Imported here: it loads pandas, and a run is timed from its start.
-    from draftcast.calibration.profile.measured import parts_of
-
     peaks: dict[str, float] = {}
     for name, rate in rates.items():
         if name.startswith("gemm "):
@@ -222,8 +215,8 @@ def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) 
         if part.operator != "all_reduce":  # bound by the link
             beyond_cache = work.bytes > 2.0 * cache_bytes
             bandwidth = max(bandwidth, float((work.bytes / seconds).max(initial=0.0, where=beyond_cache)))
-    measured = {"peak_flops": {dtype: rate for dtype, rate in peaks.items() if rate > 0.0}}
-    return {**measured, **({"memory_bandwidth_bytes_per_s": bandwidth} if bandwidth else {})}
+    measured: dict[str, Any] = {"peak_flops": {dtype: rate for dtype, rate in peaks.items() if rate > 0.0}}
+    return measured | ({"memory_bandwidth_bytes_per_s": bandwidth} if bandwidth else {})
 
 
 def _done(_: object) -> None:

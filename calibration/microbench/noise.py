@@ -38,7 +38,7 @@ class Quietness(NamedTuple):
     read_s: float
 
     def worse(self, other: Quietness) -> Quietness:
-        return Quietness(max(self.spin_s, other.spin_s), max(self.read_s, other.read_s))
+        return Quietness(*map(max, self, other))
 
 
 class NoiseReading(NamedTuple):
@@ -81,8 +81,7 @@ class NoiseProbe:
             moments.append(self.quietness())
             copies.append(_seconds(lambda: self._copy.copy_(source)))
         spins, reads = zip(*moments, strict=True)
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-        return NoiseReading(time.time(), spins, reads, tuple(copies), load)
+        return NoiseReading(time.time(), spins, reads, tuple(copies), os.getloadavg()[0])
 
 
 class Levels:
@@ -94,19 +93,16 @@ class Levels:
 
     def __init__(self) -> None:
         self.version = 0
-        self._spins: list[float] = []
-        self._reads: list[float] = []
+        self._moments: list[Quietness] = []
         self._levels = Quietness(0.0, 0.0)
 
     def add(self, moments: Iterable[Quietness]) -> None:
         """Learn from more readings."""
-        before = len(self._spins)
-        for moment in moments:
-            self._spins.append(moment.spin_s)
-            self._reads.append(moment.read_s)
-        if before // 16 == len(self._spins) // 16 and before:
+        before = len(self._moments)
+        self._moments += moments
+        if before // 16 == len(self._moments) // 16 and before:
             return
-        found = Quietness(*(float(np.quantile(values, _QUIET_QUANTILE)) for values in (self._spins, self._reads)))
+        found = Quietness(*np.quantile(self._moments, _QUIET_QUANTILE, axis=0).tolist())
         if any(abs(new - old) > 1e-3 * new for new, old in zip(found, self._levels, strict=True)):
             self._levels = found
             self.version += 1
@@ -139,9 +135,7 @@ def noise_summary(readings: Sequence[NoiseReading]) -> dict[str, Any]:
     return {
         "readings": len(readings),
         "span_s": round(readings[-1].time_s - readings[0].time_s, 1),
-        "spin": _spread([reading.spin_s for reading in readings]),
-        "read": _spread([reading.read_s for reading in readings]),
-        "copy": _spread([reading.copy_s for reading in readings]),
+        **{kind: _spread([getattr(reading, f"{kind}_s") for reading in readings]) for kind in ("spin", "read", "copy")},
         "load_average": {"median": float(np.median(loads)), "largest": float(np.max(loads))},
     }
 
@@ -149,8 +143,7 @@ def noise_summary(readings: Sequence[NoiseReading]) -> dict[str, Any]:
 def _spread(repeats: Sequence[Sequence[float]]) -> dict[str, float]:
     values = np.asarray(repeats, dtype=np.float64)
     third = max(1, len(values) // 3)
-    first, last = float(np.median(values[:third])), float(np.median(values[-third:]))
-    median = float(np.median(values))
+    first, last, median = (float(np.median(part)) for part in (values[:third], values[-third:], values))
     return {
         "median_s": median,
         "p90_over_median": float(np.quantile(values, 0.9)) / median,

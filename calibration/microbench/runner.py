@@ -17,7 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from draftcast.calibration.journal import Journal
 from draftcast.calibration.microbench.device import BURSTS, Device, ceilings, gemm_points, is_alive, stream_launches
@@ -37,12 +39,11 @@ from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, T
 from draftcast.calibration.microbench.timer import launches as make_launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import TABLE, write_manifest
+from draftcast.calibration.profile.roofline_fit import OperatorErrors, fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError, InputError
+from draftcast.files import picked
 from draftcast.kernels.operators.registry import Launch, Operator
-
-if TYPE_CHECKING:
-    from draftcast.calibration.profile.roofline_fit import OperatorErrors
 
 JOURNAL = "journal.jsonl"
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
@@ -53,11 +54,9 @@ _WRITE_S = 2.0
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands; ``left_s`` bounds the time it will still take."""
+    """Where a run stands."""
 
     spent_s: float
-    left_s: float
-    begun: int
     measured: int
     settled: int
     points: int
@@ -144,7 +143,7 @@ class Calibration:
         self._read_noise(probe)
         self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
         self._measure_rates(probe)
-        while (point := self._next()) is not None:
+        while point := self._next():
             if time.time() - self.readings[-1].time_s >= INTERVAL_S:
                 self._read_noise(probe)
             self.progress(self._status(point.key))
@@ -160,8 +159,6 @@ class Calibration:
         Raises:
             HardwareError: nothing was measured.
         """
-        from draftcast.calibration.profile.roofline_fit import fit_profile
-
         table = self.table()
         table.write(self.folder / TABLE)
         left_out = Counter(self.plan.left_out)
@@ -173,9 +170,7 @@ class Calibration:
             name=name,
             hardware=hardware.name,
             device=self.device.name,
-            driver=self.device.driver,
-            clocks=self.device.clocks,
-            versions=self.device.versions,
+            **picked(self.device, "driver clocks versions"),
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             command=shlex.join(command),
             source="measured by draftcast calibrate",
@@ -188,8 +183,6 @@ class Calibration:
 
     def table(self) -> LatencyTable:
         """The points measured so far."""
-        import pandas as pd
-
         rows = []
         for point in self.plan.points:
             progress = self.state.get(point.key)
@@ -317,8 +310,7 @@ class Calibration:
         known = [progress for progress in self.state.values() if progress.visits]
         settled = sum(progress.estimate(self.levels).settled for progress in known)
         measured = sum(progress.visits >= MIN_BURSTS for progress in known)
-        left_s = max(self.budget_s - self.spent_s, 0.0)
-        return Status(self.spent_s, left_s, len(known), measured, settled, len(self.plan.points), now)
+        return Status(self.spent_s, measured, settled, len(self.plan.points), now)
 
 
 def check_folder(folder: Path) -> None:

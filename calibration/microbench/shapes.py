@@ -14,10 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
@@ -205,8 +208,6 @@ def plan(
     Raises:
         HardwareError: nothing to time.
     """
-    import numpy as np
-
     left_out: Counter[str] = Counter()
     ranked: dict[str, tuple[tuple[int, int], float, Point]] = {}
     for series in _all_series(models, settings, grid, left_out):
@@ -311,7 +312,7 @@ def _elementwise_series(model: ModelSpec, tp: int, act: str, grid: Grid) -> Iter
     if model.num_hidden_layers:
         yield Series("rmsnorm", act, "", {"n": model.hidden_size}, rows)
     if model.num_hidden_layers and not model.is_mla and not model.position_embeddings:
-        yield Series("rotary", act, "", _heads(model, tp), rows)
+        yield Series("rotary", act, "", layer_shape(model, "decode", tp)[1], rows)
     widths = [math.ceil(model.intermediate_size / tp)] if model.num_dense_layers else []
     widths += [model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)] if model.is_moe else []
     for width in widths:
@@ -336,18 +337,10 @@ def _attention_series(
     windows = {0} if model.num_sliding_layers < model.num_hidden_layers else set()
     windows |= {model.sliding_window} if model.num_sliding_layers else set()
     for window in sorted(windows):
-        fixed = {**_heads(model, tp), "window": window}
+        fixed = {**layer_shape(model, "decode", tp)[1], "window": window}
         decode = {"q": grid.queries, "batch": grid.batches, "context": grid.contexts}
         yield Series("attention_decode", act, kv_dtype, {**fixed, "tree": 0}, decode, grid.max_tokens)
         tree = dict(zip(("q", "batch", "context"), grid.trees, strict=True))
         yield Series("attention_decode", act, kv_dtype, {**fixed, "tree": 1}, tree, grid.max_tokens)
         prefill = {"q": grid.chunks, "batch": grid.prefills, "ratio": grid.ratios}
         yield Series("attention_prefill", act, kv_dtype, fixed, prefill, grid.max_tokens)
-
-
-def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
-    return {
-        "heads": model.num_attention_heads // tp,
-        "kv_heads": model.kv_heads_per_rank(tp),
-        "head_dim": model.head_dim,
-    }

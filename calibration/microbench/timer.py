@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from draftcast.calibration.microbench.shapes import Point
-from draftcast.kernels.operators.registry import Launch, Operator, Tensors
+from draftcast.kernels.operators.registry import Launch, Operator
 
 MAX_SETS = 512
 MIN_SETS = 2
@@ -34,14 +34,17 @@ def launches(operator: Operator, point: Point, device: str, seed: int, cache_byt
     """Ready launches of ``point``, one a set of buffers, every page of them touched."""
     import torch
 
-    generator = torch.Generator(device=device)
-    generator.manual_seed(seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
     first = operator.make_inputs(dict(point.shape), point.dtype, point.kv_dtype, device, generator)
     prepare = operator.implementations[point.implementation].prepare
-    count = sets_needed(_bytes(first) + _bytes(operator.make_outputs(first)), cache_bytes)
+    tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
+    set_bytes = sum(value.nbytes for value in (*tensors, *operator.make_outputs(first).values()))
     ready = []
-    for index in range(count):
-        inputs = first if index == 0 else {name: _copy(value) for name, value in first.items()}
+    for index in range(sets_needed(set_bytes, cache_bytes)):
+        inputs = first
+        if index:
+            copies = {name: value.clone() for name, value in first.items() if isinstance(value, torch.Tensor)}
+            inputs = {**first, **copies}
         outputs = operator.make_outputs(inputs)
         for output in outputs.values():
             output.zero_()
@@ -52,18 +55,6 @@ def launches(operator: Operator, point: Point, device: str, seed: int, cache_byt
 def sets_needed(set_bytes: int, cache_bytes: int) -> int:
     """How many sets of ``set_bytes`` exceed the cache, within the bounds."""
     return min(max(math.ceil(CACHE_MULTIPLE * cache_bytes / max(set_bytes, 1)), MIN_SETS), MAX_SETS)
-
-
-def _copy(value: object) -> object:
-    import torch
-
-    return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _bytes(tensors: Tensors) -> int:
-    import torch
-
-    return sum(value.nbytes for value in tensors.values() if isinstance(value, torch.Tensor))
 
 
 @contextmanager
@@ -107,21 +98,6 @@ class BurstLimits:
     long_s: float = 0.1  # on the CPU a launch of this length needs no warm-up where it sets nothing up
 
 
-class Timer(Protocol):
-    """Times launches on one kind of device."""
-
-    limits: BurstLimits
-
-    def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
-        """One burst over ``launches``: the same kernel on different buffers.
-
-        Args:
-            graph: time the replay of a CUDA graph.
-            seen: this process has timed this kernel at this shape before, so its first launch sets nothing up.
-        """
-        ...
-
-
 class CpuTimer:
     """perf_counter_ns around calls that return when the work is done."""
 
@@ -129,7 +105,12 @@ class CpuTimer:
         self.limits = limits or BurstLimits()
 
     def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
-        """As `Timer.burst`; there are no graphs on the CPU."""
+        """One burst over ``launches``: the same kernel on different buffers.
+
+        Args:
+            graph: false: there are no graphs on the CPU.
+            seen: this process has timed this kernel at this shape before, so its first launch sets nothing up.
+        """
         assert not graph
         collecting = gc.isenabled()
         gc.disable()
@@ -174,7 +155,7 @@ class CudaTimer:
         self.limits = limits or BurstLimits(warm_s=0.02, sample_s=0.0005, burst_s=0.02)
 
     def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
-        """As `Timer.burst`; with ``graph`` every set is launched once (or more, evenly) within one graph."""
+        """As `CpuTimer.burst`; with ``graph`` every set is launched once (or more, evenly) within one graph."""
         import torch
 
         sets = len(launches)
@@ -188,8 +169,8 @@ class CudaTimer:
         if not graph:
             return self._sampled(lambda position: _launch(launches, position, count), count)
         count = sets * math.ceil(count / sets)
-        captured = _captured(launches, count)
-        return self._sampled(lambda _position: captured.replay(), count)
+        replay = _captured(launches, count).replay
+        return self._sampled(lambda _position: replay(), count)
 
     def _sampled(self, sample: Callable[[int], None], count: int) -> Burst:
         """Warm up, then time samples of ``count`` launches each; ``sample`` is told how many went before."""
@@ -216,6 +197,9 @@ class CudaTimer:
             torch.cuda.synchronize()
         samples = [first.elapsed_time(last) / 1e3 / count for first, last in events]
         return Burst(statistics.median(samples), len(samples), count)
+
+
+Timer = CpuTimer | CudaTimer
 
 
 def _launch(launches: Sequence[Launch], position: int, count: int) -> None:
