@@ -32,7 +32,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Root mean square of all that attention and MLPs add to the residual stream, over that of the embedding.
 _RESIDUAL_SHARE = 0.02
 _MINIMUM_SIZE = 64
-_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")
+_SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}  # of ids 0, 1, 2, 3
+_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 
 
 def draft_folder(k: int) -> str:
@@ -72,13 +73,13 @@ def write_testbed(
         raise InputError("exists already; a testbed is never written over", file=str(folder / taken[0]))
     require("live", "torch", "safetensors", place="draftcast live checkpoint")
     continuation = Continuation.build(target.vocab_size, seed)
-    layouts = {k: DraftLayout.build(continuation, rates[:k], seed) for k in ks}
+    layouts = {draft_folder(k): DraftLayout.build(continuation, rates[:k], seed) for k in ks}
     try:
         _write_model(folder / TARGET, target, continuation.next_token, dtype, seed)
         continuation.write(folder / TARGET)
-        for k, layout in layouts.items():
-            _write_model(folder / draft_folder(k), draft, layout.next_token(continuation), dtype, seed + 1)
-            layout.write(folder / draft_folder(k))
+        for name, layout in layouts.items():
+            _write_model(folder / name, draft, layout.next_token(continuation), dtype, seed + 1)
+            layout.write(folder / name)
     except OSError as error:
         raise LiveError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
@@ -129,19 +130,14 @@ def _check_shape(spec: ModelSpec) -> None:
         raise ModelError(
             "only LlamaForCausalLM can be a testbed", file=spec.name, key="architecture", value=spec.architecture
         )
-    for key, allowed in (
-        ("tie_word_embeddings", False),
-        ("attention_bias", False),
-        ("mlp_bias", False),
-        ("num_sliding_layers", 0),
-    ):
-        if getattr(spec, key) != allowed:
-            raise ModelError(f"must be {allowed!r} in a testbed", file=spec.name, key=key, value=getattr(spec, key))
+    allowed = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "num_sliding_layers": 0}
+    for key, value in picked(spec, " ".join(allowed)).items():
+        if value != allowed[key]:
+            raise ModelError(f"must be {allowed[key]!r} in a testbed", file=spec.name, key=key, value=value)
     # A narrower stream cannot hold logits apart, a smaller vocabulary leaves no tokens for a prompt beside its answer.
-    for key in ("hidden_size", "vocab_size"):
-        if getattr(spec, key) < _MINIMUM_SIZE:
-            least = f"at least {_MINIMUM_SIZE} in a testbed"
-            raise ModelError(least, file=spec.name, key=key, value=getattr(spec, key))
+    for key, size in picked(spec, "hidden_size vocab_size").items():
+        if size < _MINIMUM_SIZE:
+            raise ModelError(f"at least {_MINIMUM_SIZE} in a testbed", file=spec.name, key=key, value=size)
 
 
 def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed: int) -> None:
@@ -149,60 +145,41 @@ def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any]
 
     folder.mkdir(parents=True)
     save_file(weights(spec, next_token, dtype, seed), folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in (
-        ("config.json", _config(spec, dtype)),
-        ("generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}),
-        ("tokenizer.json", _tokenizer(spec.vocab_size)),
-        (
-            "tokenizer_config.json",
-            {
-                "tokenizer_class": "PreTrainedTokenizerFast",
-                "unk_token": _SPECIAL[0],
-                "bos_token": _SPECIAL[1],
-                "eos_token": _SPECIAL[2],
-                "pad_token": _SPECIAL[3],
-                "model_max_length": spec.max_position_embeddings,
-            },
-        ),
-    ):
-        write_text(folder / name, json.dumps(content, indent=1) + "\n", LiveError)
-
-
-def _config(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    return {
+    config = {
         "architectures": [spec.architecture],
         "model_type": "llama",
         **picked(spec, "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"),
         **picked(spec, "intermediate_size vocab_size max_position_embeddings"),
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        **picked(spec, "tie_word_embeddings attention_bias mlp_bias"),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 500000.0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 3,
+        **_IDS,
         "torch_dtype": DTYPES[dtype],
     }
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, "model_max_length": spec.max_position_embeddings}
+    for name, content in (
+        ("config", config),
+        ("generation_config", _IDS),
+        ("tokenizer", _tokenizer(spec.vocab_size)),
+        ("tokenizer_config", named),
+    ):
+        write_text(folder / f"{name}.json", json.dumps(content, indent=1) + "\n", LiveError)
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:
     """One word per token id: prompts are sent as ids, so nothing is ever split."""
-    words = [*_SPECIAL, *(f"t{token}" for token in range(SPECIAL_TOKENS, vocab_size))]
+    words = [*_SPECIAL.values(), *(f"t{token}" for token in range(SPECIAL_TOKENS, vocab_size))]
+    vocab = {word: token for token, word in enumerate(words)}
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [{"id": token, "content": word, **special} for token, word in enumerate(_SPECIAL)],
+        "added_tokens": [{"id": token, "content": word, **special} for token, word in enumerate(_SPECIAL.values())],
         "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {
-            "type": "WordLevel",
-            "vocab": {word: token for token, word in enumerate(words)},
-            "unk_token": "<unk>",
-        },
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
     }

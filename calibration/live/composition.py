@@ -58,7 +58,7 @@ def compose(
     requests: pd.DataFrame,
     chunks: pd.DataFrame,
     start_unix_s: float,
-    speculative_config: Mapping[str, Any] | None = None,
+    speculative_config: Mapping[str, Any] | None,
 ) -> pd.DataFrame:
     """A row per logged step within the run, in order.
 
@@ -164,15 +164,12 @@ def _prefills(log: pd.DataFrame, requests: pd.DataFrame, time_s: FloatArray, bef
     # The step that made a request's first token: the last one whose line came before that token did.
     made_in = np.searchsorted(time_s - _ROUNDING_S, first_s, side="right") - 1
     made_in[np.isnan(first_s)] = len(time_s)
-    by_step: dict[int, list[int]] = {}
-    for request, step in enumerate(made_in):
-        by_step.setdefault(int(step), []).append(request)
-    result = {name: np.zeros(len(log)) for name in ("kv", "qkv", "done", "done_kv", "sent_s")}
-    result["sent_s"][:] = np.nan
+    result = {name: np.zeros(len(log)) for name in ("kv", "qkv", "done", "done_kv")}
+    result["sent_s"] = np.full(len(log), np.nan)
     waited = np.zeros(len(log), dtype=np.bool_)
     oldest = 0
     for step in np.flatnonzero(seqs):
-        done = by_step.get(int(step), [])[: seqs[step]]
+        done = np.flatnonzero(made_in == step)[: seqs[step]].tolist()
         while oldest < len(ordered) and made_in[oldest] < step:
             oldest += 1
         members = list(done)
@@ -217,9 +214,8 @@ class TimedRun:
     method: str  # how the server drafted; "" without speculative decoding
     k: int
     steps: pd.DataFrame  # every logged step of the run, columns of `compose`
-    points: (
-        pd.DataFrame
-    )  # timed steps or blocks of them: sums of the features, ``steps``, ``seconds``, place in the log
+    # Timed steps or blocks of them: sums of the features, ``steps``, ``seconds``, place in the log
+    points: pd.DataFrame
     clock: str  # ``wall`` or ``elapsed``
     elapsed_share: float  # of the wall time, NaN where that is not known
     host_s: tuple[float, float]  # seconds of a step beside ``elapsed``, fixed and per sequence; NaN with the wall clock
@@ -243,40 +239,33 @@ def composed_steps(run: LiveRun) -> pd.DataFrame:
     Raises:
         InputError: the run has no log, or one that does not belong to it.
     """
-    log = run.server_log
-    if log is None:
+    if run.server_log is None:
         raise InputError("has no server.log, so its steps are not known", file=str(run.folder))
-    return compose(
-        read_engine_log(log),
-        run.requests,
-        run.chunks,
-        float(run.manifest["start_unix_s"]),
-        run.manifest["speculative_config"],
-    )
+    log, manifest = read_engine_log(run.server_log), run.manifest
+    return compose(log, run.requests, run.chunks, float(manifest["start_unix_s"]), manifest["speculative_config"])
 
 
-def timed_run(run: LiveRun, steps: pd.DataFrame | None = None, more: Sequence[str] = ()) -> TimedRun:
+def timed_run(run: LiveRun, steps: pd.DataFrame, more: Sequence[str] = ()) -> TimedRun:
     """The run's steps with their time.
 
     Args:
-        steps: of `composed_steps`, where they are there already; with further columns ``more`` to be summed.
+        steps: of `composed_steps`, with further columns ``more`` to be summed.
 
     Raises:
-        InputError: see `composed_steps`; or no step can be timed.
+        InputError: no step can be timed.
     """
-    frame = composed_steps(run) if steps is None else steps
     # No warm-up is left out: the client did that, and the first steps are often the only ones with many prompts.
     names = (*FEATURES, *more)
-    timed = timed_steps(frame, "auto", 0, names)
+    timed = timed_steps(steps, "auto", 0, names)
     host_s = host_seconds(timed)
     if timed.clock == "wall" and timed.elapsed_share >= WHOLE_ELAPSED:
-        timed = timed_steps(frame, "elapsed", 0, names)
+        timed = timed_steps(steps, "elapsed", 0, names)
     spec = run.manifest["speculative_config"] or {}
     return TimedRun(
         run=run,
         method=str(spec.get("method") or ("draft_model" if spec.get("model") else "")),
         k=int(spec.get("num_speculative_tokens") or 0),
-        steps=frame,
+        steps=steps,
         points=with_host(timed, *host_s),
         clock=timed.clock,
         elapsed_share=timed.elapsed_share,

@@ -79,13 +79,6 @@ class Continuation:
         last = int(np.searchsorted(self.cycles, position, side="right"))
         return int(self.order[position - 1 if position > self.cycles[last - 1] else self.cycles[last] - 1])
 
-    def after(self, token: int, tokens: int) -> Tokens:
-        """The greedy continuation of any prompt that ends with ``token``, int64[tokens]."""
-        if not SPECIAL_TOKENS <= token < self.vocab_size:
-            return np.full(tokens, token)
-        (position,) = np.flatnonzero(self.order == token)
-        return self.stretch(int(position), tokens + 1)[1:]
-
     def write(self, folder: Path) -> None:
         _write(folder / CONTINUATION, order=self.order, cycles=self.cycles, vocab_size=np.array(self.vocab_size))
 
@@ -124,16 +117,12 @@ class DraftLayout:
                 position += deck.deal() + 1
         return cls(checked, np.array(starts, dtype=np.int64))
 
-    def wrong_positions(self, continuation: Continuation) -> Tokens:
-        """Positions in ``order`` of the wrong tokens: the last one of every block."""
-        return np.append(self.starts[1:], continuation.cycles[-1]) - 1
-
     def next_token(self, continuation: Continuation) -> Tokens:
         """What the draft says after each token, int64[vocab_size]: a permutation as the target's is."""
         says = continuation.next_token
-        wrong = continuation.order[self.wrong_positions(continuation)]
-        if len(wrong) > 1:
-            says[wrong] = np.roll(says[wrong], -1)
+        # The last token of every block.
+        wrong = continuation.order[np.append(self.starts[1:], continuation.cycles[-1]) - 1]
+        says[wrong] = np.roll(says[wrong], -1)
         return says
 
     def write(self, folder: Path) -> None:
@@ -260,8 +249,8 @@ def continuation_prompts(
     pieces = _Pieces(ngram, rng) if ngram is not None else None
     cursor = int(rng.integers(len(starts)))
     prompts, answers = [], []
-    lengths = (np.asarray(values, dtype=np.int64).tolist() for values in (prompt_tokens, output_tokens))
-    for index, (length, outputs) in enumerate(zip(*lengths, strict=True)):
+    lengths = np.column_stack([prompt_tokens, output_tokens]).astype(np.int64).tolist()
+    for index, (length, outputs) in enumerate(lengths):
         first = int(starts[cursor])
         cursor = int(np.searchsorted(starts, first + outputs)) % len(starts)
         answer = continuation.stretch(first, outputs)

@@ -36,8 +36,8 @@ _NOT_ONE = (
     "(JSON), the text of /metrics, a Prometheus range query of it, a log with --enable-logging-iteration-details"
 )
 # Of GuideLLM, with what each of them gives.
-_STRATEGIES = dict.fromkeys(("synchronous", "concurrent"), "max_concurrency")
-_STRATEGIES |= dict.fromkeys(("constant", "poisson"), "request_rate")
+_STRATEGIES = {"synchronous": "max_concurrency", "concurrent": "max_concurrency"}
+_STRATEGIES |= {"constant": "request_rate", "poisson": "request_rate"}
 _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
@@ -161,7 +161,7 @@ def _checked(run: OffRun, failed: float) -> OffRun:
 
 
 def _relative_error(mean: float, deviation: Any, requests: int) -> float:
-    known = isinstance(deviation, int | float) and not isinstance(deviation, bool) and math.isfinite(deviation)
+    known = type(deviation) in (int, float) and math.isfinite(deviation)
     return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
 
 
@@ -184,8 +184,7 @@ def _from_bench(result: Any, source: str) -> OffRun:
     means = {name: number_at(result, source, f"mean_{name}_ms") for name in names}
     seconds = number_at(result, source, "duration")
     mean_output = number_at(result, source, "total_output_tokens") / max(requests, 1)
-    in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3
-    in_system /= seconds or math.inf
+    in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3 / (seconds or math.inf)
     rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
     if rate in ("inf", None) or rate == math.inf:
         key = "max_concurrency" if clients is not None else "num_prompts" if "num_prompts" in result else "completed"
@@ -200,32 +199,29 @@ def _from_bench(result: Any, source: str) -> OffRun:
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
         if result.get("arrival_pattern") == "constant":
             arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
-    return _checked(
-        OffRun(
-            source=source,
-            load=load,
-            requests=requests,
-            figures={f"mean_{name}_s": means[name] / 1e3 for name in names},
-            errors={
-                f"mean_{name}_s": _relative_error(means[name], result.get(f"std_{name}_ms"), requests) for name in names
-            },
-            arrivals=arrivals,
-            prompt_tokens=_lengths(result, source, "input", requests),
-            output_tokens=_lengths(result, source, "output", requests),
-            model=str(result.get("model_id") or ""),
-        ),
-        float(failed) if isinstance(failed, int | float) else 0.0,
+    errors = {name: _relative_error(means[name], result.get(f"std_{name}_ms"), requests) for name in names}
+    run = OffRun(
+        source=source,
+        load=load,
+        requests=requests,
+        figures={f"mean_{name}_s": means[name] / 1e3 for name in names},
+        errors={f"mean_{name}_s": errors[name] for name in names},
+        arrivals=arrivals,
+        prompt_tokens=_lengths(result, source, "input", requests),
+        output_tokens=_lengths(result, source, "output", requests),
+        model=str(result.get("model_id") or ""),
     )
+    return _checked(run, float(failed) if isinstance(failed, int | float) else 0.0)
 
 
 def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> Tokens:
     """Of every request where the file lists them (``--save-detailed``), else the mean, and the spread where known."""
     mean = number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
     lengths = result.get(f"{kind}_lens")
-    if isinstance(lengths, list) and len(lengths) >= requests:
-        kept = [n for n in lengths if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    if isinstance(lengths, list):
+        kept = tuple(n for n in lengths if type(n) is int and n > 0)
         if len(kept) >= requests:
-            return Tokens(mean, tuple(kept))
+            return Tokens(mean, kept)
     spread = f"{kind}_len_std"
     return Tokens(mean, deviation=number_at(result, source, spread) if spread in result else None)
 

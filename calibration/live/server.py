@@ -31,8 +31,7 @@ from draftcast.calibration.acceptance.metrics import read_metrics, samples
 from draftcast.errors import InputError, LiveError
 
 HOST = "127.0.0.1"
-_MODULE = ("-m", "vllm.entrypoints.openai.api_server")
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0  # for a server to end after it was asked to; then it is killed
 _EXCEPTION = re.compile(r"\w*(Error|Exception): ")
 _POLL_S = 0.5
 _TAIL_LINES = 15
@@ -72,19 +71,15 @@ class ServerFlags:
 class Server:
     """A server that is starting or running; a context manager that stops it."""
 
-    # command, environment: as started
-    command: list[str]
-    environment: Mapping[str, str]
+    command: list[str]  # as started
+    environment: Mapping[str, str]  # as started
     url: str  # without ``/v1``
     log: Path  # file that takes all it prints
     _keeper: subprocess.Popen[bytes] = field(repr=False)
 
     @classmethod
-    def start(cls, flags: ServerFlags, log: Path, stop_timeout_s: float = STOP_TIMEOUT_S) -> Server:
+    def start(cls, flags: ServerFlags, log: Path) -> Server:
         """Start it and return at once; `wait_ready` waits.
-
-        Args:
-            stop_timeout_s: seconds it has to end after it was asked to; then it is killed.
 
         Raises:
             InputError: the port is in use, no vLLM is found.
@@ -98,7 +93,7 @@ class Server:
             raise LiveError(f"{log}: cannot be written: {error.strerror}") from None
         with file:
             keeper = subprocess.Popen(
-                [sys.executable, "-m", "draftcast.calibration.live.keeper", str(stop_timeout_s), *command],
+                [sys.executable, "-m", "draftcast.calibration.live.keeper", str(STOP_TIMEOUT_S), *command],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -110,9 +105,8 @@ class Server:
     @property
     def shown(self) -> str:
         """Environment and command line, to be pasted into a shell."""
-        return " ".join(
-            [*(f"{key}={shlex.quote(value)}" for key, value in self.environment.items()), shlex.join(self.command)]
-        )
+        environment = (f"{key}={shlex.quote(value)}" for key, value in self.environment.items())
+        return " ".join([*environment, shlex.join(self.command)])
 
     @property
     def exit_code(self) -> int | None:
@@ -177,7 +171,7 @@ def find_vllm() -> tuple[str, ...]:
         InputError: vLLM is neither installed beside draftcast nor on PATH.
     """
     if importlib.util.find_spec("vllm") is not None:
-        return (sys.executable, *_MODULE)
+        return (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     if (program := shutil.which("vllm")) is not None:
         return (program, "serve")
     raise InputError(
@@ -209,8 +203,7 @@ def fetched(
     """The answer's first ``most`` bytes. Raises LiveError: no answer, or one that is not 200; the address is named."""
     try:
         with opener.open(url, timeout=timeout_s) as response:
-            body: bytes = response.read(most)
-            return body
+            return bytes(response.read(most))
     except urllib.error.HTTPError as error:
         raise LiveError(f"HTTP {error.code}", file=url) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -253,11 +246,9 @@ _CACHE_INFO = "vllm:cache_config_info"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Attributes: model: the name it serves; version: "" where it does not say; config: see `CONFIG`, null unknown."""
-
-    model: str
-    version: str
-    config: dict[str, Any]
+    model: str  # the name it serves
+    version: str  # "" where it does not say
+    config: dict[str, Any]  # see `CONFIG`, None: not known
 
 
 def server_facts(url: str) -> ServerFacts:
@@ -292,11 +283,9 @@ def acceptance_between(before: Path | None, after: Path | None) -> dict[str, Any
 
 
 def _from_metrics(text: str) -> dict[str, Any]:
-    _, _, _, labels = next(samples(text, "/metrics", [_CACHE_INFO]), (0, "", "", {}))
-    config: dict[str, Any] = {}
-    for name in ("num_gpu_blocks", "block_size"):
-        if labels.get(name, "").isdigit():
-            config[name] = int(labels[name])
+    labels = next((labels for _, _, _, labels in samples(text, "/metrics", [_CACHE_INFO])), {})
+    sizes = ("num_gpu_blocks", "block_size")
+    config: dict[str, Any] = {name: int(labels[name]) for name in sizes if labels.get(name, "").isdigit()}
     if labels.get("enable_prefix_caching") in ("True", "False"):
         config["enable_prefix_caching"] = labels["enable_prefix_caching"] == "True"
     return config

@@ -71,9 +71,8 @@ class StepFit:
     # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
     all: Errors
-    # outlier_points, outlier_seconds: share of the points the fit sets aside, and of the time they hold
-    outlier_points: float
-    outlier_seconds: float
+    outlier_points: float  # share of the points that the fit sets aside
+    outlier_seconds: float  # share of the time that they hold
     seconds_over_fit: float  # measured over fitted time, outliers included
 
     @property
@@ -83,8 +82,7 @@ class StepFit:
     def seconds(self, run: TimedRun) -> FloatArray:
         curve = {f"rows_{b:.0f}": after - before for (_, before), (b, after) in pairwise(self.rows)}
         columns = _columns(run.steps.assign(steps=1.0), run.method)
-        values = np.array([(self.coefficients | curve)[str(name)] for name in columns])
-        return np.asarray(columns.to_numpy() @ values)
+        return np.asarray(columns.to_numpy() @ pd.Series(self.coefficients | curve)[columns.columns].to_numpy())
 
 
 def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
@@ -112,7 +110,7 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     curve = np.cumsum([0.0, *(values[name] for name in _curve_names(knots))])
     sequences = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
-        coefficients={name: values.get(name, 0.0) for name in order if not name.startswith("rows_")},
+        coefficients={name: values[name] for name in order if not name.startswith("rows_")},
         folded={name: other for name, other in regression.folded.items() if not name.startswith("rows_")},
         rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
         sequences=(int(sequences.min()), int(sequences.max())),
@@ -136,15 +134,16 @@ def _check(runs: Sequence[TimedRun]) -> None:
             message = f"one fit holds one {kind}; fit the runs of {' and of '.join(found)} apart"
             raise InputError(message, key="method", value=found[1])
     for run in runs:
-        if run.method and run.method not in (*DRAFTERS, *SEARCHES):
+        if run.method not in ("", *DRAFTERS, *SEARCHES):
             message = f"a whole-step fit holds only {', '.join((*DRAFTERS, *SEARCHES))}"
             raise InputError(message, file=str(run.run.folder), key="method", value=run.method)
-    for method in dict.fromkeys(run.method for run in runs):
-        own = [run for run in runs if run.method == method]
-        count = sum(len(run.points) for run in own)
+    for run in runs:
+        count = sum(len(other.points) for other in runs if other.method == run.method)
         if count < LEAST_POINTS:
-            message = f"{count} timed steps with {method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
-            raise InputError(message, file=str(own[0].run.folder))
+            message = (
+                f"{count} timed steps with {run.method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
+            )
+            raise InputError(message, file=str(run.run.folder))
 
 
 def _held_out(numbers: IntArray, number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:

@@ -75,8 +75,7 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     """
     _check_alike(runs)
     fit = fit_steps(runs)
-    fitted_s = [fit.seconds(run) for run in fit.runs]
-    front_end = measure_front_end(fit.runs, fitted_s)
+    front_end = measure_front_end(fit.runs, [fit.seconds(run) for run in fit.runs])
     return LiveCalibration(fit, front_end, tuple(_notes(fit, front_end)))
 
 
@@ -86,21 +85,18 @@ def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel
     Raises:
         InputError: the folder holds such files already or cannot be written.
     """
-    fit, seconds = found.fit, found.front_end.seconds
-    first = fit.runs[0].run.manifest
+    fit, first = found.fit, found.fit.runs[0].run.manifest
     versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in fit.runs})
+    steps = int(sum(run.points["steps"].sum() for run in fit.runs))
     new_profile_folder(folder, REPORT)
     affine = AffineFit(
         values=fit.coefficients,
         rows=fit.rows,
         methods=fit.methods,
         sequences=fit.sequences,
-        enforce_eager=bool(_config(fit.runs[0].run, "enforce_eager")),
-        source=(
-            f"live runs of vLLM {', '.join(versions)}: {len(fit.runs)} runs "
-            f"({', '.join(fit.methods) or 'no speculation'}), "
-            f"{int(sum(run.points['steps'].sum() for run in fit.runs))} steps; held-out error {fit.all}"
-        ),
+        enforce_eager=bool(_enforce_eager(fit.runs[0].run)),
+        source=f"live runs of vLLM {', '.join(versions)}: {len(fit.runs)} runs "
+        f"({', '.join(fit.methods) or 'no speculation'}), {steps} steps; held-out error {fit.all}",
         notes=found.notes,
         versions=[str(version)] if (version := first["server"].get("version")) else [],
         command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in fit.runs)]),
@@ -108,7 +104,7 @@ def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel
         device=str(first["machine"].get("processor") or ""),
         noise=first["noise"],
         more={
-            "front_end": dataclasses.asdict(seconds),
+            "front_end": dataclasses.asdict(found.front_end.seconds),
             "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
         },
     )
@@ -126,7 +122,8 @@ def _check_alike(runs: Sequence[LiveRun]) -> None:
     for run, digest in zip(runs, digests, strict=True):
         if digests.count(digest) > 1:
             raise InputError("is given twice", file=str(run.folder))
-    kinds = [(_engine(run, "model"), _engine(run, "dtype"), _config(run, "enforce_eager")) for run in runs]
+    engines = [run.manifest["scenario"].get("engine", {}) for run in runs]
+    kinds = [(e.get("model"), e.get("dtype"), _enforce_eager(run)) for e, run in zip(engines, runs, strict=True)]
     usual = Counter(kinds).most_common(1)[0][0]
     for run, kind in zip(runs, kinds, strict=True):
         for key, value, expected in zip(("model", "dtype", "enforce_eager"), kind, usual, strict=True):
@@ -134,20 +131,15 @@ def _check_alike(runs: Sequence[LiveRun]) -> None:
                 raise InputError(f"the other runs have {expected!r}", file=str(run.folder), key=key, value=value)
 
 
-def _engine(run: LiveRun, key: str) -> Any:
-    return run.manifest["scenario"].get("engine", {}).get(key)
-
-
-def _config(run: LiveRun, key: str) -> Any:
-    return (run.manifest["server"].get("config") or {}).get(key)
+def _enforce_eager(run: LiveRun) -> Any:
+    return (run.manifest["server"].get("config") or {}).get("enforce_eager")
 
 
 def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
     """What a reader must know before trusting the figures, one line each."""
     lines = [f"{name}: not fitted, moves with {other}" for name, other in fit.folded.items() if other]
     lines += [f"{each.run}: held out in stretches, no other run drafts so" for each in fit.held_out if not each.whole]
-    clocks = {run.clock for run in fit.runs}
-    if len(clocks) > 1:
+    if len({run.clock for run in fit.runs}) > 1:
         lines.append("some runs are timed by their stamps and some by the engine's own figure")
     if abs(fit.seconds_over_fit - 1.0) > 0.03:
         lines.append(
@@ -164,10 +156,9 @@ class FrontEndMeasurement:
     """The seconds, and how much they rest on."""
 
     seconds: FrontEnd  # 0 where nothing says otherwise
-    # pieces, arrivals, turnarounds: pieces of answers, requests that met an idle engine and pauses they come from
-    pieces: int
-    arrivals: int
-    turnarounds: int
+    pieces: int  # of answers
+    arrivals: int  # requests that met an idle engine
+    turnarounds: int  # pauses
 
 
 def measure_front_end(runs: Sequence[TimedRun], fitted_s: Sequence[FloatArray]) -> FrontEndMeasurement:
@@ -179,18 +170,11 @@ def measure_front_end(runs: Sequence[TimedRun], fitted_s: Sequence[FloatArray]) 
     if len(delays) >= _LEAST_PIECES:
         x = np.column_stack([np.ones(len(delays)), delays["outputs"]])
         fit = robust_fit(x, delays["seconds"].to_numpy(np.float64), np.ones(len(delays)))
-        output_s, output_sequence_s = (float(value) for value in fit.coefficients)
-    return FrontEndMeasurement(
-        FrontEnd(
-            request_s=max(float(np.median(waits)), 0.0) if len(waits) >= _LEAST_ARRIVALS else 0.0,
-            output_s=output_s,
-            output_sequence_s=output_sequence_s,
-            turnaround_s=float(np.median(pauses)) if len(pauses) else 0.0,
-        ),
-        len(delays),
-        len(waits),
-        len(pauses),
-    )
+        output_s, output_sequence_s = fit.coefficients.tolist()
+    request_s = max(float(np.median(waits)), 0.0) if len(waits) >= _LEAST_ARRIVALS else 0.0
+    turnaround_s = float(np.median(pauses)) if len(pauses) else 0.0
+    seconds = FrontEnd(request_s, output_s, output_sequence_s, turnaround_s)
+    return FrontEndMeasurement(seconds, len(delays), len(waits), len(pauses))
 
 
 def output_delays(run: TimedRun) -> pd.DataFrame:
@@ -212,11 +196,10 @@ def entry_waits(run: TimedRun, fitted_s: FloatArray) -> FloatArray:
     """
     steps = run.steps
     alone = (steps["arrival_wait_s"].notna() & (steps["prefill_seqs"] == 1)).to_numpy()
-    own_s = fitted_s
     fixed_s, sequence_s = run.host_s
     if run.clock == "elapsed" and math.isfinite(fixed_s):
-        own_s = (steps["elapsed_s"] + fixed_s + sequence_s * steps["seqs"]).to_numpy(np.float64)
-    return steps["arrival_wait_s"].to_numpy(np.float64)[alone] - own_s[alone]
+        fitted_s = (steps["elapsed_s"] + fixed_s + sequence_s * steps["seqs"]).to_numpy(np.float64)
+    return steps["arrival_wait_s"].to_numpy(np.float64)[alone] - fitted_s[alone]
 
 
 def turnarounds(run: LiveRun) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftcast.calibration.engine_log.profile import ProfileLabel
-from draftcast.calibration.live.composition import timed_run
+from draftcast.calibration.live.composition import composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_fit import fit_steps
 from draftcast.calibration.live.step_profile import (
@@ -98,7 +98,7 @@ def test_front_end_is_measured_not_fitted_to_latencies(played: Any, calibrated: 
 
 
 def test_delays_and_turnarounds_of_a_run(played: Any, runs: dict[str, LiveRun]) -> None:
-    delays = output_delays(timed_run(runs["off-rate"]))
+    delays = output_delays(timed_run(runs["off-rate"], composed_steps(runs["off-rate"])))
     assert len(delays) == len(runs["off-rate"].chunks)
     assert delays["seconds"].to_numpy() == pytest.approx(0.001 + 0.0001 * delays["outputs"].to_numpy(), abs=6e-4)
     assert turnarounds(runs["off-rate"]).size == 0

@@ -300,8 +300,8 @@ def test_a_command_that_is_none_is_an_error(testbed: Path, tmp_path: Path) -> No
 
 def test_a_stubborn_server_is_killed(testbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stubborn")
-    server = Server.start(ServerFlags(str(testbed / "target"), (), FAKE), tmp_path / "log", stop_timeout_s=0.5)
-    with server:
+    monkeypatch.setattr("draftcast.calibration.live.server.STOP_TIMEOUT_S", 0.5)
+    with Server.start(ServerFlags(str(testbed / "target"), (), FAKE), tmp_path / "log") as server:
         server.wait_ready(60.0)
         assert server.exit_code is None
     assert refuses_connections(server.url)

@@ -45,21 +45,26 @@ def rounds(target: np.ndarray, draft: np.ndarray, first: int, outputs: int, k: i
     return accepted
 
 
+def after(continuation: Continuation, token: int, tokens: int) -> np.ndarray:
+    """What the target says after a prompt that ends with ``token``."""
+    follows, said = continuation.next_token, []
+    for _ in range(tokens):
+        token = int(follows[token])
+        said.append(token)
+    return np.array(said)
+
+
 def test_the_continuation_is_a_permutation_in_long_cycles() -> None:
     continuation = Continuation.build(9000, seed=1)
     follows = continuation.next_token
     assert sorted(follows) == list(range(9000))
     assert follows[:4].tolist() == [0, 1, 2, 3]
     assert np.diff(continuation.cycles).tolist() == [4498, 4498]
-    token, seen = int(continuation.order[4498 + 7]), []
-    for _ in range(4498):
-        token = int(follows[token])
-        seen.append(token)
-    assert seen == continuation.after(int(continuation.order[4498 + 7]), 4498).tolist()
+    seen = after(continuation, int(continuation.order[4498 + 7]), 4498)
+    assert seen.tolist() == continuation.stretch(4498 + 8, 4498).tolist()
     assert len(set(seen)) == 4498
     for position in (0, 5, 4497, 4498, 8995):
         assert follows[continuation.before(position)] == continuation.order[position]
-    assert continuation.after(2, 3).tolist() == [2, 2, 2]
     assert not np.array_equal(Continuation.build(9000, seed=2).order, continuation.order)
 
 
@@ -112,9 +117,9 @@ def test_ngram_rounds_match_and_accept_as_wanted(match_rate: float, rates: tuple
     assert prompts.answers is not None
     drafted, accepted = [], []
     for prompt, answer in zip(prompts.tokens, prompts.answers, strict=True):
-        assert answer.tolist() == continuation.after(int(prompt[-1]), 100).tolist()
         # Past its end the answer goes on: a draft there is right or wrong as anywhere.
-        longer = continuation.after(int(prompt[-1]), 100 + k)
+        longer = after(continuation, int(prompt[-1]), 100 + k)
+        assert answer.tolist() == longer[:100].tolist()
         made, right = match_positions(prompt, longer, k, lookup, max(5, lookup))
         position = 1
         while position < 100:
