@@ -39,11 +39,11 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
         LiveError: the disk refuses.
     """
     result = read_json(file)
-    count = len(result["input_lens"]) if isinstance(result.get("input_lens"), list) else -1
     for key in _LISTS:
         if not isinstance(result.get(key), list):
             message = "missing; write the file with vllm bench serve --save-result --save-detailed"
             raise InputError(message, file=str(file), key=key)
+        count = len(result["input_lens"])  # the first of them
         if len(result[key]) != count:
             raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
     requests, chunks = tables(_lines(file, result))
@@ -152,18 +152,16 @@ def _config(meta: dict[str, Any]) -> dict[str, Any]:
 def _requests(file: Path) -> pd.DataFrame:
     rows = []
     for number, line in json_lines(read_text(file), str(file)):
-        for name in (*_COUNTS, *_TIMES):
-            value = line.get(name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        row: dict[str, Any] = {name: line.get(name) for name in (*_COUNTS, *_TIMES)}
+        for name, value in row.items():
+            if type(value) not in (int, float) or not math.isfinite(value):
                 raise InputError("a number is needed", file=str(file), line=number, key=name, value=value)
-        if not all(line[name] >= 1 and line[name] == int(line[name]) for name in _COUNTS):
-            raise InputError(
-                "whole numbers >= 1 are needed", file=str(file), line=number, key="input_toks, output_toks"
-            )
-        if not line["queued_ts"] <= line["first_token_ts"] <= line["last_token_ts"]:
+        if not all(row[name] >= 1 and row[name] == int(row[name]) for name in _COUNTS):
+            raise InputError("whole numbers >= 1 are needed", file=str(file), line=number, key=", ".join(_COUNTS))
+        if not row["queued_ts"] <= row["first_token_ts"] <= row["last_token_ts"]:
             message = "queued_ts, first_token_ts and last_token_ts must not fall"
             raise InputError(message, file=str(file), line=number)
-        rows.append({name: line[name] for name in (*_COUNTS, *_TIMES)})
+        rows.append(row)
     if not rows:
         raise InputError("holds no request", file=str(file))
     return pd.DataFrame(rows)

@@ -1,11 +1,11 @@
 """The user's own runs without speculation, as ``--calibrate-to`` takes them: a file or an address.
 
 ``vllm bench serve --save-result`` or SGLang's ``bench_serving`` (one run, or one a line), AIPerf, GenAI-Perf and
-InferenceX (`bench_fields`), a GuideLLM report (a run a benchmark), the text of ``/metrics`` (a server's whole life) or
-a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
+InferenceX (``bench_fields.yaml``), a GuideLLM report (a run a benchmark), the text of ``/metrics`` (a server's whole
+life) or a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
 (`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.8's, whose
-``inter_token_latency_ms`` is vLLM's TPOT.
-Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests, or of which many failed.
+``inter_token_latency_ms`` is vLLM's TPOT. Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests,
+or of which many failed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import yaml
+
 from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
-from draftcast.calibration.live.bench_fields import as_bench, number_at
 from draftcast.calibration.live.server import fetched
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
@@ -38,6 +39,10 @@ _NOT_ONE = (
 # Of GuideLLM, with what each of them gives.
 _STRATEGIES = {"synchronous": "max_concurrency", "concurrent": "max_concurrency"}
 _STRATEGIES |= {"constant": "request_rate", "poisson": "request_rate"}
+# Results of other tools with the keys of ``vllm bench serve``: where theirs stand.
+_FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("bench_fields.yaml").read_text("utf-8"))
+_WORDS = ("model_id", "spec_decoding", "arrival_pattern")
+_NO_KEYS = ("mark", "scale", "random_lengths", "requests_per_client")
 _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
@@ -148,7 +153,7 @@ def read_off_runs(file: Path, source: str) -> list[OffRun]:
     if len(results) == 1 and isinstance(results[0], dict) and isinstance(results[0].get("benchmarks"), list):
         return _from_guidellm(results[0], source)
     places = [source if len(results) == 1 else f"{source}#{number}" for number in range(1, len(results) + 1)]
-    return [_from_bench(as_bench(result, place), place) for result, place in zip(results, places, strict=True)]
+    return [_from_bench(_as_bench(result, place), place) for result, place in zip(results, places, strict=True)]
 
 
 def _checked(run: OffRun, failed: float) -> OffRun:
@@ -171,6 +176,39 @@ def _closed_loop(clients: float, source: str) -> tuple[str, dict[str, Any]]:
     return f"{clients:.0f} client{'s' * (clients > 1)}", {"process": "closed_loop", "concurrency": int(clients)}
 
 
+def _as_bench(result: Any, source: str) -> Any:
+    """A result of a tool of `_FIELDS` with the keys of ``vllm bench serve``; any other as it is."""
+    fields = next((fields for fields in _FIELDS.values() if value_at(result, fields["mark"]) is not None), None)
+    if fields is None:
+        return result
+    values: dict[str, Any] = {"duration": 0.0}
+    for key in fields.keys() - set(_NO_KEYS):
+        path = next((path for path in fields[key] if value_at(result, path) is not None), None)
+        if path is not None:
+            scale = fields["scale"] if key.endswith("_ms") else 1.0
+            values[key] = value_at(result, path) if key in _WORDS else scale * _number_at(result, source, path)
+    if "requests_per_client" in fields:
+        values.setdefault("completed", fields["requests_per_client"] * values.get("max_concurrency", 0.0))
+    for key in ("mean_tpot_ms", "mean_ttft_ms", "completed", "input_len", "output_len"):
+        if key not in values:
+            raise InputError("not found", file=source, key=fields[key][0])
+    low, high = fields.get("random_lengths", (1.0, 1.0))
+    for kind in ("input", "output"):
+        nominal = values[f"{kind}_len"]
+        values[f"total_{kind}_tokens"] = values["completed"] * (low + high) / 2 * nominal
+        if high > low:
+            values[f"{kind}_len_std"] = (high - low) / math.sqrt(12.0) * nominal
+    return values
+
+
+def _number_at(data: Mapping[str, Any], source: str, key: str, least: float = 0.0) -> float:
+    """The number at a dotted key, at least ``least``. Raises InputError: there is none."""
+    value = value_at(data, key)
+    if type(value) not in (int, float) or not least <= value <= 1e12:
+        raise InputError(f"must be a number of at least {least:g}", file=source, key=key, value=value)
+    return float(value)
+
+
 def _from_bench(result: Any, source: str) -> OffRun:
     if not isinstance(result, dict) or "mean_tpot_ms" not in result or "completed" not in result:
         raise InputError(_NOT_ONE, file=source)
@@ -178,23 +216,23 @@ def _from_bench(result: Any, source: str) -> OffRun:
         if result.get(key) not in (None, 0, False, "", "none", "off", "false"):
             message = "a run with speculation; calibrate to one without (off is measured, on is forecast)"
             raise InputError(message, file=source, key=key, value=result[key])
-    requests = int(number_at(result, source, "completed"))
+    requests = int(_number_at(result, source, "completed"))
     failed = result.get("failed") or 0
     names = ("tpot", "ttft")
-    means = {name: number_at(result, source, f"mean_{name}_ms") for name in names}
-    seconds = number_at(result, source, "duration")
-    mean_output = number_at(result, source, "total_output_tokens") / max(requests, 1)
+    means = {name: _number_at(result, source, f"mean_{name}_ms") for name in names}
+    seconds = _number_at(result, source, "duration")
+    mean_output = _number_at(result, source, "total_output_tokens") / max(requests, 1)
     in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3 / (seconds or math.inf)
     rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
     if rate in ("inf", None) or rate == math.inf:
         key = "max_concurrency" if clients is not None else "num_prompts" if "num_prompts" in result else "completed"
-        load, arrivals = _closed_loop(number_at(result, source, key), source)
+        load, arrivals = _closed_loop(_number_at(result, source, key), source)
     else:
-        rate_rps = number_at(result, source, "request_rate")
-        if clients is not None and in_system > 0.8 * number_at(result, source, "max_concurrency"):
+        rate_rps = _number_at(result, source, "request_rate")
+        if clients is not None and in_system > 0.8 * _number_at(result, source, "max_concurrency"):
             message = f"the limit of {clients} clients held back the rate of {rate_rps:g} req/s: give one of both"
             raise InputError(message, file=source, key="max_concurrency", value=clients)
-        burstiness = number_at(result, source, "burstiness") if "burstiness" in result else 1.0
+        burstiness = _number_at(result, source, "burstiness") if "burstiness" in result else 1.0
         load = f"{rate_rps:g} req/s"
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
         if result.get("arrival_pattern") == "constant":
@@ -216,14 +254,14 @@ def _from_bench(result: Any, source: str) -> OffRun:
 
 def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> Tokens:
     """Of every request where the file lists them (``--save-detailed``), else the mean, and the spread where known."""
-    mean = number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
+    mean = _number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
     lengths = result.get(f"{kind}_lens")
     if isinstance(lengths, list):
         kept = tuple(n for n in lengths if type(n) is int and n > 0)
         if len(kept) >= requests:
             return Tokens(mean, kept)
     spread = f"{kind}_len_std"
-    return Tokens(mean, deviation=number_at(result, source, spread) if spread in result else None)
+    return Tokens(mean, deviation=_number_at(result, source, spread) if spread in result else None)
 
 
 def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
@@ -233,7 +271,7 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
         place = f"{source}#{number}"
         if not isinstance(value_at(benchmark, "metrics"), dict):
             raise InputError("must be a benchmark with metrics", file=place)
-        result = as_bench(benchmark, place)
+        result = _as_bench(benchmark, place)
         kind = result.get("arrival_pattern")
         if kind == "throughput":
             continue
@@ -241,7 +279,7 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
             raise InputError(f"must be {' or '.join(_STRATEGIES)}", file=place, key="config.strategy.type_", value=kind)
         if kind == "synchronous":
             result["max_concurrency"] = 1.0
-        number_at(result, place, _STRATEGIES[kind])
+        _number_at(result, place, _STRATEGIES[kind])
         runs.append(_from_bench(result, place))
     if not runs:
         message = f"holds no benchmark with a load; run it with {' or '.join(_STRATEGIES)}"
