@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from draftcast.calibration.acceptance.measure import Measurement
+from draftcast.calibration.acceptance.references import conditional_rate
 
 WIDTH = 110
 _DIGITS = 6
@@ -39,11 +40,8 @@ def ngram_model(measured: Measurement) -> dict[str, Any]:
     starts, so suffix decoding's drafts come out too long: what is accepted is exact, what is verified an upper bound).
     The section's rates are then those of the drafts proposed.
     """
-    share = measured.figures["draft_share"].value
+    share, persistence = measured.figures["draft_share"].value, _persistence(measured)
     rates = [rate.value for rate in measured.rates] if share > 0 else [0.0] * measured.num_speculative_tokens
-    autocorrelation = measured.figures["match_autocorrelation"].value
-    # nan (all positions alike) compares false.
-    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
     match = match_probability(share, rates, persistence)
     model: dict[str, Any] = {"model": "ngram", "match_probability": round(match, _DIGITS)}
     longer = 1.0
@@ -65,8 +63,7 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     as the head's and go on with one and the same probability.
     """
     figures, head, k = measured.figures, len(head_rates), measured.num_speculative_tokens
-    share, autocorrelation = figures["draft_share"].value, figures["match_autocorrelation"].value
-    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
+    share, persistence = figures["draft_share"].value, _persistence(measured)
     rates = [rate.value for rate in measured.rates] if share > 0 else []
     match = match_probability(share, rates, persistence, head_rates)
     longer = share_of_longer_drafts(figures["mean_draft_tokens"].value - head + 1, k - head + 1) if share > 0 else 1.0
@@ -76,6 +73,12 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     reached = [longer ** max(position - head + 1, 0) for position in range(k)]
     good, bad = _equal_rate(math.fsum(rates), reached), _equal_rate(math.fsum(head_rates), [1.0] * head)
     return model | {"alpha_good": good, "alpha_bad": bad, "persistence": round(persistence, _DIGITS)}
+
+
+def _persistence(measured: Measurement) -> float:
+    autocorrelation = measured.figures["match_autocorrelation"].value
+    # nan (all positions alike) compares false.
+    return min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
 
 
 def _equal_rate(accepted: float, reached: Sequence[float]) -> float:
@@ -110,12 +113,7 @@ def match_probability(share: float, rates: Sequence[float], persistence: float, 
 
 def share_of_longer_drafts(mean_draft_tokens: float, k: int) -> float:
     """q with 1 + q + ... + q^(k-1) = the mean length of drafts cut at k; 1.0 when (nearly) all have k tokens."""
-    if mean_draft_tokens >= k - 1e-9:
-        return 1.0
-    # Imported here: everything else of acceptance runs without scipy.
-    from scipy.optimize import brentq
-
-    return float(brentq(lambda share: sum(share**i for i in range(k)) - mean_draft_tokens, 0.0, 1.0, xtol=1e-15))
+    return 1.0 if mean_draft_tokens >= k - 1e-9 else conditional_rate(k - 1, mean_draft_tokens - 1.0)
 
 
 def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: bool) -> str:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError, TraceError
-from draftcast.files import json_lines, picked, read_text
+from draftcast.files import json_lines, picked, plain, read_text
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.search import ngram, suffix
 
@@ -34,7 +34,9 @@ from draftcast.kernels.search import ngram, suffix
 PROMPT_KEY = "prompt_token_ids"
 OUTPUT_KEYS = ("generated_token_ids", "output_token_ids")
 MAX_DRAFTS = 64  # what a scenario takes
-ARCTIC_DEPTH = 64  # of the suffix tree, as in Arctic Inference 0.1.1
+CONFIDENCE = 0.95  # of the intervals
+SUFFIX = suffix.SuffixSettings()
+ARCTIC = SUFFIX._replace(max_tree_depth=64)  # as in Arctic Inference 0.1.1
 
 # Sums over one request, from which every figure follows; then `k` accepted counts by draft position.
 ROUNDS, DRAFTS, DRAFT_TOKENS, ACCEPTED, CUT, EMITTED = range(6)
@@ -73,8 +75,8 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
 def _request(entry: dict[str, Any], file: str, number: int) -> TokenRequest:
     given = [key for key in OUTPUT_KEYS if key in entry]
     if len(given) != 1:
-        wanted = " or ".join(OUTPUT_KEYS)
-        raise TraceError(f"needs exactly one of {wanted}, has {len(given)}", file=file, line=number)
+        message = f"needs exactly one of {' or '.join(OUTPUT_KEYS)}, has {len(given)}"
+        raise TraceError(message, file=file, line=number)
     if PROMPT_KEY not in entry:
         raise TraceError("missing", file=file, line=number, key=PROMPT_KEY)
     return TokenRequest(*(_tokens(entry[key], file, number, key) for key in (PROMPT_KEY, given[0])))
@@ -103,7 +105,6 @@ class Measurement:
     method: str
     num_speculative_tokens: int
     settings: dict[str, float]
-    confidence: float
     sums: FloatArray  # float64[requests, N_SUMS + k], the per-request sums named above
     figures: dict[str, Estimate]
     rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
@@ -114,27 +115,26 @@ class Measurement:
 
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; undefined figures are None."""
-        return {
-            **picked(self, "method num_speculative_tokens settings confidence"),
-            "num_requests": len(self.sums),
+        sums = self.sums
+        drafting, running = sums[sums[:, DRAFTS] > 0], sums[sums[:, ROUNDS] > 0]
+        report = {
+            **picked(self, "method num_speculative_tokens settings"),
+            "confidence": CONFIDENCE,
+            "num_requests": len(sums),
             "num_rounds": self.total(ROUNDS),
             "num_drafts": self.total(DRAFTS),
             "num_draft_tokens": self.total(DRAFT_TOKENS),
             "num_accepted_tokens": self.total(ACCEPTED),
             "rounds_cut_by_end": self.total(CUT),
-            "figures": {name: _plain(estimate) for name, estimate in self.figures.items()},
-            "per_position_acceptance_rates": [_plain(rate) for rate in self.rates],
-            "per_request": self._spread(),
+            "figures": {name: estimate._asdict() for name, estimate in self.figures.items()},
+            "per_position_acceptance_rates": [rate._asdict() for rate in self.rates],
+            "per_request": {
+                "mean_acceptance_length": _quantiles(1.0 + drafting[:, ACCEPTED] / drafting[:, DRAFTS]),
+                "draft_share": _quantiles(running[:, DRAFTS] / running[:, ROUNDS]),
+                "tokens_per_round": _quantiles(running[:, EMITTED] / running[:, ROUNDS]),
+            },
         }
-
-    def _spread(self) -> dict[str, dict[str, float | None]]:
-        sums = self.sums
-        drafting, running = sums[sums[:, DRAFTS] > 0], sums[sums[:, ROUNDS] > 0]
-        return {
-            "mean_acceptance_length": _quantiles(1.0 + drafting[:, ACCEPTED] / drafting[:, DRAFTS]),
-            "draft_share": _quantiles(running[:, DRAFTS] / running[:, ROUNDS]),
-            "tokens_per_round": _quantiles(running[:, EMITTED] / running[:, ROUNDS]),
-        }
+        return dict(plain(report))
 
 
 def measure_ngram(
@@ -143,12 +143,12 @@ def measure_ngram(
     min_n: int = 5,
     max_n: int = 5,
     max_model_len: int = ngram.UNLIMITED,
-    *,
-    bootstrap: int = 1000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    **resampling: int,
 ) -> Measurement:
     """N-gram lookup over a log. ``min_n`` and ``max_n`` are vLLM's prompt_lookup_min and _max (5 and 5 by default).
+
+    Args:
+        resampling: ``bootstrap`` and ``seed`` as of `summarise`.
 
     Raises:
         InputError: a setting out of its range, or no request with a decoding round.
@@ -160,35 +160,32 @@ def measure_ngram(
         raise InputError(f"must not exceed --prompt-lookup-max = {max_n}", file="--prompt-lookup-min", value=min_n)
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     found = [ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len) for prompt, output in requests]
-    settings: dict[str, float] = {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}
-    return _measured("ngram", k, settings, found, bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return _measured("ngram", k, {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}, found, **resampling)
 
 
 def measure_suffix(
     requests: Sequence[TokenRequest],
     k: int | None = None,
-    settings: suffix.SuffixSettings | None = None,
+    settings: suffix.SuffixSettings = SUFFIX,
     max_model_len: int = suffix.UNLIMITED,
-    *,
-    bootstrap: int = 1000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    **resampling: int,
 ) -> Measurement:
     """Suffix decoding over a log, its requests one after the other; k None: the tree depth, as in vLLM.
+
+    Other arguments as of `measure_ngram`.
 
     Raises:
         InputError: a setting out of its range, or no request with a decoding round.
     """
-    settings = settings or suffix.SuffixSettings()
     named = _suffix_settings(settings)
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
     found = list(suffix.match_positions(requests, k, settings, max_model_len))
-    return _measured("suffix", k, named, found, bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return _measured("suffix", k, named, found, **resampling)
 
 
-def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: Any) -> Measurement:
+def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: int) -> Measurement:
     sums = np.array([request_sums(*each, k) for each in found])
     measured = summarise(method, k, settings, sums, **resampling)
     return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
@@ -197,11 +194,10 @@ def _measured(method: str, k: int, settings: dict[str, float], found: list[Match
 def measure_arctic(
     requests: Sequence[TokenRequest],
     head_rates: Sequence[float],
-    settings: suffix.SuffixSettings | None = None,
+    settings: suffix.SuffixSettings = ARCTIC,
     max_model_len: int = suffix.UNLIMITED,
     *,
     bootstrap: int = 1000,
-    confidence: float = 0.95,
     seed: int = 0,
 ) -> Measurement:
     """Suffix decoding beside a head over a log: it takes a round over where its score reaches the head's drafts.
@@ -212,7 +208,6 @@ def measure_arctic(
     Raises:
         InputError: a setting out of its range, rates that rise, or no request with a decoding round.
     """
-    settings = settings or suffix.SuffixSettings(max_tree_depth=ARCTIC_DEPTH)
     named = _suffix_settings(settings)
     rates = np.array(head_rates, float)
     if not 1 <= len(rates) <= MAX_DRAFTS or not (np.diff(rates, prepend=1.0, append=0.0) <= 0).all():
@@ -226,7 +221,7 @@ def measure_arctic(
         of_head = (generator.random((len(drafted), 1)) < rates).sum(axis=1)
         of_head = np.minimum(of_head, np.arange(len(drafted), 0, -1))  # nothing is known beyond the record's end
         sums.append(request_sums(drafted, np.where(drafted > 0, accepted, of_head), k))
-    return summarise("arctic", k, named, np.array(sums), bootstrap=bootstrap, confidence=confidence, seed=seed)
+    return summarise("arctic", k, named, np.array(sums), bootstrap=bootstrap, seed=seed)
 
 
 def _suffix_settings(settings: suffix.SuffixSettings) -> dict[str, float]:
@@ -271,23 +266,15 @@ def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int
     sums[POSITIONS], sums[MATCHES] = len(matches), np.count_nonzero(matches)
     for column, series in ((POSITION_PAIRS, matches), (ROUND_PAIRS, made > 0)):
         first, second = series[:-1], series[1:]
-        pairs = (first.sum(), second.sum(), (first & second).sum(), len(first))
-        sums[column : column + 4] = pairs
+        sums[column : column + 4] = first.sum(), second.sum(), (first & second).sum(), len(first)
     sums[N_SUMS:] = (kept[:, None] > np.arange(k)).sum(axis=0)
     return sums
 
 
 def summarise(
-    method: str,
-    k: int,
-    settings: dict[str, float],
-    sums: FloatArray,
-    *,
-    bootstrap: int = 1000,
-    confidence: float = 0.95,
-    seed: int = 0,
+    method: str, k: int, settings: dict[str, float], sums: FloatArray, *, bootstrap: int = 1000, seed: int = 0
 ) -> Measurement:
-    """Figures and bootstrap intervals of per-request sums, float64[requests, N_SUMS + k]."""
+    """Figures and intervals of per-request sums, float64[requests, N_SUMS + k], from ``bootstrap`` resamples."""
     _check_range("--bootstrap", bootstrap, 0, 100_000)
     _check_range("--seed", seed, 0, 2**63 - 1)
     if len(sums) == 0 or sums[:, ROUNDS].sum() == 0:
@@ -299,10 +286,9 @@ def summarise(
         generator = np.random.Generator(np.random.Philox(key=seed))
         weights = generator.multinomial(requests, np.full(requests, 1.0 / requests), size=bootstrap)
         draws = figures(weights @ sums)
-    tail = (1.0 - confidence) / 2.0
-    estimates = {name: _estimate(values[name], draws[name], tail) for name in values}
+    estimates = {name: _estimate(values[name], draws[name]) for name in values}
     rates = tuple(estimates.pop(f"rate_{position}") for position in range(k))
-    return Measurement(method, k, settings, confidence, sums, estimates, rates)
+    return Measurement(method, k, settings, sums, estimates, rates)
 
 
 def figures(sums: FloatArray) -> dict[str, FloatArray]:
@@ -332,8 +318,8 @@ def _autocorrelation(pairs: FloatArray) -> FloatArray:
     return np.asarray(covariance / spread)
 
 
-def _estimate(value: FloatArray, draws: FloatArray, tail: float) -> Estimate:
-    known = draws[np.isfinite(draws)]
+def _estimate(value: FloatArray, draws: FloatArray) -> Estimate:
+    known, tail = draws[np.isfinite(draws)], (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(known, (tail, 1.0 - tail)) if len(known) else (math.nan, math.nan)
     return Estimate(float(value), float(low), float(high))
 
@@ -343,10 +329,6 @@ def _quantiles(values: FloatArray) -> dict[str, float | None]:
         return dict.fromkeys(("mean", "std", "p10", "p50", "p90"))
     p10, p50, p90 = (float(value) for value in np.quantile(values, (0.1, 0.5, 0.9)))
     return {"mean": float(values.mean()), "std": float(values.std()), "p10": p10, "p50": p50, "p90": p90}
-
-
-def _plain(estimate: Estimate) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in estimate._asdict().items()}
 
 
 def _check_range(option: str, value: float, least: float, most: float) -> None:

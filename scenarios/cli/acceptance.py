@@ -130,7 +130,6 @@ def measure(
     """Run the real matcher over logged prompts and outputs: exact for greedy decoding, no model needed."""
     from draftcast.calibration.acceptance import fit
     from draftcast.calibration.acceptance import measure as matchers
-    from draftcast.kernels.search.suffix import SuffixSettings
 
     # Options of the other methods are refused, not ignored.
     given: dict[str, tuple[tuple[str, ...], Any]]
@@ -152,12 +151,12 @@ def measure(
     keys = {name.removeprefix("suffix_"): value for name, value in vars(suffix).items() if value is not None}
     with progress_bar("measuring"):
         if method == "arctic":
-            options = SuffixSettings(**{"max_tree_depth": matchers.ARCTIC_DEPTH, **keys})
-            measured = matchers.measure_arctic(requests, head, options, **settings)
+            measured = matchers.measure_arctic(requests, head, matchers.ARCTIC._replace(**keys), **settings)
         elif num_speculative_tokens is not None and method == "ngram":
             measured = matchers.measure_ngram(requests, num_speculative_tokens, *ngram.bounds(), **settings)
         else:
-            measured = matchers.measure_suffix(requests, num_speculative_tokens, SuffixSettings(**keys), **settings)
+            options = matchers.SUFFIX._replace(**keys)
+            measured = matchers.measure_suffix(requests, num_speculative_tokens, options, **settings)
     share = measured.figures["draft_share"].value
     if model == "per_position" and share == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
@@ -294,7 +293,7 @@ def _measured_lines(measured: Measurement) -> list[str]:
     reached = sum(rate.value > 0 for rate in measured.rates)
     return [
         f"{report['num_requests']} requests, {report['num_rounds']} rounds, {report['num_drafts']} with a draft; "
-        f"in [] the {measured.confidence:.0%} interval over requests",
+        "in [] the 95% interval over requests",
         *(row(label, *measured.figures[name]) for name, label in _LABELS.items()),
         *(
             row(f"accepted up to position {position}", *rate)
