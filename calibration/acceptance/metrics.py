@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from draftcast.calibration.acceptance.references import conditional_rate
 from draftcast.errors import InputError
@@ -41,6 +41,8 @@ TRTLLM_KEYS = ("numRequestsWithDraftTokens", "numDraftTokens", "numAcceptedToken
 _SLACK = 0.005
 
 _NO_ROUND = "no round with a draft was counted, so there is no rate"
+# Model, and counts over its engines by name, as ``vllm bench serve`` takes them: `COUNTERS`, then each position's.
+_Counts = tuple[str, dict[str, int]]
 
 _SAMPLE = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?:\{(?P<labels>.*)\})?\s+(?P<value>\S+)(?:\s+-?\d+)?$")
 _NUMBER = re.compile(r"\d+(\.\d*)?(e[+-]?\d{1,3})?", re.IGNORECASE | re.ASCII)
@@ -98,18 +100,11 @@ def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAc
         if earlier.lstrip().startswith(("{", "[")):
             raise InputError("must be Prometheus text, as the later snapshot is", file=str(before))
         counts = _difference(_counters(earlier, str(before)), counts, file)
-    totals = [counts.totals[name] for name in COUNTERS]
-    if not totals[0]:
+    drafts, drafted, accepted, *per_position = counts[1].values()
+    if not drafts:
         raise InputError(_NO_ROUND, file=file, key=NUM_DRAFTS, value=0)
-    return _acceptance(totals, [n / totals[0] for n in counts.per_position], file, NUM_ACCEPTED_PER_POS)
-
-
-class _Counts(NamedTuple):
-    """Sums over the engines of one model, as ``vllm bench serve`` takes them."""
-
-    model: str
-    totals: dict[str, int]
-    per_position: list[int]
+    rates = [count / drafts for count in per_position]
+    return _acceptance([drafts, drafted, accepted], rates, file, NUM_ACCEPTED_PER_POS)
 
 
 def _counters(text: str, file: str) -> _Counts:
@@ -128,10 +123,9 @@ def _counters(text: str, file: str) -> _Counts:
             per_position[int(position)] += int(count)
         else:
             raise InputError("needs a label position with the draft position, 0 or more", **at)
-    for name in COUNTERS:
-        if name not in totals:
-            message = "not found: not vLLM's metrics, or a server without speculative decoding"
-            raise InputError(message, file=file, key=name)
+    if missing := [name for name in COUNTERS if name not in totals]:
+        message = "not found: not vLLM's metrics, or a server without speculative decoding"
+        raise InputError(message, file=file, key=missing[0])
     positions = sorted(per_position)
     if positions != list(range(len(positions))) or not positions:
         found = ", ".join(map(str, positions)) or "none"
@@ -140,7 +134,8 @@ def _counters(text: str, file: str) -> _Counts:
     if len(models) > 1:
         message = f"counts several models ({', '.join(sorted(models))}); keep the lines of one"
         raise InputError(message, file=file, key="model_name")
-    return _Counts(models.pop(), totals, [per_position[position] for position in positions])
+    counts = {name: totals[name] for name in COUNTERS}
+    return models.pop(), counts | {f'{NUM_ACCEPTED_PER_POS}{{position="{i}"}}': per_position[i] for i in positions}
 
 
 def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
@@ -199,21 +194,19 @@ def range_seconds(text: str, file: str) -> float:
 
 
 def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:
-    if before.model != after.model:
-        message = f"the snapshots are of different models: {before.model}, {after.model}"
+    (earlier_model, was), (model, now) = before, after
+    if earlier_model != model:
+        message = f"the snapshots are of different models: {earlier_model}, {model}"
         raise InputError(message, file=file, key="model_name")
-    if len(before.per_position) != len(after.per_position):
-        message = f"{len(before.per_position)} positions before, {len(after.per_position)} after: different servers"
+    if len(was) != len(now):
+        positions = [len(counts) - len(COUNTERS) for counts in (was, now)]
+        message = f"{positions[0]} positions before, {positions[1]} after: different servers"
         raise InputError(message, file=file, key=NUM_ACCEPTED_PER_POS)
-    pairs = {name: (before.totals[name], after.totals[name]) for name in COUNTERS}
-    for position, pair in enumerate(zip(before.per_position, after.per_position, strict=True)):
-        pairs[f'{NUM_ACCEPTED_PER_POS}{{position="{position}"}}'] = pair
-    for name, (was, now) in pairs.items():
-        if now < was:
-            message = f"went down from {was} to {now}: the server restarted between, or the files are swapped"
+    for name, count in now.items():
+        if count < was[name]:
+            message = f"went down from {was[name]} to {count}: the server restarted between, or the files are swapped"
             raise InputError(message, file=file, key=name)
-    changes = {name: now - was for name, (was, now) in pairs.items()}
-    return _Counts(after.model, changes, list(changes.values())[len(COUNTERS) :])
+    return model, {name: count - was[name] for name, count in now.items()}
 
 
 def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAcceptance:
@@ -270,18 +263,15 @@ def _from_bench(text: str, file: str) -> ServerAcceptance:
     for key in BENCH_KEYS:
         if key not in result:
             raise InputError("not found: no bench result, or a server without speculative decoding", file=file, key=key)
-        if not isinstance(result[key], int) or isinstance(result[key], bool) or result[key] < 0:
+        if type(result[key]) is not int or result[key] < 0:
             raise InputError("must be a whole number, 0 or more", file=file, key=key, value=result[key])
     if not result[BENCH_KEYS[0]]:
         raise InputError(_NO_ROUND, file=file, key=BENCH_KEYS[0], value=0)
     rates = result.get(BENCH_RATES)
-    if not isinstance(rates, list) or not rates or not all(_is_rate(rate) for rate in rates):
+    are_rates = isinstance(rates, list) and all(type(r) in (int, float) and 0.0 <= r <= 1.0 + _SLACK for r in rates)
+    if not rates or not are_rates:
         raise InputError("must be a list of rates from 0 to 1", file=file, key=BENCH_RATES, value=rates)
     return _acceptance([result[key] for key in BENCH_KEYS], rates, file, BENCH_RATES)
-
-
-def _is_rate(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0.0 <= value <= 1.0 + _SLACK
 
 
 def _acceptance(counts: list[int], rates: list[float], file: str, key: str) -> ServerAcceptance:

@@ -107,15 +107,13 @@ class Fitted:
     runs: int
 
 
-def _plausible(factor: float, source: str, what: str) -> float:
-    """Raises InputError where the forecast is too far off to be corrected."""
+def _check_plausible(factor: float, source: str) -> None:
     if not PLAUSIBLE[0] <= factor <= PLAUSIBLE[1]:
         message = (
-            f"{what} took {factor:.2f} x the forecast; beyond {PLAUSIBLE[0]:g} to {PLAUSIBLE[1]:g} model, device, "
+            f"a step took {factor:.2f} x the forecast; beyond {PLAUSIBLE[0]:g} to {PLAUSIBLE[1]:g} model, device, "
             "quantization, parallelism, lengths or load of the scenario are not those of the run"
         )
         raise InputError(message, file=source)
-    return factor
 
 
 # ---- runs ----
@@ -124,7 +122,8 @@ def _plausible(factor: float, source: str, what: str) -> float:
 @dataclass(frozen=True)
 class _Forecast:
     figures: dict[str, float]  # means over replications
-    spread: dict[str, float]  # relative standard deviation of one replication's: by chance the run differs by so much
+    target: float  # the one of them that the steps are fitted to
+    spread: float  # its relative standard deviation in one replication: by chance the run differs by so much
     queue_share: float  # of the time to first token
 
 
@@ -182,24 +181,22 @@ def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forec
         off = with_values(off, {"correction": _setup(off, run.source) | values})
     result = measure([serve(off)])[0]
     frame = pd.DataFrame(result.replications)[["mean_tpot_s", "mean_ttft_s", "mean_e2el_s", "output_throughput"]]
-    means, spread = frame.mean(), frame.std(ddof=1) / frame.mean()
-    ttft_s = result.requests["first_token_s"] - result.requests["arrival_s"]
+    means, name, requests = frame.mean(), _target(run), result.requests
+    ttft_s = requests["first_token_s"] - requests["arrival_s"]
     # What every request waits for is its front end.
-    waiting_s = float((result.requests["time_queue_s"] - result.requests["time_queue_s"].min()).mean())
+    waiting_s = float((requests["time_queue_s"] - requests["time_queue_s"].min()).mean())
     if run.arrivals is None:
-        _check_lengths(run, result.requests)
-    return _Forecast(dict(means), dict(spread), waiting_s / float(ttft_s.mean()))
+        _check_lengths(run, requests)
+    spread = float(frame[name].std(ddof=1) / means[name])
+    return _Forecast(dict(means), float(means[name]), spread, waiting_s / float(ttft_s.mean()))
 
 
 def _check_lengths(run: OffRun, requests: pd.DataFrame) -> None:
     for kind, tokens in (("prompt", run.prompt_tokens), ("output", run.output_tokens)):
-        if tokens is None:
-            continue
-        measured = tokens.mean
         simulated = float(requests[f"{kind}_tokens"].mean())
-        if abs(measured / simulated - 1.0) > _OTHER_LENGTHS:
+        if tokens is not None and abs(tokens.mean / simulated - 1.0) > _OTHER_LENGTHS:
             message = (
-                f"the server's {kind}s had {measured:.0f} tokens on average, the scenario's have {simulated:.0f}; "
+                f"the server's {kind}s had {tokens.mean:.0f} tokens on average, the scenario's have {simulated:.0f}; "
                 "counters hold no load, so the scenario's must be the server's"
             )
             raise InputError(message, file=run.source, key=f"workload.lengths.{kind}_tokens")
@@ -220,16 +217,15 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
     factor, seconds = 1.0, 0.0
     front_end: tuple[float, float] | None = None
     forecasts = [_forecast(scenario, run, {}) for run in runs]
-    chance = np.array([f.spread[name] for f, name in zip(forecasts, targets, strict=True)])
-    sigma = np.sqrt(REPEAT**2 + errors**2 + chance**2)
+    sigma = np.sqrt(REPEAT**2 + errors**2 + np.array([f.spread for f in forecasts]) ** 2)
     curves = [_Curve(run) for run in runs]
     for _ in range(_ROUNDS):
-        figures = np.array([f.figures[name] for f, name in zip(forecasts, targets, strict=True)])
+        figures = np.array([f.target for f in forecasts])
         steps_s = np.array([f.figures["mean_tpot_s"] for f in forecasts])
         plain_s = np.array([c.at(f, factor, seconds) for c, f in zip(curves, forecasts, strict=True)])
         before = factor, seconds
         factor, seconds = _line(plain_s, steps_s * (measured / figures) ** less, sigma)
-        _plausible(factor, ", ".join(run.source for run in runs), "a step")
+        _check_plausible(factor, ", ".join(run.source for run in runs))
         front_end = _front_end(runs, forecasts, front_end)
         values: dict[str, Any] = {"step_factor": factor, "step_s": seconds}
         values["front_end_s"] = front_end[0] if front_end else 0.0
@@ -335,18 +331,20 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
     resolved = {"kv_capacity_tokens": deployment.memory.kv_tokens, "block_size": deployment.settings.block_size}
     steps = timed_steps(with_kv_tokens(frame.fillna(resolved))).frame
     steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]
-    if int(steps["steps"].sum()) < _LEAST_STEPS:
-        message = f"{int(steps['steps'].sum())} timed steps without prompts; {_LEAST_STEPS} or more are needed"
+    count = int(steps["steps"].sum())
+    if count < _LEAST_STEPS:
+        message = f"{count} timed steps without prompts; {_LEAST_STEPS} or more are needed"
         raise InputError(message, file=source)
     predicted_s = _decode_seconds(deployment.cost, steps) * steps["steps"].to_numpy(np.float64)
     parts = np.array_split(np.arange(len(steps)), min(_CHUNKS, len(steps)))
     measured_s = steps["seconds"].to_numpy(np.float64)
     factors = [float(measured_s[part].sum() / predicted_s[part].sum()) for part in parts]
-    factor = _plausible(float(measured_s.sum() / predicted_s.sum()), source, "a step")
+    factor = float(measured_s.sum() / predicted_s.sum())
+    _check_plausible(factor, source)
     spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
     half = normal_quantile(_CONFIDENCE) * math.hypot(spread, REPEAT * factor)
     values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
-    return Fitted(values, f"{int(steps['steps'].sum()):,} logged steps", frame["run"].nunique())
+    return Fitted(values, f"{count:,} logged steps", frame["run"].nunique())
 
 
 def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:

@@ -8,7 +8,7 @@ scenario's; any other model accepts what it accepts.
 import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,22 +73,19 @@ def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
         raise ScenarioError("a live run has one server", key="cluster.replicas", value=scenario.cluster.replicas)
     policy = scenario.policy
     if spec is not None and policy is not None and (policy.name not in LIVE_POLICIES or policy.parameters):
-        raise ScenarioError(
-            f"vLLM has no policies; {' and '.join(LIVE_POLICIES)} without parameters are what speculative_config says",
-            key="policy.name",
-            value=policy.name,
-        )
+        known = " and ".join(LIVE_POLICIES)
+        message = f"vLLM has no policies; {known} without parameters are what speculative_config says"
+        raise ScenarioError(message, key="policy.name", value=policy.name)
     served = served_models(scenario)
-    model = _weights("engine.model", served.target)
-    flags = vllm_flags(engine)
+    model, flags = _weights("engine.model", served.target), vllm_flags(engine)
     if (config := speculative_config(scenario)) is not None:
         if served.draft is not None and served.draft_is_named:
             _weights("engine.speculative_config.model", served.draft)
         elif served.draft is not None and options.url is None:
             raise ScenarioError("a server does not start without", key="engine.speculative_config.model", value=None)
         flags += ["--speculative-config", json.dumps(config)]
-    on_cpu = scenario.hardware == "cpu"
-    return ServerFlags(model, (*flags, *options.server_arguments), options.vllm, on_cpu, options.port)
+    flags += options.server_arguments
+    return ServerFlags(model, tuple(flags), options.vllm, scenario.hardware == "cpu", options.port)
 
 
 def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
@@ -194,8 +191,7 @@ def record_scenario(
         few = table.slice(0, options.warmup_requests)
         # Other prompts of the same lengths, two at a time: every kind of step has run once before it counts.
         sent = load_plan(scenario, endpoint, few, live_prompts(scenario, few, seed + _WARMUP_SEED), seed, options)
-        parts = {"due_s": None, "think_s": None, "concurrency": min(2, len(few)), "send_for_s": None}
-        warmup = LoadPlan(**{**vars(sent), **parts})
+        warmup = replace(sent, due_s=None, think_s=None, concurrency=min(2, len(few)), send_for_s=None)
     config = speculative_config(scenario)
     writer.update(name=scenario.name, scenario=to_mapping(scenario), seed=seed, speculative_config=config)
     load = partial(progress.load, len(plan))

@@ -151,27 +151,25 @@ def live_sweep(
     return sweep.index
 
 
+@dataclass
 class _Sweep:
-    def __init__(
-        self,
-        out: Path,
-        scenario: Scenario,
-        plan: SweepPlan,
-        options: LiveOptions,
-        progress: Progress,
-        modes: dict[str, Scenario],
-    ) -> None:
-        self.out, self.scenario, self.plan, self.options = out, scenario, plan, options
-        self.progress, self.modes = progress, modes
+    out: Path
+    scenario: Scenario
+    plan: SweepPlan
+    options: LiveOptions
+    progress: Progress
+    modes: dict[str, Scenario]
+
+    def __post_init__(self) -> None:
         header = {
             "schema_version": SCHEMA_VERSION,
             "kind": KIND,
-            "scenario_hash": scenario_hash(scenario),
-            "modes": list(modes),
-            "plan": json.loads(json.dumps(asdict(plan))),
+            "scenario_hash": scenario_hash(self.scenario),
+            "modes": list(self.modes),
+            "plan": json.loads(json.dumps(asdict(self.plan))),
         }
         begun: dict[str, Any] = {"complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
-        self.index = _known_index(out, header) or {**header, **begun}
+        self.index = _known_index(self.out, header) or {**header, **begun}
         self._noise = Noise()
         self._running = ExitStack()
         self._endpoints: dict[str, Endpoint] = {}
@@ -225,8 +223,8 @@ class _Sweep:
     # ---- one cell ----
 
     def _run(self, cell: _Cell) -> None:
-        others = [entry for entry in self.index["cells"] if entry["dir"] != cell.folder]
-        if any(entry["complete"] for entry in self.index["cells"] if entry["dir"] == cell.folder):
+        known = {entry["dir"]: entry for entry in self.index["cells"]}
+        if known.pop(cell.folder, {}).get("complete"):
             return
         folder = self.out / cell.folder
         if folder.exists() and not is_live_run(folder) and any(folder.iterdir()):
@@ -254,12 +252,12 @@ class _Sweep:
             **picked(cell, "mode load_kind load round"),
             "method": mode.method,
             "k": mode.num_speculative_tokens,
-            "order": max((other["order"] for other in others), default=-1) + 1,
+            "order": max((other["order"] for other in known.values()), default=-1) + 1,
             "seed": seed,
             "complete": run.complete,
             "incomplete_reason": run.manifest["incomplete_reason"],
         }
-        self.index["cells"] = [*others, entry]
+        self.index["cells"] = [*known.values(), entry]
         self.write()
         if trouble := endpoint.trouble():
             raise LiveError(f"{folder}: {trouble}")
@@ -310,8 +308,8 @@ class _Sweep:
         finish_s = LiveRun.read(folder).requests["finish_s"]
         answered = int((finish_s <= self.plan.cell_s).sum())
         if not answered:
-            message = f"no request was answered in {self.plan.cell_s:g} s; give --rates, or longer cells"
-            raise LiveError(f"{folder}: {message}")
+            message = f"{folder}: no request was answered in {self.plan.cell_s:g} s; give --rates, or longer cells"
+            raise LiveError(message)
         return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
 
     def write(self) -> None:
@@ -325,12 +323,10 @@ def read_index(out: Path) -> dict[str, Any]:
     if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
     cells = found.get("cells")
-    for entry in cells if isinstance(cells, list) else [None]:
-        if (
-            not isinstance(entry, dict)
-            or not all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
-            or not is_inside(entry["dir"])
-        ):
+    entries: list[Any] = cells if isinstance(cells, list) else [None]
+    for entry in entries:
+        typed = isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
+        if not typed or not is_inside(entry["dir"]):
             message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
             raise InputError(message, file=str(path), key="cells", value=entry)
     return found

@@ -44,9 +44,7 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
         InputError: no live run, a damaged one, or one without an answered request.
     """
     live = LiveRun.read(folder)
-    rows = live.requests
-    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
-    requests = as_simulated(rows.sort_values("sent_s", kind="stable"))
+    requests = answered_requests(live)
     if requests.empty:
         raise InputError("no request was answered", file=str(folder))
     counts = itl_histogram(*piece_gaps(live.chunks, requests["request_id"].to_numpy()), len(requests))
@@ -61,11 +59,14 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     return MeasuredRun(seen | counted_acceptance(live), requests, _facts(live, requests), tuple(notes))
 
 
-def as_simulated(rows: pd.DataFrame) -> pd.DataFrame:
-    """Answered requests of a live run (`LiveRun.requests`), in their order, in the columns of a simulated run.
+def answered_requests(live: LiveRun) -> pd.DataFrame:
+    """Those of a live run that were answered, by their sending, in the columns of a simulated run.
 
     What a client cannot see is 0.
     """
+    rows = live.requests
+    rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
+    rows = rows.sort_values("sent_s", kind="stable")
     seen = ["request_id", "class", "first_token_s", "finish_s", "prompt_tokens", "output_tokens"]
     sent_s = rows["sent_s"].to_numpy()
     # When the engine began is not the client's to know.

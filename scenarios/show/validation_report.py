@@ -45,7 +45,7 @@ def validation_figure(validation: Validation) -> Any:
     titles += ["ITL: quantiles, s", "Step time: each step, s", "Step time: share of steps below"]
     titles += [name for _, name in _LEVELS]
     figure = panels(*titles, rows=3, vertical_spacing=0.1, horizontal_spacing=0.08)
-    requests = RequestColumns.of(validation.live_requests)
+    requests = RequestColumns.of(validation.question.requests)
     replays = [RequestColumns.of(replication.requests) for replication in validation.replays]
     for col, (name, _) in enumerate(_LATENCIES, start=1):
         measured, forecast = getattr(requests, name), np.concatenate([getattr(columns, name) for columns in replays])
@@ -96,7 +96,7 @@ def _timelines(validation: Validation) -> dict[str, Timeline]:
     blocks = validation.question.deployment.settings.num_gpu_blocks - 1
     timelines = {"forecast": simulated_timeline(validation.replays[0].steps, blocks)}
     if validation.steps is not None:
-        timelines["measured"] = live_timeline(validation.steps.timed.steps, validation.live_requests)
+        timelines["measured"] = live_timeline(validation.steps.timed.steps, validation.question.requests)
     return timelines
 
 

@@ -16,14 +16,7 @@ from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.live.validate.forecast import (
-    NOTHING,
-    Assumptions,
-    Replay,
-    forecast,
-    live_figures,
-    live_requests,
-)
+from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Replay, forecast, live_figures
 from draftcast.scenarios.live.validate.question import Question, measured_acceptance, question
 from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
@@ -147,7 +140,6 @@ class Validation:
     own_front_end: FrontEndMeasurement | None  # measured in this very run, for the attribution; None without a log
     steps: StepTimes | None  # None without a log
     replays: list[Replay] = field(repr=False)  # the forecast's replications
-    live_requests: pd.DataFrame = field(repr=False)  # the run's requests in the columns of a simulation
     # By figure: measured minus forecast, by cause (`CAUSES`), each as a share of the measured value
     attribution: dict[str, dict[str, float]]
     notes: tuple[str, ...]  # what a reader must know
@@ -217,7 +209,6 @@ def validate(
         own_front_end=own,
         steps=steps,
         replays=replays,
-        live_requests=live_requests(asked),
         attribution=attribution,
         notes=_notes(asked, steps),
     )

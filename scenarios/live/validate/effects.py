@@ -102,8 +102,8 @@ def cutover(effects: Sequence[Effect]) -> Cutover | None:
     measured = _crossing(users, np.array([each.measured for each in ordered]))
     forecast = _crossing(users, np.array([each.forecast for each in ordered]))
     played = [_crossing(users, gains) for gains in np.column_stack([each.replications for each in ordered])]
-    ends = (float(low), float(high)), (min(played), max(played))
-    return Cutover(ordered[0].mode, measured, *ends[0], forecast, *ends[1], tuple(users.tolist()))
+    forecasts = forecast, min(played), max(played)
+    return Cutover(ordered[0].mode, measured, float(low), float(high), *forecasts, tuple(users.tolist()))
 
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:
@@ -133,35 +133,30 @@ def closed_loop_figure(*runs: Validation) -> str:
 def _throughput_ratios(off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray]:
     """Ratio of throughputs, and resamples of it by stretches of each run's time."""
     name = closed_loop_figure(off, on)
-    drawn = {}
-    for side, run in (("off", off), ("on", on)):
+    drawn = []
+    for run in (off, on):
         tokens = _tokens_by_stretch(run, name == "busy_throughput")
-        sums = rng.choice(tokens, (RESAMPLES, len(tokens))).mean(axis=1)
-        drawn[side] = sums / tokens.mean()
+        drawn.append(rng.choice(tokens, (RESAMPLES, len(tokens))).mean(axis=1) / tokens.mean())
     ratio = on.figures[name].measured / off.figures[name].measured
-    return ratio, ratio * drawn["on"] / np.maximum(drawn["off"], 1e-9)
+    return ratio, ratio * drawn[1] / np.maximum(drawn[0], 1e-9)
 
 
 def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
-    chunks, sent_s = run.question.live.chunks, run.live_requests["arrival_s"]
-    end_s = float(sent_s.max()) if until_last_sending else float(run.live_requests["finish_s"].max())
-    edges = np.linspace(float(sent_s.min()), end_s, _STRETCHES + 1)
+    requests, chunks = run.question.requests, run.question.live.chunks
+    end_s = requests["arrival_s" if until_last_sending else "finish_s"].max()
+    edges = np.linspace(requests["arrival_s"].min(), end_s, _STRETCHES + 1)
     counts, _ = np.histogram(chunks["time_s"], edges, weights=chunks["tokens"])
     return counts.astype(np.float64)
 
 
 def _latency_ratios(off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray]:
     """Ratio of mean E2E latencies, and resamples of it by requests, the same requests in both runs."""
-    both = pd.concat([_e2e(off), _e2e(on)], axis=1, keys=["off", "on"]).dropna()
+    requests = [run.question.requests.set_index("request_id") for run in (off, on)]
+    e2e_s = [frame["finish_s"] - frame["arrival_s"] for frame in requests]
+    both = pd.concat(e2e_s, axis=1, keys=["off", "on"]).dropna()
     ratio = off.figures["mean_e2el_s"].measured / on.figures["mean_e2el_s"].measured
     if not len(both):
         return ratio, np.full(RESAMPLES, math.nan)
     drawn = rng.integers(0, len(both), (RESAMPLES, len(both)))
     means = {side: both[side].to_numpy()[drawn].mean(axis=1) / both[side].mean() for side in ("off", "on")}
     return ratio, np.asarray(ratio * means["off"] / means["on"])
-
-
-def _e2e(run: Validation) -> pd.Series[float]:
-    ids = run.question.live.requests["request_id"].to_numpy()[run.question.kept]
-    spent = run.live_requests["finish_s"] - run.live_requests["arrival_s"]
-    return pd.Series(spent.to_numpy(), index=ids)

@@ -17,7 +17,7 @@ from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.live.validate.question import Question
 from draftcast.scenarios.run.deployment import with_excess
-from draftcast.scenarios.run.measured_run import as_simulated, counted_acceptance, piece_gaps
+from draftcast.scenarios.run.measured_run import counted_acceptance, piece_gaps
 from draftcast.scenarios.run.simulate import BehindFrontEnd, replicate
 from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.schema.load import with_values
@@ -84,10 +84,9 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
         done = replicate(scenario, loop, [deployment], table, seed, None, True)
         assert done.steps is not None
         steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
-        requests = _at_client(done.requests, steps, front_end)
-        positions = done.accepted_per_position
-        figures = run_figures(requests, done.itl_counts, scenario.slos, loop is not None, positions)
-        replays.append(Replay(requests, steps, done.itl_counts.sum(axis=0), figures))
+        requests, counts = _at_client(done.requests, steps, front_end), done.itl_counts
+        figures = run_figures(requests, counts, scenario.slos, loop is not None, done.accepted_per_position)
+        replays.append(Replay(requests, steps, counts.sum(axis=0), figures))
     return replays
 
 
@@ -133,9 +132,8 @@ def run_figures(
     accepted_per_position: Any = None,
 ) -> dict[str, float]:
     """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
-    metrics = compute_metrics(
-        requests, itl_counts, slo=dict(objectives) or None, accepted_per_position=accepted_per_position
-    )
+    slo = dict(objectives) or None
+    metrics = compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position)
     found = {**metrics.transient, **metrics.summary()}
     found["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
     positions = [name for name in found if name.startswith("acceptance_rate_position_")]
@@ -144,17 +142,10 @@ def run_figures(
 
 def live_figures(question: Question) -> dict[str, float]:
     """The same of the recorded run; acceptance is the server's own count."""
-    requests = live_requests(question)
-    ids = question.live.requests["request_id"].to_numpy()[question.kept]
-    gaps, owners = piece_gaps(question.live.chunks, ids)
-    counts = itl_histogram(gaps, owners, len(requests))
+    requests = question.requests
+    counts = itl_histogram(*piece_gaps(question.live.chunks, requests["request_id"].to_numpy()), len(requests))
     figures = run_figures(requests, counts, question.scenario.slos, question.loop is not None)
     return figures | counted_acceptance(question.live)
-
-
-def live_requests(question: Question) -> pd.DataFrame:
-    """The answered requests in the columns of a simulated run; what a client cannot see is 0."""
-    return as_simulated(question.live.requests.loc[question.kept])
 
 
 def _busy_throughput(requests: pd.DataFrame) -> float:
@@ -163,8 +154,8 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
     start_s, end_s = float(sent_s.min()), float(sent_s.max())
     if end_s - start_s < _LEAST_BUSY * (float(requests["finish_s"].max()) - start_s):
         return math.nan
-    first_s, finish_s = requests["first_token_s"].to_numpy(np.float64), requests["finish_s"].to_numpy(np.float64)
-    answer_s = np.maximum(finish_s - first_s, 1e-9)
+    first_s = requests["first_token_s"].to_numpy(np.float64)
+    answer_s = np.maximum(requests["finish_s"].to_numpy(np.float64) - first_s, 1e-9)
     rest = (requests["output_tokens"].to_numpy(np.float64) - 1.0) * np.clip((end_s - first_s) / answer_s, 0.0, 1.0)
     return float((rest + 1.0)[first_s <= end_s].sum()) / (end_s - start_s)
 

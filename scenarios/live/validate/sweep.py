@@ -186,11 +186,12 @@ def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
             reached[cell.entry["mode"]].append(run.figures[closed_loop_figure(run)].measured)
 
     def share(cell: Cell) -> float:
-        offered = cell.entry["load"] * float(cell.validation.live_requests["output_tokens"].mean())
+        if cell.entry["load_kind"] != "rate":
+            return math.nan
+        offered = cell.entry["load"] * float(cell.validation.question.requests["output_tokens"].mean())
         return float(offered / max(reached[cell.entry["mode"]], default=math.nan))
 
-    is_rate = [cell.entry["load_kind"] == "rate" for cell in cells]
-    return tuple(replace(c, capacity_share=share(c)) if rate else c for c, rate in zip(cells, is_rate, strict=True))
+    return tuple(replace(cell, capacity_share=share(cell)) for cell in cells)
 
 
 def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
