@@ -71,7 +71,7 @@ class Part(NamedTuple):
 
     def work(self, shape: Mapping[str, Any]) -> Work:
         """Work of one launch; shapes may be arrays."""
-        return registry.operator(self.operator).work(shape, self.dtype, self.kv_dtype)
+        return registry.work_of(self.operator)(shape, self.dtype, self.kv_dtype)
 
     def work_of(self, rows: pd.DataFrame) -> Work:
         """Work of every one of the part's points."""

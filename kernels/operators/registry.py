@@ -1,4 +1,4 @@
-"""The operators that can be run and timed, by name.
+"""The operators that can be run and timed, by name, and what those cost whose times are only imported.
 
 A new operator is an `Operator` in its family's file and one line in ``operators.json``. Nothing here loads torch:
 family files import it inside functions, implementations are imported when they are prepared.
@@ -31,14 +31,16 @@ Outputs = dict[str, Any]
 Launch = Callable[[], None]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
+WorkOf = Callable[[Mapping[str, Any], str, str], Work]
 
 FP8_SCALE = 1 / 64
 """Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
 E4M3_MAX = 448.0
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
-"""By operator: ``place``, its module of draftcast.kernels and name (none: only imported times), ``shape``, its columns
-in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its interpolation."""
+"""By operator: ``place``, its module of draftcast.kernels and name (absent of imported times, whose work is at ``work``),
+``shape``, its columns in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its
+interpolation."""
 
 
 def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
@@ -53,7 +55,6 @@ def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
 class Implementation:
     """One way to run an operator."""
 
-    name: str  # "torch" or "triton"
     # (shape, dtype, kv_dtype, device) to "" or the reason why it cannot run; device is "cpu" or "cuda"
     supports: Supports
     # (inputs, outputs) to a closure that runs the operator once and writes every output. Work space is allocated here,
@@ -108,7 +109,7 @@ class Operator:
 
     name: str  # as in a latency table
     # (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
-    work: Callable[[Mapping[str, Any], str, str], Work]
+    work: WorkOf
     draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
     # Tensors of the right shape with any content, from the inputs
     make_outputs: Callable[[Tensors], Outputs]
@@ -141,6 +142,11 @@ def operator(name: str) -> Operator:
     return cast(Operator, _load(FACTS[name]["place"]))
 
 
+def work_of(name: str) -> WorkOf:
+    """`Operator.work` of an operator with a roofline."""
+    return cast(WorkOf, _load(FACTS[name]["work"])) if "work" in FACTS[name] else operator(name).work
+
+
 def everything(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
     """``supports`` of what runs on every device in every shape."""
     return ""
@@ -164,8 +170,8 @@ def implementations(
         return triton_runs(device) or triton_supports(shape, dtype, kv_dtype, device)
 
     return {
-        "torch": Implementation("torch", torch_supports, torch),
-        "triton": Implementation("triton", supports, prepare),
+        "torch": Implementation(torch_supports, torch),
+        "triton": Implementation(supports, prepare),
     }
 
 
