@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
+
+__all__ = ["missing", "require", "torch"]
+
+
+class _Later:
+    """A package that is imported when something of it is first used."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module(self._package), name)
+        setattr(self, name, value)  # a launch that is timed looks it up as fast as in the package
+        return value
+
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = _Later("torch")
 
 
 def missing(extra: str, *packages: str) -> str:

@@ -6,14 +6,12 @@ Names are short (``bf16``); vLLM's spellings (``bfloat16``, ``fp8_e4m3``) are ac
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from draftcast.errors import ModelError
-
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.extras import torch
 
 FORMATS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("formats.yaml").read_text("utf-8"))
 WEIGHT_BYTES: dict[str, float] = FORMATS["weight_bytes"]
@@ -53,8 +51,6 @@ def activation_bytes(dtype: str) -> float:
 
 def torch_dtype(name: str) -> torch.dtype:
     """torch's format for "fp32", "bf16" or "fp8" (e4m3)."""
-    import torch
-
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[name]
 
 

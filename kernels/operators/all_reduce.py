@@ -11,18 +11,16 @@ import multiprocessing
 import os
 from collections import deque
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import Draw, Implementation, Launch, Operator, Shape, Tensors
-
-if TYPE_CHECKING:
-    import torch
 
 TIMEOUT_S = 300
 """Longest wait of this process for the others, their start included."""
@@ -52,8 +50,6 @@ def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
 
 
 def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    import torch
-
     if shape["ranks"] < 2:
         return "an all-reduce needs two ranks"
     count, what = (torch.cuda.device_count(), "GPUs") if device == "cuda" else (os.cpu_count() or 1, "cores")
@@ -99,8 +95,6 @@ class Team:
 
     def load(self, messages: torch.Tensor) -> torch.Tensor:
         """Give every rank its row; returns what `launch` wants to see, the same for equal messages."""
-        import torch
-
         held = self._messages
         if held is not None and held.dtype == messages.dtype and torch.equal(held, messages):
             return held
@@ -132,8 +126,6 @@ class Team:
             pipe.close()
 
     def _stop(self, messages: torch.Tensor) -> None:
-        import torch
-
         # Beyond what any of the others can have begun.
         self._until.value = self._launched + 2 * AHEAD
         out = torch.empty_like(messages[0])
@@ -166,8 +158,6 @@ def close_teams() -> None:
 
 def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any) -> None:
     """A rank other than 0: reduces the message it was given until told where to stop, then waits for the next."""
-    import torch
-
     pipe.send(None)
     # One core a rank, as an engine's rank has on a CPU that is shared by several.
     torch.set_num_threads(1)
@@ -196,8 +186,6 @@ def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any)
 
 def _process_group(store: Any, rank: int, ranks: int, device: str, timeout_s: float) -> Any:
     """A group of its own: torch's default group belongs to whoever else uses this process."""
-    import torch
-
     dist = _distributed()
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -212,8 +200,6 @@ def _process_group(store: Any, rank: int, ranks: int, device: str, timeout_s: fl
 
 def _distributed() -> Any:
     """Of the process groups as classes torch's type stubs know little."""
-    import torch.distributed
-
     return torch.distributed
 
 

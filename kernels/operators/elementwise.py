@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
 from draftcast.kernels.operators.cost import Work, moved_work
 from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
@@ -44,16 +45,13 @@ def _norm_reference(inputs: Tensors) -> Outputs:
 
 
 def _norm_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    import torch
-    from torch.nn.functional import rms_norm
-
     x, residual, weight, eps = (inputs[name] for name in ("x", "residual", "weight", "eps"))
     y, total = outputs["y"], outputs["residual_out"]
     size = (x.shape[1],)
 
     def launch() -> None:
         torch.add(x, residual, out=total)
-        torch.mul(rms_norm(total, size, None, eps), weight, out=y)
+        torch.mul(torch.nn.functional.rms_norm(total, size, None, eps), weight, out=y)
 
     return launch
 
@@ -77,8 +75,6 @@ def _rotary_work(shape: Mapping[str, Any], dtype: str, _kv_dtype: str) -> Work:
 
 def _rotary_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Random heads at random positions. Raises HardwareError when head_dim is odd."""
-    import torch
-
     m, head_dim = shape["m"], shape["head_dim"]
     if head_dim % 2:
         raise HardwareError("must be even", key="rotary: head_dim", value=head_dim)
@@ -93,8 +89,6 @@ def _rotary_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
 
 
 def _rotary_reference(inputs: Tensors) -> Outputs:
-    import torch
-
     cos, sin = inputs["table"][inputs["positions"]].double()[:, None].chunk(2, dim=2)
     outputs = {}
     for name in ("q", "k"):
@@ -104,8 +98,6 @@ def _rotary_reference(inputs: Tensors) -> Outputs:
 
 
 def _rotary_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    import torch
-
     table, positions = inputs["table"], inputs["positions"]
     turn = table.new_empty((len(positions), table.shape[1]))
     cos, sin = turn[:, None].chunk(2, dim=2)
@@ -136,8 +128,6 @@ def _swiglu_reference(inputs: Tensors) -> Outputs:
 
 
 def _swiglu_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    import torch
-
     y = outputs["y"]
     gate, up = inputs["x"].chunk(2, dim=1)
 
@@ -160,8 +150,6 @@ SWIGLU = Operator(
 
 
 def _embedding_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    import torch
-
     table, tokens, y = inputs["table"], inputs["tokens"], outputs["y"]
 
     def launch() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
@@ -42,8 +43,6 @@ def linear_work(
 
 def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Activations of variance 1, weights of variance 1/k: outputs of variance 1."""
-    import torch
-
     m, k, n = shape["m"], shape["k"], shape["n"]
     x, w = draw.normal(m, k), draw.normal(n, k, scale=1 / math.sqrt(k))
     scales: dict[str, Any] = {"x_scale": None, "w_scale": None}
@@ -69,8 +68,6 @@ def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
 
 def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """cuBLAS or oneDNN; a GPU multiplies fp32 in full precision (no TF32 unless torch is told so)."""
-    import torch
-
     x, w, y = inputs["x"], inputs["w"].T, outputs["y"]
     x_scale, w_scale = inputs["x_scale"], inputs["w_scale"]
 

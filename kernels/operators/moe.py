@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
@@ -75,8 +76,6 @@ def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     [m, top_k], the latter summing to 1. fp8: numbers are e4m3, x times ``x_scale``, the SwiGLU output times
     ``h_scale``, an expert's weights times ``gate_up_scale`` and ``down_scale`` [num_experts]; otherwise all are 1.
     """
-    import torch
-
     m, k, n, experts, top_k = (shape[name] for name in ("m", "k", "n", "num_experts", "top_k"))
     quantised = draw.dtype == "fp8"
 
@@ -101,8 +100,6 @@ def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
 
 def _reference(inputs: Tensors) -> Outputs:
     """Token by token, expert by expert, in float64; the SwiGLU output is rounded to fp8 where the operator is fp8."""
-    import torch
-
     x = inputs["x"].double() * inputs["x_scale"]
     n = inputs["down"].shape[2]
     out = torch.zeros_like(x)
@@ -119,9 +116,7 @@ def _reference(inputs: Tensors) -> Outputs:
 
 def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch in plain torch: sort by expert, two grouped matrix multiplications, weighted sum."""
-    import torch
-    from torch.nn.functional import grouped_mm, silu
-
+    grouped_mm, silu = torch.nn.functional.grouped_mm, torch.nn.functional.silu
     x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
     gate_up, down = inputs["gate_up"].transpose(1, 2), inputs["down"].transpose(1, 2)
     (m, top_k), (experts, n, k) = chosen.shape, down.shape
@@ -141,8 +136,6 @@ def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
 
 
 def _torch_supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    import torch.nn.functional
-
     if dtype == "fp8":
         return "torch has no grouped fp8 matrix multiplication with a scale per expert"
     if not hasattr(torch.nn.functional, "grouped_mm"):

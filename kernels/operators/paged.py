@@ -26,13 +26,11 @@ tokens, so that keys later than a piece are not multiplied and the mask stays sm
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftcast.errors import HardwareError
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import FP8_SCALE, Draw, Launch, Outputs, Shape, Tensors
-
-if TYPE_CHECKING:
-    import torch
 
 BLOCK_SIZE = 16
 MAX_TREE_TOKENS = 63
@@ -50,8 +48,6 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
     Raises:
         HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
     """
-    import torch
-
     batch, q, context, head_dim = shape["batch"], shape["q"], shape["context"], shape["head_dim"]
     reason = bad_shape(shape)
     if reason:
@@ -95,8 +91,6 @@ def make_outputs(inputs: Tensors) -> Outputs:
 
 def random_trees(batch: int, q: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     """Masks and depths of random trees: token 0 is the root, every other has any earlier token for a parent."""
-    import torch
-
     tree = torch.ones((batch, q), dtype=torch.int64, device=draw.device)
     depths = torch.zeros((batch, q), dtype=torch.int32, device=draw.device)
     for token in range(1, q):
@@ -108,8 +102,6 @@ def random_trees(batch: int, q: int, draw: Draw) -> tuple[torch.Tensor, torch.Te
 
 def visible(inputs: Tensors, sequence: int) -> torch.Tensor:
     """bool [q, context_lens[sequence]]: which cached tokens each new token sees."""
-    import torch
-
     device, q = inputs["query"].device, inputs["query"].shape[1]
     length = int(inputs["context_lens"][sequence])
     prefix = length - q
@@ -131,8 +123,6 @@ def visible(inputs: Tensors, sequence: int) -> torch.Tensor:
 
 def reference(inputs: Tensors) -> Outputs:
     """``softmax(scale * query @ keys^T) @ values`` over the visible keys, sequence by sequence, in float64."""
-    import torch
-
     query = inputs["query"].double()
     batch, _, heads, _ = query.shape
     group = heads // inputs["key_cache"].shape[2]
@@ -167,9 +157,6 @@ def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
 
 def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], length: int) -> Launch:
     """Attention of sequences that are all ``length`` tokens long."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
     query, cache = inputs["query"], inputs["key_cache"]
     batch, q, heads, head_dim = query.shape
     kv_heads = cache.shape[2]
@@ -200,7 +187,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
         mine = query if everything else query[chosen]
         for start, stop, end, mask in pieces:
             rows = mine[:, start:stop].view(count, stop - start, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4)
-            attended = scaled_dot_product_attention(
+            attended = torch.nn.functional.scaled_dot_product_attention(
                 rows.reshape(count, kv_heads, (stop - start) * group, head_dim),
                 key[:, :, :end],
                 value[:, :, :end],
@@ -220,8 +207,6 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
 
 def _mask(inputs: Tensors, sequences: list[int], start: int, stop: int, begin: int, end: int) -> torch.Tensor | None:
     """[sequences or 1, 1, (stop - start) * group, end - begin] to be added to the scores; None: all keys are seen."""
-    import torch
-
     alike = inputs["tree"] is None
     seen = torch.stack([visible(inputs, row)[start:stop, begin:end] for row in (sequences[:1] if alike else sequences)])
     if bool(seen.all()):

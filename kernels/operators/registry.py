@@ -1,7 +1,7 @@
 """The operators that can be run and timed, by name, and what those cost whose times are only imported.
 
 A new operator is an `Operator` in its family's file and one line in ``operators.json``. Nothing here loads torch:
-family files import it inside functions, implementations are imported when they are prepared.
+families take it from `kernels/extras`, implementations are imported when they are prepared.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from draftcast.errors import HardwareError
-from draftcast.kernels.extras import missing
+from draftcast.kernels.extras import missing, torch
 from draftcast.kernels.model.dtypes import torch_dtype
 from draftcast.kernels.operators.cost import Work
-
-if TYPE_CHECKING:
-    import torch
 
 Shape = Mapping[str, int]
 """Exactly the operator's shape fields."""
@@ -38,15 +35,13 @@ FP8_SCALE = 1 / 64
 E4M3_MAX = 448.0
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
-"""By operator: ``place``, its module of draftcast.kernels and name (absent of imported times, whose work is at ``work``),
-``shape``, its columns in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its
-interpolation."""
+"""By operator: ``place``, its module of draftcast.kernels and name (of times that are only imported ``work``, the
+place of their work), ``shape``, its columns in a latency table, ``family`` of its roofline (none: no step is built from
+it) and ``curve``, its interpolation."""
 
 
 def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
     """An output of an operator on ``x``, in its format; bf16 for fp8."""
-    import torch
-
     x = inputs["x"]
     return cast("torch.Tensor", x.new_empty(size, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype))
 
@@ -73,8 +68,6 @@ class Draw:
 
     def normal(self, *size: int, dtype: str = "", scale: float = 1.0) -> torch.Tensor:
         """Normal numbers of standard deviation ``scale``, or, in fp8, of ``1 / FP8_SCALE``."""
-        import torch
-
         kind = dtype or self.dtype
         values: torch.Tensor = torch.randn(size, device=self.device, generator=self.generator)
         # A number beyond e4m3's range would become NaN.
@@ -83,20 +76,14 @@ class Draw:
 
     def uniform(self, *size: int) -> torch.Tensor:
         """float32 numbers in [0, 1)."""
-        import torch
-
         return torch.rand(size, device=self.device, generator=self.generator)
 
     def integers(self, low: int, high: int, *size: int) -> torch.Tensor:
         """int64 numbers from ``low`` to ``high - 1``."""
-        import torch
-
         return torch.randint(low, high, size, device=self.device, generator=self.generator)
 
     def lengths(self, count: int, least: int, most: int, *, ragged: bool) -> torch.Tensor:
         """int32 [count]: ``most`` each or, if ``ragged``, from the second on any number from ``least``."""
-        import torch
-
         lengths = torch.full((count,), most, dtype=torch.int32, device=self.device)
         if ragged:
             lengths[1:] = self.integers(least, most + 1, count)[1:].to(torch.int32)
@@ -204,8 +191,6 @@ def fp8_runs(dtype: str, device: str) -> str:
     """Why a GPU cannot compute in ``dtype`` because it is fp8, or ""."""
     if dtype != "fp8" or device != "cuda":
         return ""
-    import torch
-
     return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
 
 

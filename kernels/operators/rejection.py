@@ -15,14 +15,12 @@ columns may hold anything); ``draft_probs`` float32 [batch, q-1, n], or None whe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, by_formula, implementations
 from draftcast.kernels.operators.sampler import drawn, probabilities, sampler_work
-
-if TYPE_CHECKING:
-    import torch
 
 
 def _draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
@@ -34,8 +32,6 @@ def _draw_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged:
             certain: half of them the likeliest token, the others any.
         ragged: each sequence but the first has its own random number of drafts from 0 to q-1.
     """
-    import torch
-
     batch, q, n = shape["batch"], shape["q"], shape["n"]
     drafts = (batch, q - 1)
     logits = draw.normal(batch, q, n, scale=2.0)
@@ -63,8 +59,6 @@ def _make_outputs(inputs: Tensors) -> Outputs:
 
 def _reference(inputs: Tensors) -> Outputs:
     """Sequence by sequence in float64, as the algorithm is written."""
-    import torch
-
     outputs = _make_outputs(inputs)
     for sequence, temperature in enumerate(inputs["temperature"].tolist()):
         drafts = inputs["draft_tokens"][sequence, : inputs["num_drafts"][sequence]].tolist()
@@ -95,15 +89,8 @@ def _reference(inputs: Tensors) -> Outputs:
     return outputs
 
 
-def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Weights of the recovered token: what the target gives beyond the draft."""
-    return (target - draft).clamp_(min=0)
-
-
 def sample(inputs: Tensors) -> Outputs:
     """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
-    import torch
-
     logits, draft_probs, temperature = inputs["logits"], inputs["draft_probs"], inputs["temperature"]
     (batch, q, n), drafts = logits.shape, logits.shape[1] - 1
     likeliest = logits.argmax(2)
@@ -126,7 +113,7 @@ def sample(inputs: Tensors) -> Outputs:
             draft = torch.zeros_like(weights).scatter_(1, tokens.gather(1, place), 1.0)
         else:
             draft = draft_probs.gather(1, place[..., None].expand(batch, 1, n))[:, 0]
-        weights = torch.where(length < num_drafts, residual(weights, draft), weights)
+        weights = torch.where(length < num_drafts, (weights - draft).clamp(min=0), weights)
     best = likeliest.gather(1, length)[:, 0]
     final = torch.where(temperature > 0, drawn(weights, inputs["final_uniforms"], best), best)
     padded = torch.cat((tokens, tokens.new_zeros((batch, 1))), 1)

@@ -9,16 +9,14 @@ are inputs here, the answer can be compared.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import ArrayLike
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, by_formula, implementations
-
-if TYPE_CHECKING:
-    import torch
 
 
 def sampler_work(rows: ArrayLike, vocab: ArrayLike, act_bytes: float = 2.0) -> Work:
@@ -33,16 +31,12 @@ def sampler_work(rows: ArrayLike, vocab: ArrayLike, act_bytes: float = 2.0) -> W
 
 def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Softmax of [..., n] in float32 (float64 for float64), ``temperature`` [...]; of temperature 0 that at 1."""
-    import torch
-
     scores = logits if logits.dtype == torch.float64 else logits.float()
     return torch.softmax(scores / torch.where(temperature > 0, temperature, 1.0)[..., None], -1)
 
 
 def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor) -> torch.Tensor:
     """Tokens int64 [rows] drawn by any ``weights`` [rows, n]; ``likeliest`` where rounding leaves none positive."""
-    import torch
-
     cumulative = weights.cumsum(1)
     found = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
     found = found.clamp_(max=weights.shape[1] - 1)
@@ -51,23 +45,17 @@ def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor
 
 def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Normal logits at temperature 1: every row is drawn."""
-    import torch
-
     m, n = shape["m"], shape["n"]
     temperature = torch.ones(m, device=draw.device)
     return {"logits": draw.normal(m, n, scale=2.0), "temperature": temperature, "uniforms": draw.uniform(m)}
 
 
 def _make_outputs(inputs: Tensors) -> Outputs:
-    import torch
-
     return {"tokens": inputs["logits"].new_empty(len(inputs["logits"]), dtype=torch.int32)}
 
 
 def _reference(inputs: Tensors) -> Outputs:
     """Row by row in float64."""
-    import torch
-
     tokens = []
     for row, temperature, uniform in zip(
         inputs["logits"].double(), inputs["temperature"].tolist(), inputs["uniforms"].tolist(), strict=True
@@ -81,8 +69,6 @@ def _reference(inputs: Tensors) -> Outputs:
 
 
 def _sampled(inputs: Tensors) -> Outputs:
-    import torch
-
     logits, temperature = inputs["logits"], inputs["temperature"]
     likeliest = logits.argmax(1)
     chosen = drawn(probabilities(logits, temperature), inputs["uniforms"], likeliest)

@@ -12,14 +12,12 @@ are read from memory once, so bytes = 4 * sum(lengths).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import Draw, Operator, Shape, Tensors, by_formula, implementations
 from draftcast.kernels.search import ngram
-
-if TYPE_CHECKING:
-    import torch
 
 VOCABULARY = 32_000
 SETTINGS = {"k": 5, "min_n": 2, "max_n": 5, "max_model_len": ngram.UNLIMITED}
@@ -30,8 +28,6 @@ def search(
     tokens: torch.Tensor, lengths: torch.Tensor, k: int, min_n: int, max_n: int, max_model_len: int = ngram.UNLIMITED
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Drafts [batch, k] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
-    import torch
-
     context = tokens.shape[1]
     ends = torch.arange(context, device=tokens.device)
     last = lengths[:, None].long()
@@ -60,8 +56,6 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
 
     ``ragged``: each text but the first has its own random length from 1 to context.
     """
-    import torch
-
     batch, context = shape["batch"], shape["context"]
     tokens = draw.integers(0, VOCABULARY, batch, context).to(torch.int32)
     lengths = draw.lengths(batch, 1, context, ragged=ragged)
@@ -81,8 +75,6 @@ def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
 
 def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """The one-text-at-a-time search of `draftcast.kernels.search.ngram`."""
-    import torch
-
     tokens, device = inputs["tokens"].cpu().numpy(), inputs["tokens"].device
     texts = [row[:length] for row, length in zip(tokens, inputs["lengths"].tolist(), strict=True)]
     found = ngram.propose_batch(texts, inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
 from draftcast.kernels.operators.triton.device import dot_type, fewest_splits, processors
 
@@ -230,8 +231,6 @@ def _combine(out, parts, weights, SPLITS: tl.constexpr, CHUNK: tl.constexpr, HEA
 
 def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: TilePlan | None = None) -> Launch:
     """Launch over `draftcast.kernels.operators.paged.draw_inputs`; ``splits`` of the KV and ``plan`` may be given."""
-    import torch
-
     query, cache, tables, tree = inputs["query"], inputs["key_cache"], inputs["block_tables"], inputs["tree"]
     batch, q, heads, head_dim = query.shape
     page, kv_heads = cache.shape[1:3]

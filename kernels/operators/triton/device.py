@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import triton.language as tl
 
-if TYPE_CHECKING:
-    import torch
+from draftcast.kernels.extras import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _INTERPRETED_PROCESSORS = 8
@@ -17,8 +16,6 @@ _INTERPRETED_PROCESSORS = 8
 
 def processors(tensor: torch.Tensor) -> int:
     """Multiprocessors of the tensor's device."""
-    import torch
-
     if not tensor.is_cuda:
         return _INTERPRETED_PROCESSORS
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count

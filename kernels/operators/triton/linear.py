@@ -12,6 +12,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
 from draftcast.kernels.operators.triton.device import dot_type, fewest_splits, processors
 
@@ -133,8 +134,6 @@ def _linear(
 
 def prepare(inputs: Tensors, outputs: Tensors, *, plan: TilePlan | None = None, splits: int | None = None) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` and ``splits`` may be given."""
-    import torch
-
     x, w, y = inputs["x"], inputs["w"], outputs["y"]
     (m, k), n, size = x.shape, len(w), x.element_size()
     quantised = inputs["x_scale"] is not None

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
 from draftcast.kernels.operators.triton.device import dot_type
 
@@ -168,8 +169,6 @@ def _sum(out, parts, K: tl.constexpr, TOP_K: tl.constexpr, COLS: tl.constexpr):
 
 def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.moe`; ``plan`` may be given."""
-    import torch
-
     x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
     gate_up, down = inputs["gate_up"], inputs["down"]
     experts, k, n = down.shape

@@ -5,15 +5,11 @@ A row of 128 Ki logits would keep one multiprocessor busy for long; pieces fill 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import triton
 import triton.language as tl
 
+from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
-
-if TYPE_CHECKING:
-    import torch
 
 PIECE = 4096
 """Logits a program: with eight warps two 16-byte loads of bf16 a thread."""
@@ -98,8 +94,6 @@ def _draw(
 
 def scan_results(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int]:
     """Space for tops, norms and bests of ``scan``, each [rows, pieces]; pieces, and these as a power of two."""
-    import torch
-
     n = logits.shape[-1]
     rows, pieces = logits.numel() // n, triton.cdiv(n, PIECE)
     tops, norms = torch.empty((2, rows, pieces), device=logits.device)
