@@ -167,7 +167,7 @@ def measure_suffix(
     requests: Sequence[TokenRequest],
     k: int | None = None,
     settings: suffix.SuffixSettings = SUFFIX,
-    max_model_len: int = suffix.UNLIMITED,
+    max_model_len: int = ngram.UNLIMITED,
     **resampling: int,
 ) -> Measurement:
     """Suffix decoding over a log, its requests one after the other; k None: the tree depth, as in vLLM.
@@ -180,7 +180,7 @@ def measure_suffix(
     named = _suffix_settings(settings)
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
-    _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
+    _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     found = list(suffix.match_positions(requests, k, settings, max_model_len))
     return _measured("suffix", k, named, found, **resampling)
 
@@ -195,7 +195,7 @@ def measure_arctic(
     requests: Sequence[TokenRequest],
     head_rates: Sequence[float],
     settings: suffix.SuffixSettings = ARCTIC,
-    max_model_len: int = suffix.UNLIMITED,
+    max_model_len: int = ngram.UNLIMITED,
     *,
     bootstrap: int = 1000,
     seed: int = 0,
@@ -213,7 +213,7 @@ def measure_arctic(
     if not 1 <= len(rates) <= MAX_DRAFTS or not (np.diff(rates, prepend=1.0, append=0.0) <= 0).all():
         text = f"must be 1 to {MAX_DRAFTS} unconditional rates by position, 1 to 0, none above the one before"
         raise InputError(text, file="--head-rates", value=rates.tolist())
-    _check_range("--max-model-len", max_model_len, 1, suffix.UNLIMITED)
+    _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     k = max(len(rates), min(settings.max_tree_depth, MAX_DRAFTS))
     generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
     sums = []

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec

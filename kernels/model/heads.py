@@ -131,15 +131,6 @@ def public_head(kind: str, target: str) -> str | None:
     return None
 
 
-def usual_head(method: str, target: ModelSpec, k: int) -> ModelSpec:
-    """The head taken where none is known: the public one for this target, else the method's usual shape.
-
-    Raises:
-        ModelError: the target has no MTP layer.
-    """
-    return resolve_head(method, target, k, None).spec
-
-
 def has_head(method: str) -> bool:
     """Whether the method drafts with a head of the target (and not with a model of its own, or a search)."""
     return method == "mtp" or method in _facts()["methods"]
@@ -152,16 +143,20 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         method: draftcast's name of the method, see `has_head`.
         target: the model drafted for.
         k: draft tokens per round.
-        name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none.
+        name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
+            public head for this target is taken, else the method's usual shape.
 
     Raises:
-        ModelError: a path without a file, an unreadable config, a head of another method or another target.
+        ModelError: a path without a file, an unreadable config, a head of another method or another target, or the
+            target has no MTP layer.
     """
     if method == "mtp":
         return _mtp(target, name)
     config = _find(name) if name is not None else None
     if config is None:
-        usual, basis = _usual(_assumed_kind(method, name), target, k)
+        # Of a tree's two kinds it is the one that its name holds.
+        eagle3 = method == "eagle_tree" and says_eagle3(name)
+        usual, basis = _usual("eagle3" if eagle3 else _facts()["methods"][method][0], target, k)
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
@@ -185,11 +180,6 @@ def says_eagle3(name: str | None) -> bool:
     return "eagle3" in (name or "").lower().replace("-", "")
 
 
-def _assumed_kind(method: str, name: str | None) -> str:
-    """What an unknown head is: of a tree's two kinds the one that its name holds."""
-    return "eagle3" if method == "eagle_tree" and says_eagle3(name) else str(_facts()["methods"][method][0])
-
-
 def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
     """The head, and in words where its shape comes from."""
     name = public_head(kind, target.name)
@@ -200,12 +190,8 @@ def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
 
 def describe(spec: ModelSpec, target: ModelSpec) -> str:
     """A head's shape in words, such as ``1 layer of hidden size 4096, MLP 14336, draft vocabulary 32000``."""
-    parts = []
-    if spec.num_hidden_layers:
-        parts.append(f"{spec.num_hidden_layers} layer{'s' * (spec.num_hidden_layers > 1)}")
-    else:
-        parts.append(f"{spec.num_draft_heads} head{'s' * (spec.num_draft_heads > 1)}")
-    parts[0] += f" of hidden size {spec.hidden_size}"
+    count, what = (spec.num_hidden_layers, "layer") if spec.num_hidden_layers else (spec.num_draft_heads, "head")
+    parts = [f"{count} {what}{'s' * (count > 1)} of hidden size {spec.hidden_size}"]
     if spec.num_dense_layers:
         parts.append(f"MLP {spec.intermediate_size}")
     if spec.is_moe:
@@ -250,7 +236,9 @@ def read_head(values: Any, name: str) -> HeadConfig:
     if kind in ("medusa", "mlp_speculator"):
         return _without_layers(config, kind)
     assumed: tuple[str, ...] = ()
-    window, sliding_layers = _sliding(config)
+    # vLLM's drafters go by ``layer_types`` alone.
+    sliding_layers = sum("sliding" in kind for kind in config.strings("layer_types"))
+    window = config.integer("sliding_window") if sliding_layers else 0
     unused = 0 if config.strings("layer_types") else config.integer("sliding_window", 0)
     if 0 < unused < config.integer("max_position_embeddings") and config.values.get("use_sliding_window") is not False:
         assumed = (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
@@ -260,18 +248,18 @@ def read_head(values: Any, name: str) -> HeadConfig:
     given |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
     decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
     sections = [config, *(_section(config, key) for key in _SECTIONS)]
-    rank = max(section.integer("markov_rank", 0, minimum=0) for section in sections)
+    rank = max(section.count("markov_rank") for section in sections)
     # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
     absent = decoder.vocab_size if kind in ("eagle3", "p_eagle") else None
     return HeadConfig(
         name=name,
         kind=kind,
         decoder=replace(decoder, shares_embedding=True),
-        draft_vocab_size=config.integer("draft_vocab_size", 0, minimum=0) or absent,
+        draft_vocab_size=config.count("draft_vocab_size") or absent,
         captured_layers=_captured(sections),
         target_hidden_size=config.integer("target_hidden_size", decoder.hidden_size),
         vocab_size=decoder.vocab_size,
-        block_size=config.integer("block_size", 0, minimum=0),
+        block_size=config.count("block_size"),
         markov_rank=rank,
         assumed=assumed,
     )
@@ -324,9 +312,3 @@ def _captured(sections: list[Config]) -> int | None:
                     raise ModelError("a list of layer numbers is needed", file=section.name, key=key, value=layers)
                 return len(layers)
     return None
-
-
-def _sliding(config: Config) -> tuple[int, int]:
-    """(window, layers that slide): vLLM's drafters go by ``layer_types`` alone."""
-    count = sum("sliding" in kind for kind in config.strings("layer_types"))
-    return (config.integer("sliding_window"), count) if count else (0, 0)

@@ -283,26 +283,26 @@ class ModelSpec:
 
     def check_tensor_parallel(self, tp: int) -> None:
         """Raise ModelError unless the attention heads split over ``tp`` ranks (vLLM's rule)."""
-        if tp < 1:
-            raise ModelError("an integer >= 1 is needed", file=self.name, key="tensor_parallel_size", value=tp)
-        if self.num_hidden_layers == 0:
-            return
-        if self.num_attention_heads % tp:
-            allowed = f"a divisor of num_attention_heads = {self.num_attention_heads} is needed"
-            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
-        if self.o_groups % tp:
-            allowed = f"a divisor of o_groups = {self.o_groups} is needed"
-            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
-        if not self.is_mla and self.num_key_value_heads % tp and tp % self.num_key_value_heads:
-            allowed = f"a divisor or a multiple of num_key_value_heads = {self.num_key_value_heads} is needed"
-            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
+        kv_heads = self.num_key_value_heads
         shared = self.linear_kind == "mamba2" and self.linear_num_key_heads == 1  # vLLM copies a lone group
         heads = self.linear_num_value_heads if shared else self.linear_num_key_heads
-        if self.num_linear_layers and heads % tp:
-            allowed = f"a divisor of linear_num_{'value' if shared else 'key'}_heads = {heads} is needed"
-            raise ModelError(allowed, file=self.name, key="tensor_parallel_size", value=tp)
-        if self.windowed is not self and self.num_sliding_layers:
-            self.windowed.check_tensor_parallel(tp)
+        if tp < 1:
+            needed = "an integer >= 1"
+        elif self.num_hidden_layers == 0:
+            return
+        elif self.num_attention_heads % tp:
+            needed = f"a divisor of num_attention_heads = {self.num_attention_heads}"
+        elif self.o_groups % tp:
+            needed = f"a divisor of o_groups = {self.o_groups}"
+        elif not self.is_mla and kv_heads % tp and tp % kv_heads:
+            needed = f"a divisor or a multiple of num_key_value_heads = {kv_heads}"
+        elif self.num_linear_layers and heads % tp:
+            needed = f"a divisor of linear_num_{'value' if shared else 'key'}_heads = {heads}"
+        elif self.windowed is not self and self.num_sliding_layers:
+            return self.windowed.check_tensor_parallel(tp)
+        else:
+            return
+        raise ModelError(f"{needed} is needed", file=self.name, key="tensor_parallel_size", value=tp)
 
     def kv_heads_per_rank(self, tp: int) -> int:
         """KV heads on one of ``tp`` ranks; a head is replicated when there are fewer heads than ranks."""

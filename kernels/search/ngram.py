@@ -64,22 +64,6 @@ def draft_range(
 
 
 @njit(cache=True)
-def _propose_batch(
-    tokens: Tokens, offsets: IntArray, k: int, min_n: int, max_n: int, max_model_len: int
-) -> tuple[Tokens, Counts]:
-    streams = len(offsets) - 1
-    drafts = np.full((streams, k), -1, dtype=np.int32)
-    counts = np.zeros(streams, dtype=np.int32)
-    z = np.zeros(max_n, dtype=np.int64)
-    for stream in range(streams):
-        text = tokens[offsets[stream] : offsets[stream + 1]]
-        start, count = draft_range(text, len(text), k, min_n, max_n, max_model_len, z)
-        counts[stream] = count
-        drafts[stream, :count] = text[start : start + count]
-    return drafts, counts
-
-
-@njit(cache=True)
 def _match_positions(
     tokens: Tokens, prompt_tokens: int, k: int, min_n: int, max_n: int, max_model_len: int
 ) -> tuple[Counts, Counts]:
@@ -101,7 +85,7 @@ def _match_positions(
 def propose_batch(
     streams: Sequence[ArrayLike], k: int, min_n: int, max_n: int, max_model_len: int = UNLIMITED
 ) -> tuple[Tokens, Counts]:
-    """Drafts for a batch of token streams in one compiled call.
+    """Drafts for a batch of token streams.
 
     ``min_n`` and ``max_n`` are vLLM's ``prompt_lookup_min`` and ``prompt_lookup_max``, 1 <= min_n <= max_n; no draft
     stands beyond ``max_model_len`` tokens.
@@ -109,11 +93,14 @@ def propose_batch(
     Returns:
         drafts int32[streams, k], -1 where there is none, and their number int32[streams].
     """
-    arrays = [np.asarray(stream, dtype=np.int32).reshape(-1) for stream in streams]
-    offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
-    offsets[1:] = np.cumsum([len(array) for array in arrays])
-    tokens = np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32)
-    drafts, counts = _propose_batch(tokens, offsets, k, min_n, max_n, max_model_len)
+    drafts = np.full((len(streams), k), -1, dtype=np.int32)
+    counts = np.zeros(len(streams), dtype=np.int32)
+    z = np.zeros(max_n, dtype=np.int64)
+    for row, stream in enumerate(streams):
+        text = np.asarray(stream, dtype=np.int32)
+        start, count = draft_range(text, len(text), k, min_n, max_n, max_model_len, z)
+        counts[row] = count
+        drafts[row, :count] = text[start : start + count]
     return drafts, counts
 
 

@@ -25,13 +25,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import IntArray
+from draftcast.kernels.search.ngram import UNLIMITED, Counts, Tokens
 
-Tokens = NDArray[np.int32]
-Counts = NDArray[np.int32]
-UNLIMITED = 2**62  # a model length no text reaches
 END = -1  # closes an output among the earlier requests': never equal to a token
 
 

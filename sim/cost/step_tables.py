@@ -120,7 +120,7 @@ def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k:
         return draft_model
     if not heads.has_head(method.name):
         raise ScenarioError(f"required by method {method.name}", key="draft_model", value=None)
-    return heads.usual_head(method.name, target, k)
+    return heads.resolve_head(method.name, target, k, None).spec
 
 
 def fill_roofline(

@@ -6,6 +6,7 @@ pydantic errors raised here into one-line ``ScenarioError``s.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -21,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-UNIT_SUFFIXES = ("_ms", "_us", "_s", "_sec", "_seconds", "_rps", "_qps", "_rpm", "_tokens", "_bytes", "_gb", "_gib")
+_UNIT = re.compile(r"(?<!^)_(ms|us|s|sec|seconds|rps|qps|rpm|tokens|bytes|gb|gib)\Z")
 SYNONYMS = {
     "qps": "request_rate_rps",
     "rps": "request_rate_rps",
@@ -73,10 +74,7 @@ Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 
 def _stem(key: str) -> str:
     """``key`` without its unit: ``request_rate_ms`` and ``request_rate`` share the stem ``request_rate``."""
-    for suffix in sorted(UNIT_SUFFIXES, key=len, reverse=True):
-        if key.endswith(suffix) and len(key) > len(suffix):
-            return key[: -len(suffix)]
-    return key
+    return _UNIT.sub("", key)
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
