@@ -50,18 +50,19 @@ def eagle_head(
     layer without input norm, target's embedding and lm_head. 0.24 B parameters for Llama-2-7B, 0.99 B for 70B (paper,
     section 4.1). ``eagle3`` (arXiv 2503.01840): fc ``3h -> h`` once over the target's rows, q/k/v of the first layer
     read ``2h``, own lm_head over the draft vocabulary; 0.42 B for Llama-3.1-8B, of which 0.13 B are lm_head.
+    ``p_eagle`` (arXiv 2602.01469): a deeper EAGLE-3 head that drafts all tokens in one pass over masked positions.
 
     Args:
         target: the model drafted for.
-        version: "eagle" or "eagle3".
-        decoder: the head's layers; by default one of the target's width.
+        version: "eagle", "eagle3" or "p_eagle".
+        decoder: the head's layers; by default one of the target's width (of ``p_eagle`` 4).
         draft_vocab_size: EAGLE-3's own vocabulary; 32000 (or the target's, if smaller) by default.
         captured_layers: target layers whose hidden states EAGLE-3 fuses; 0: no fc.
 
     Raises:
         ModelError: unknown version, or a draft vocabulary for "eagle", which has none.
     """
-    layers = usual_decoder(target) if decoder is None else decoder
+    layers = decoder or usual_decoder(target, P_EAGLE_LAYERS if version == "p_eagle" else 1)
     hidden = layers.hidden_size
     if version == "eagle":
         if draft_vocab_size is not None:
@@ -78,39 +79,22 @@ def eagle_head(
             fc_every_pass=True,
             extra_parameters=fused * hidden,
         )
-    if version == "eagle3":
+    if version in ("eagle3", "p_eagle"):
         vocab = min(EAGLE3_DRAFT_VOCAB, target.vocab_size) if draft_vocab_size is None else draft_vocab_size
         fused = captured_layers * target.hidden_size
         own_embedding = 0 if hidden == target.hidden_size else target.vocab_size * hidden
+        # The learned hidden state that stands in at masked positions.
+        masked = fused if version == "p_eagle" else 0
         return replace(
             layers,
-            name=f"{target.name}-eagle3",
+            name=f"{target.name}-{version.replace('_', '-')}",
             architecture="Eagle3LlamaForCausalLM",
             vocab_size=_draft_vocab(target, vocab),
             attention_input_size=2 * hidden,
             fc_input_size=fused,
-            extra_parameters=fused * hidden + hidden + own_embedding,  # fc and the norm of the hidden state
+            extra_parameters=fused * hidden + hidden + own_embedding + masked,  # fc and the norm of the hidden state
         )
-    raise ModelError("unknown version; known: eagle, eagle3", key="version", value=version)
-
-
-def p_eagle_head(
-    target: ModelSpec,
-    *,
-    decoder: ModelSpec | None = None,
-    draft_vocab_size: int | None = None,
-    captured_layers: int = EAGLE3_CAPTURED_LAYERS,
-) -> ModelSpec:
-    """P-EAGLE (arXiv 2602.01469): a deeper EAGLE-3 head that drafts all tokens in one pass over masked positions."""
-    head = eagle_head(
-        target,
-        decoder=usual_decoder(target, P_EAGLE_LAYERS) if decoder is None else decoder,
-        draft_vocab_size=draft_vocab_size,
-        captured_layers=captured_layers,
-    )
-    # The learned hidden state that stands in at masked positions.
-    extra = head.extra_parameters + head.fc_input_size
-    return replace(head, name=f"{target.name}-p-eagle", extra_parameters=extra)
+    raise ModelError("unknown version; known: eagle, eagle3, p_eagle", key="version", value=version)
 
 
 def mtp_head(target: ModelSpec) -> ModelSpec:
@@ -163,7 +147,7 @@ def dflash_head(
     Qwen3-like layers, fc ``(captured_layers * h) -> h`` over the target's rows, target's embedding and, without a draft
     vocabulary of its own, lm_head. Defaults as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
     """
-    layers = replace(usual_decoder(target, DFLASH_LAYERS), qk_norm=True) if decoder is None else decoder
+    layers = decoder or replace(usual_decoder(target, DFLASH_LAYERS), qk_norm=True)
     fused = captured_layers * target.hidden_size
     return replace(
         layers,
@@ -214,10 +198,9 @@ def mlp_speculator_heads(target: ModelSpec, num_heads: int, *, inner_dim: int = 
 
     Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head.
     """
-    base = _no_layers(target, num_heads)
     inner_matrices = target.hidden_size * inner_dim + inner_dim * inner_dim + 2 * inner_dim
     return replace(
-        base,
+        _no_layers(target, num_heads),
         name=f"{target.name}-mlp-speculator",
         architecture="MLPSpeculatorPreTrainedModel",
         hidden_size=inner_dim,

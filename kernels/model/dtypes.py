@@ -22,20 +22,12 @@ NEEDS_UNITS = ("int8",)
 
 
 def weight_dtype(name: str) -> str:
-    """Short name of a weight format.
-
-    Raises:
-        ModelError: unknown format; lists the known ones.
-    """
+    """Short name of a weight format. Raises ModelError: unknown; lists the known ones."""
     return _known(name, WEIGHT_BYTES, "dtype")
 
 
 def kv_dtype(name: str) -> str:
-    """Short name of a KV-cache format.
-
-    Raises:
-        ModelError: unknown format; lists the known ones.
-    """
+    """Short name of a KV-cache format. Raises ModelError: unknown; lists the known ones."""
     return _known(name, KV_BYTES, "kv_cache_dtype")
 
 

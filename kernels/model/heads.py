@@ -93,8 +93,9 @@ class HeadConfig:
             given["captured_layers"] = self.captured_layers
         if self.kind == "dspark":
             return drafters.dspark_head(target, **given, markov_rank=self.markov_rank)
-        builders = {"eagle3": drafters.eagle_head, "p_eagle": drafters.p_eagle_head, "dflash": drafters.dflash_head}
-        return builders[self.kind](target, **given)
+        if self.kind == "dflash":
+            return drafters.dflash_head(target, **given)
+        return drafters.eagle_head(target, self.kind, **given)
 
 
 @functools.cache

@@ -65,19 +65,13 @@ def attention_work(
         context = context / model.kv_compression + queries * model.local_window
         pairs = pairs / model.kv_compression + queries * model.local_window
     heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
-    elements = model.kv_elements_per_layer(tp)
-    if model.is_mla and absorbed:
-        flops = 2.0 * heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim) * pairs
-        query_io = heads * (2 * model.kv_lora_rank + model.qk_rope_head_dim)
-    elif model.is_mla:
-        widths = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
-        return Work(2.0 * heads * widths * pairs, (context + queries) * heads * widths * act_bytes)
-    else:
-        width = model.head_dim + model.value_dim
-        flops = 2.0 * heads * width * pairs
-        query_io = heads * width
-    moved = (context + queries) * elements * kv_bytes + queries * query_io * act_bytes
-    return Work(flops, moved)
+    if model.is_mla and not absorbed:
+        width = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
+        return Work(2.0 * heads * width * pairs, (context + queries) * heads * width * act_bytes)
+    latent = 2 * model.kv_lora_rank + model.qk_rope_head_dim
+    width = latent if model.is_mla else model.head_dim + model.value_dim
+    cached = (context + queries) * model.kv_elements_per_layer(tp) * kv_bytes
+    return Work(2.0 * heads * width * pairs, cached + queries * (heads * width) * act_bytes)
 
 
 def layer_shape(model: ModelSpec, phase: str, tp: int) -> tuple[str, dict[str, int]]:

@@ -68,7 +68,6 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
 
 
 def make_outputs(inputs: Tensors) -> dict[str, torch.Tensor]:
-    """``drafts`` and ``counts``."""
     tokens = inputs["tokens"]
     return {"drafts": tokens.new_empty((len(tokens), inputs["k"])), "counts": tokens.new_empty(len(tokens))}
 

@@ -282,17 +282,9 @@ def match_positions(
         return _Corpus(np.zeros(capacity, np.int32), previous, last)
 
     room = max(own_capacity, earlier_capacity) + 2
-    scratch = _Scratch(
-        place=np.zeros(room, np.int64),
-        repeat=np.zeros(room, np.int64),
-        member=np.zeros(room, np.int64),
-        slot=np.full(len(vocabulary), -1, np.int64),
-        token=np.zeros(room, np.int32),
-        counts=np.zeros(room, np.int64),
-        before=np.zeros(room, np.int64),
-        after=np.zeros(room, np.int64),
-        first=np.zeros(room, np.int64),
-    )
+    place, repeat, member, counts, before, after, first = np.zeros((7, room), np.int64)
+    slot, token = np.full(len(vocabulary), -1, np.int64), np.zeros(room, np.int32)
+    scratch = _Scratch(place, repeat, member, slot, token, counts, before, after, first)
     own, earlier = corpus(own_capacity), corpus(earlier_capacity)
     limits = (k, settings.max_tree_depth, np.float32(settings.max_spec_factor), np.float32(settings.min_token_prob))
     least = np.float32(least_score)

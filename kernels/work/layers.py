@@ -18,7 +18,7 @@ from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weigh
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work, indexer_work
-from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work
@@ -62,13 +62,9 @@ class LinearLayer:
             return wide_dtype(dtype), activation_bytes(dtype)
         return dict(self.formats).get(dtype, (dtype, WEIGHT_BYTES[dtype]))
 
-    def weight_bytes_per_element(self, dtype: str) -> float:
-        """Bytes a weight of this layer takes in a checkpoint of ``dtype``."""
-        return self.stored(dtype)[1]
-
     def work(self, m: ArrayLike, dtype: str) -> Work:
         """Work of one of the ``count`` matrices over ``m`` rows."""
-        per_element, act = self.weight_bytes_per_element(dtype), activation_bytes(dtype)
+        (_, per_element), act = self.stored(dtype), activation_bytes(dtype)
         if self.num_experts:
             return moe_work(m, self.k, self.n, self.num_experts, self.num_experts_per_tok, per_element, act)
         return linear_work(m, self.k, self.n, per_element, act)
@@ -229,8 +225,7 @@ class ElementwisePart:
 
     def work(self, m: ArrayLike, act_bytes: float = 2.0) -> Work:
         """Work of all runs over ``m`` rows."""
-        elements = as_array(m) * self.elements * self.count
-        return Work(elements, elements * act_bytes)
+        return moved_work(as_array(m) * self.elements * self.count, act_bytes)
 
 
 def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, ...]:
@@ -319,8 +314,7 @@ def _gate_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
 def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
     """Work of all `elementwise_parts` over ``m`` rows."""
     per_row = sum(part.count * part.elements for part in elementwise_parts(model, tp))
-    elements = as_array(m) * per_row
-    return Work(elements, elements * act_bytes)
+    return moved_work(as_array(m) * per_row, act_bytes)
 
 
 def elementwise_kernels(model: ModelSpec) -> int:

@@ -658,7 +658,11 @@ def test_mtp_head_is_one_layer_of_the_target() -> None:
 
 def test_p_eagle_is_deeper_and_dflash_shares_the_head() -> None:
     target = load_model("Qwen3-8B")
-    p_eagle, dflash, dspark = drafters.p_eagle_head(target), drafters.dflash_head(target), drafters.dspark_head(target)
+    p_eagle, dflash, dspark = (
+        drafters.eagle_head(target, "p_eagle"),
+        drafters.dflash_head(target),
+        drafters.dspark_head(target),
+    )
     assert p_eagle.num_hidden_layers == 4
     assert p_eagle.num_parameters > drafters.eagle_head(target).num_parameters
     assert dflash.num_parameters / 1e9 == pytest.approx(1.05, abs=0.01)  # z-lab/Qwen3-8B-DFlash-b16
@@ -916,7 +920,7 @@ def test_modules_that_an_int4_checkpoint_ignores_stay_wide() -> None:
     assert model.formats == (("experts", "int4", 0.5 + 2 / 32),)
     assert model.weight_bytes("int4") / 1e9 == pytest.approx(594, abs=1)  # of the published checkpoint
     assert model.weight_bytes("fp8") == whole.weight_bytes("fp8")
-    wide = {layer.name for layer in layers.linear_layers(model, 8) if layer.weight_bytes_per_element("int4") == 2.0}
+    wide = {layer.name for layer in layers.linear_layers(model, 8) if layer.stored("int4")[1] == 2.0}
     assert {"o", "qkv_a", "gate_up", "shared_down", "router"} <= wide
     assert not wide & {"experts_gate_up", "experts_down"}
 

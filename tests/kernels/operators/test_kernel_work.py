@@ -204,11 +204,11 @@ def test_bytes_of_a_weight() -> None:
     deepseek = {layer.name: layer for layer in linear_layers(load_model("DeepSeek-V3-BF16"))}
     dense, expert = deepseek["o"], deepseek["experts_down"]
     fixed = LinearLayer("router", 8, 8, 1, quantised=False)
-    assert [dense.weight_bytes_per_element(d) for d in ("fp32", "bf16", "fp8", "mxfp4")] == [4, 2, 1, 2]
-    assert dense.weight_bytes_per_element("int4") == pytest.approx(0.5195, abs=1e-4)
-    assert expert.weight_bytes_per_element("mxfp4") == pytest.approx(0.53125)
-    assert (dense.weight_bytes_per_element("nvfp4"), expert.weight_bytes_per_element("nvfp4")) == (2, 0.5625)
-    assert [fixed.weight_bytes_per_element(d) for d in ("fp32", "bf16", "fp8", "int4")] == [4, 2, 2, 2]
+    assert [dense.stored(d)[1] for d in ("fp32", "bf16", "fp8", "mxfp4")] == [4, 2, 1, 2]
+    assert dense.stored("int4")[1] == pytest.approx(0.5195, abs=1e-4)
+    assert expert.stored("mxfp4")[1] == pytest.approx(0.53125)
+    assert (dense.stored("nvfp4")[1], expert.stored("nvfp4")[1]) == (2, 0.5625)
+    assert [fixed.stored(d)[1] for d in ("fp32", "bf16", "fp8", "int4")] == [4, 2, 2, 2]
 
 
 def test_scopes_of_draft_heads() -> None:
@@ -221,6 +221,6 @@ def test_scopes_of_draft_heads() -> None:
         layer for layer in linear_layers(drafters.dspark_head(load_model("Qwen3-8B")), 2) if layer.scope == "position"
     ]
     assert [(layer.k, layer.n) for layer in markov] == [(256, 151936 // 2)]
-    p_eagle = {layer.name: (layer.k, layer.count) for layer in linear_layers(drafters.p_eagle_head(LLAMA))}
+    p_eagle = {layer.name: (layer.k, layer.count) for layer in linear_layers(drafters.eagle_head(LLAMA, "p_eagle"))}
     assert p_eagle["qkv_first"] == (8192, 1)
     assert p_eagle["qkv"] == (4096, 3)
