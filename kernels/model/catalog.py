@@ -110,7 +110,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         )
     config = read_json(path, ModelError)
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
-    if beside.name != path.name and beside.exists() and isinstance(config, dict):
+    if beside.name != path.name and beside.exists():
         config.setdefault("quantization_config", read_json(beside, ModelError))
     return spec_from_config(config, str(path))
 

@@ -248,7 +248,8 @@ def read_head(values: Any, name: str) -> HeadConfig:
     given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
     given |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
     decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
-    sections = [config, *(_section(config, key) for key in _SECTIONS)]
+    held = [key for key in _SECTIONS if isinstance(config.values.get(key), Mapping)]
+    sections = [config, *(Config(config.values[key], f"{name}: {key}") for key in held)]
     rank = max(section.count("markov_rank") for section in sections)
     # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
     absent = decoder.vocab_size if kind in ("eagle3", "p_eagle") else None
@@ -294,11 +295,6 @@ def _without_layers(config: Config, kind: str) -> HeadConfig:
         num_heads=config.integer("n_predict"),
         inner_dim=config.integer("inner_dim", drafters.MLP_SPECULATOR_INNER),
     )
-
-
-def _section(config: Config, key: str) -> Config:
-    section = config.values.get(key)
-    return Config(section if isinstance(section, Mapping) else {}, f"{config.name}: {key}")
 
 
 def _captured(sections: list[Config]) -> int | None:

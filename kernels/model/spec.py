@@ -541,6 +541,8 @@ class ModelSpec:
         and a time step for every head. KDA: q, k, v, the gate, a decay's low rank and a beta for every head; decays
         (vLLM 0.32, ``in_proj_qkvgfab`` and ``f_b_proj``).
         """
+        if not self.num_linear_layers:
+            return ()
         hidden, size = self.hidden_size, self.linear_key_head_dim
         keys, values, value_heads = self.linear_widths(tp)
         out = ("linear_out", values, hidden, True)

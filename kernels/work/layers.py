@@ -7,7 +7,8 @@ are numpy arrays (or scalars), results float64 arrays that broadcast.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -85,7 +86,7 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     if model.num_hidden_layers:
         layers += [
             *_attention_layers(model, tp),
-            *_linear_attention_layers(model, tp),
+            *(LinearLayer(name, k, n, model.num_linear_layers, low) for name, k, n, low in model.linear_matrices(tp)),
             *_mlp_layers(model, tp, expert_tp or tp),
         ]
         indexers = model.index_matrices(tp)
@@ -101,109 +102,85 @@ def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]
     return tuple((dtype, model.stored(group, dtype)) for dtype in WEIGHT_BYTES)
 
 
-def _attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
+def _attention_layers(model: ModelSpec, tp: int) -> Iterator[LinearLayer]:
     hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_attention_layers
     if model.is_mla:
         # Absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): kv_b is applied head by head to queries
         # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
         query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
         down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
-        found = [LinearLayer("qkv_a", hidden, down, count)]
-        found.append(LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count))
+        yield LinearLayer("qkv_a", hidden, down, count)
+        yield LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count)
         if model.expanded_size(heads):
-            found.append(LinearLayer("kv_b", model.kv_lora_rank, model.expanded_size(heads), count))
-        found += [LinearLayer(name, k, n, count) for name, k, n in model.output_matrices(tp)]
+            yield LinearLayer("kv_b", model.kv_lora_rank, model.expanded_size(heads), count)
+        yield from (LinearLayer(name, k, n, count) for name, k, n in model.output_matrices(tp))
         for number, kind in model.attention_kinds():
             if number and kind.compressor_size:
-                found.append(LinearLayer("compress", hidden, kind.compressor_size, number, quantised=False))
+                yield LinearLayer("compress", hidden, kind.compressor_size, number, quantised=False)
         if model.attention_output_gate:
-            found.append(LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count))
-        return found
-    found = []
+            yield LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count)
+        return
+    counts: Counter[LinearLayer] = Counter()  # equal matrices of several kinds of layers are one entry
     for (number, kind), (own, _) in zip(model.attention_kinds(), model.cached_kinds(), strict=True):
         if not number:
             continue
         name = "" if kind is model else "window_"
         heads = kind.num_attention_heads // tp
         qkv = kind.qkv_size(tp) + (heads * kind.value_dim if model.attention_output_gate else 0)
-        first = model.attention_input_size if not found else 0
+        first = model.attention_input_size if not counts else 0
         if first:
-            found.append(LinearLayer("qkv_first", first, qkv, 1))
+            counts[LinearLayer("qkv_first", first, qkv, 1)] = 1
         if own > bool(first):
-            found.append(LinearLayer(f"{name}qkv", hidden, qkv, own - bool(first)))
+            counts[LinearLayer(f"{name}qkv", hidden, qkv, 1)] += own - bool(first)
         if number > own:
-            found.append(LinearLayer(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), number - own))
-        found += [LinearLayer(name + output, k, n, number) for output, k, n in kind.output_matrices(tp)]
-    return _merged(found)
+            counts[LinearLayer(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), 1)] += number - own
+        for output, k, n in kind.output_matrices(tp):
+            counts[LinearLayer(name + output, k, n, 1)] += number
+    yield from (replace(layer, count=count) for layer, count in counts.items())
 
 
-def _merged(found: list[LinearLayer]) -> list[LinearLayer]:
-    """Equal matrices of several kinds of layers as one entry."""
-    counts: dict[LinearLayer, int] = {}
-    for layer in found:
-        one = replace(layer, count=1)
-        counts[one] = counts.get(one, 0) + layer.count
-    return [replace(layer, count=count) for layer, count in counts.items()]
-
-
-def _linear_attention_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
-    """Projections of layers with a state."""
-    if not model.num_linear_layers:
-        return []
-    return [
-        LinearLayer(name, k, n, model.num_linear_layers, quantised)
-        for name, k, n, quantised in model.linear_matrices(tp)
-    ]
-
-
-def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> list[LinearLayer]:
+def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[LinearLayer]:
     hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
     up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
-    layers: list[LinearLayer] = []
     if model.num_dense_layers:
         width = math.ceil(model.intermediate_size / tp)
         doubled = model.num_double_wide_layers
         for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
             if count:
-                layers.append(LinearLayer(up, hidden, wide * size, count))
-                layers.append(LinearLayer(down, size, hidden, count))
+                yield LinearLayer(up, hidden, wide * size, count)
+                yield LinearLayer(down, size, hidden, count)
     if model.per_layer_input_size:
         size, count = model.per_layer_input_size, model.num_hidden_layers
-        layers.append(LinearLayer("per_layer_model", hidden, count * size, 1, quantised=False))
-        layers.append(LinearLayer("per_layer_gate", hidden, size, count, quantised=False))
-        layers.append(LinearLayer("per_layer_out", size, hidden, count, quantised=False))
+        yield LinearLayer("per_layer_model", hidden, count * size, 1, quantised=False)
+        yield LinearLayer("per_layer_gate", hidden, size, count, quantised=False)
+        yield LinearLayer("per_layer_out", size, hidden, count, quantised=False)
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / expert_tp), model.num_moe_layers
         experts, top_k = model.num_experts, model.num_experts_per_tok
-        layers.append(LinearLayer("router", hidden, experts, count, quantised=False))
+        yield LinearLayer("router", hidden, experts, count, quantised=False)
         inputs = model.expert_input_size
-        layers.append(LinearLayer("experts_" + up, inputs, wide * width, count, True, experts, top_k))
-        layers.append(LinearLayer("experts_" + down, width, inputs, count, True, experts, top_k))
+        yield LinearLayer("experts_" + up, inputs, wide * width, count, True, experts, top_k)
+        yield LinearLayer("experts_" + down, width, inputs, count, True, experts, top_k)
         if model.moe_latent_size:
-            layers.append(LinearLayer("latent_in", hidden, inputs, count, quantised=False))
-            layers.append(LinearLayer("latent_out", inputs, hidden, count, quantised=False))
+            yield LinearLayer("latent_in", hidden, inputs, count, quantised=False)
+            yield LinearLayer("latent_out", inputs, hidden, count, quantised=False)
         if model.num_shared_experts:
             shared = model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)
-            layers.append(LinearLayer("shared_" + up, hidden, wide * shared, count))
-            layers.append(LinearLayer("shared_" + down, shared, hidden, count))
-    return layers
+            yield LinearLayer("shared_" + up, hidden, wide * shared, count)
+            yield LinearLayer("shared_" + down, shared, hidden, count)
 
 
-def _head_layers(model: ModelSpec, tp: int) -> list[LinearLayer]:
-    layers: list[LinearLayer] = []
+def _head_layers(model: ModelSpec, tp: int) -> Iterator[LinearLayer]:
     gates = model.draft_gates
     if model.fc_input_size:
         scope: Scope = "pass" if model.fc_every_pass else "context"
-        layers.append(
-            LinearLayer("fc", model.fc_input_size, gates * model.hidden_size, 1, quantised=False, scope=scope)
-        )
+        yield LinearLayer("fc", model.fc_input_size, gates * model.hidden_size, 1, quantised=False, scope=scope)
     if model.num_draft_heads:
         # One forward pass is one head: its block, then lm_head.
-        layers.append(LinearLayer("block", model.hidden_size, gates * model.hidden_size, 1, quantised=False))
+        yield LinearLayer("block", model.hidden_size, gates * model.hidden_size, 1, quantised=False)
     if model.markov_rank:
         vocab = math.ceil(model.vocab_size / tp)
-        layers.append(LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position"))
-    return layers
+        yield LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position")
 
 
 def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:
@@ -256,10 +233,9 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
     return tuple(parts)
 
 
-def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     if model.is_mla:
-        return []  # with the norms of the latents part of the attention's times, see `kernels/operators/attention`
-    parts: list[ElementwisePart] = []
+        return  # with the norms of the latents part of the attention's times, see `kernels/operators/attention`
     for layers, kind in model.attention_kinds():
         if not layers:
             continue
@@ -267,48 +243,43 @@ def _rotary_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
         if model.position_embeddings:
             # No rotary; a kernel adds the biases instead, its bytes are those of the matrices around it.
             moved = 0.0
-            parts.append(ElementwisePart("", (), layers, 0.0, layers))
+            yield ElementwisePart("", (), layers, 0.0, layers)
         else:
             moved = float((heads + kv_heads) * kind.head_dim)
-            parts.append(ElementwisePart("rotary", (heads, kv_heads, kind.head_dim), layers, 2.0 * moved, layers))
+            yield ElementwisePart("rotary", (heads, kv_heads, kind.head_dim), layers, 2.0 * moved, layers)
         if model.qk_norm:
-            parts.append(ElementwisePart("", (), layers, 2.0 * moved, layers))
-    return parts
+            yield ElementwisePart("", (), layers, 2.0 * moved, layers)
 
 
-def _activation_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+def _activation_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     kernel, moved = ("swiglu", 3.0) if model.gated_mlp else ("", 2.0)
-    parts: list[ElementwisePart] = []
     if model.num_dense_layers:
         width, doubled = math.ceil(model.intermediate_size / tp), model.num_double_wide_layers
         for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
             if count:
-                parts.append(ElementwisePart(kernel, (size,), count, moved * size, count))
+                yield ElementwisePart(kernel, (size,), count, moved * size, count)
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
         top_k = model.num_experts_per_tok
         # Choice of the experts from the router's logits; then permute, activation and the weighted sum.
-        parts.append(ElementwisePart("", (), count, 2.0 * model.num_experts, count))
+        yield ElementwisePart("", (), count, 2.0 * model.num_experts, count)
         experts = moved * width * top_k + model.expert_input_size * (top_k + 1)
-        parts.append(ElementwisePart("", (), count, experts, 3 * count, in_experts=True))
+        yield ElementwisePart("", (), count, experts, 3 * count, in_experts=True)
         if model.num_shared_experts:
             shared = model.num_shared_experts * width
-            parts.append(ElementwisePart(kernel, (shared,), count, moved * shared, 0))
-    return parts
+            yield ElementwisePart(kernel, (shared,), count, moved * shared, 0)
 
 
-def _gate_parts(model: ModelSpec, tp: int) -> list[ElementwisePart]:
+def _gate_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     """Gates on outputs: of attention, of shared experts (a dot product and a product), of linear layers with a norm."""
-    parts: list[ElementwisePart] = []
     if model.attention_output_gate:
         width, count = model.num_attention_heads // tp * model.value_dim, model.num_attention_layers
-        parts.append(ElementwisePart("", (), count, 3.0 * width, count))
+        yield ElementwisePart("", (), count, 3.0 * width, count)
     if model.shared_expert_gate:
-        parts.append(ElementwisePart("", (), model.num_moe_layers, 3.0 * model.hidden_size, 2 * model.num_moe_layers))
+        yield ElementwisePart("", (), model.num_moe_layers, 3.0 * model.hidden_size, 2 * model.num_moe_layers)
     if model.num_linear_layers:
         _, values, _ = model.linear_widths(tp)
-        parts.append(ElementwisePart("", (), model.num_linear_layers, 3.0 * values, model.num_linear_layers))
-    return parts
+        yield ElementwisePart("", (), model.num_linear_layers, 3.0 * values, model.num_linear_layers)
 
 
 def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> Work:
