@@ -134,13 +134,8 @@ def work_of(name: str) -> WorkOf:
     return cast(WorkOf, _load(FACTS[name]["work"])) if "work" in FACTS[name] else operator(name).work
 
 
-def everything(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    """``supports`` of what runs on every device in every shape."""
-    return ""
-
-
 def implementations(
-    torch: Prepare, triton: str, *, torch_supports: Supports = everything, triton_supports: Supports = everything
+    torch: Prepare, triton: str, *, torch_supports: Supports = lambda *_: "", triton_supports: Supports = lambda *_: ""
 ) -> dict[str, Implementation]:
     """The usual pair: torch on every device, Triton where it runs.
 
