@@ -11,7 +11,7 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import to_mapping, with_values
 
-SCHEDULE = "num_speculative_tokens_per_batch_size"
+SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
 MAX_K = 8
 """Draft lengths tried where the acceptance model knows any number of positions."""
 
@@ -30,7 +30,6 @@ class Candidate:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Tensor-parallel ranks of one replica."""
         return self.scenario.engine.tensor_parallel_size
 
     @property
@@ -44,10 +43,7 @@ class Candidate:
 
 
 def method_values(alternative: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The dotted keys of ``{"speculative_config": {...}, "acceptance": {...}}``.
-
-    Args:
-        place: for errors, where it was given.
+    """The dotted keys of ``{"speculative_config": {...}, "acceptance": {...}}``, given at ``place``.
 
     Raises:
         InputError: another form.
@@ -65,20 +61,14 @@ def with_methods(scenario: Scenario, alternatives: Sequence[Mapping[str, Any]]) 
     Raises:
         InputError: an alternative of another form, or one that makes no valid scenario.
     """
-    variants = [scenario] if scenario.speculative_config is not None else []
-    for number, alternative in enumerate(alternatives):
-        variants.append(with_values(scenario, method_values(alternative, f"candidate {number + 1}")))
-    return variants
+    own = [scenario] if scenario.speculative_config is not None else []
+    numbered = enumerate(alternatives, 1)
+    return own + [with_values(scenario, method_values(each, f"candidate {number}")) for number, each in numbered]
 
 
 def with_length(scenario: Scenario, k: int) -> Scenario:
-    """``scenario`` with k draft tokens.
-
-    Raises:
-        InputError: the method or its acceptance does not go so far.
-    """
-    values = {**speculative_values(scenario), "num_speculative_tokens": k}
-    return with_values(scenario, {"engine.speculative_config": values})
+    """``scenario`` with k draft tokens. Raises InputError: the method or its acceptance does not go so far."""
+    return with_values(scenario, {"engine.speculative_config.num_speculative_tokens": k})
 
 
 def speculative_values(scenario: Scenario) -> dict[str, Any]:
@@ -88,9 +78,6 @@ def speculative_values(scenario: Scenario) -> dict[str, Any]:
 
 def longest_draft(scenario: Scenario, max_k: int) -> int:
     """Longest draft that the acceptance of every class covers; ``max_k`` where it covers any."""
-    names: list[str | None] = [*(entry.name for entry in scenario.workload.classes)] or [None]
-    models = [model for name in names if (model := scenario.acceptance_of(name)) is not None]
-    known = [positions for model in models if (positions := model.known_positions()) is not None]
-    spec = scenario.speculative_config
-    assert spec is not None
-    return min(known) if known else max(max_k, spec.k)
+    models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
+    known = [model.known_positions() for model in models if model is not None]
+    return min(filter(None, known), default=max(max_k, scenario.num_speculative_tokens))

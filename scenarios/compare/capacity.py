@@ -12,8 +12,8 @@ import dataclasses
 import json
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field
-from threading import Lock
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,19 +51,9 @@ MOST_REPLICATIONS = 20
 """Of a capacity that the load in question is too close to; from `REPLICATIONS` on they are doubled."""
 CONFIDENCE = 0.95
 SEED = 0
-MOST_KEPT = 256
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """What is known of a setting: requests per second and replica, and requests simulated, by replication."""
-
-    replications: list[tuple[float, int]] = field(default_factory=list)
-    lock: Lock = field(default_factory=Lock)
-    """Held by who adds a replication."""
-
-
-_settings: Kept[_Setting] = Kept(MOST_KEPT)
+MOST_KEPT = 256 * MOST_REPLICATIONS
+# Requests per second and replica, and requests simulated, by setting and number of the replication.
+_known: Kept[tuple[float, int]] = Kept(MOST_KEPT)
 
 
 @dataclass(frozen=True)
@@ -116,15 +106,13 @@ def _replications(
     scenario: Scenario, key: str, progress: Progress | None, spec: Workload, count: int
 ) -> list[tuple[float, int]]:
     """Requests per second and replica, and requests simulated, of so many replications of like replicas."""
-    setting = _settings.get(key, _Setting)
-    with setting.lock:
-        while len(setting.replications) < count:
-            number = len(setting.replications)
-            first_rps = setting.replications[0][0] if setting.replications else None
-            setting.replications.append(_saturated_rate(scenario, spec, number, first_rps))
-            if progress is not None:
-                progress((number + 1) / count)
-    return setting.replications[:count]
+    found: list[tuple[float, int]] = []
+    for number in range(count):
+        first_rps = found[0][0] if found else None
+        found.append(_known.get((key, number), partial(_saturated_rate, scenario, spec, number, first_rps)))
+        if progress is not None:
+            progress((number + 1) / count)
+    return found
 
 
 def _with_replicas(scenario: Scenario, replicas: int) -> Scenario:

@@ -69,8 +69,8 @@ class RatePoint:
 
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
-        run, has_figures = self._side(which).run, self._side(which).has_figures
-        return summarise(run.replications, self.confidence) if run is not None and has_figures else {}
+        own = self.own if which == "on" or self.verdict is None else self.verdict.off
+        return summarise(own.run.replications, self.confidence) if own.run is not None and own.has_figures else {}
 
     def by_cause(self) -> dict[str, Estimate]:
         """Mean seconds of a request with speculation less those without, by what they went to; they add up to ``all``.
@@ -84,13 +84,6 @@ class RatePoint:
         found = {name: difference(figure, *sides, self.confidence) for name, figure in names.items()}
         return {name: each.difference for name, each in found.items() if each is not None}
 
-    def capacity(self, which: str) -> Estimate | None:
-        """Requests per second when saturated, where it was simulated."""
-        return self._side(which).capacity_rps
-
-    def _side(self, which: str) -> Side:
-        return self.own if which == "on" or self.verdict is None else self.verdict.off
-
     def compared(self) -> dict[str, Any]:
         """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
         if self.verdict is None or self.off is None:
@@ -100,7 +93,7 @@ class RatePoint:
             "off": self.off.summary,
             "advantage": self.advantage,
             "by_cause_s": self.by_cause(),
-            "token_gain": advantage_of(tokens, self.confidence) if self.verdict.advantage is not None else None,
+            "token_gain": advantage_of(tokens, self.confidence) if self.advantage is not None else None,
             "verdict": self.verdict.word,
             "verdict_details": self.verdict.summary(),
         }
@@ -153,8 +146,9 @@ class Comparison(Plotted):
         """Both sides' capacity, where the loads asked for it; the one of the highest rate."""
         known: dict[str, Estimate | None] = {"on": None, "off": None}
         for point in self.points:
-            for which in ("on", "off") if point.verdict is not None else ("on",):
-                known[which] = point.capacity(which) or known[which]
+            known["on"] = point.own.capacity_rps or known["on"]
+            if point.verdict is not None:
+                known["off"] = point.verdict.off.capacity_rps or known["off"]
         return known
 
 
@@ -199,7 +193,6 @@ def compare(
     Raises:
         InputError: arrivals that have no single rate.
     """
-
     compare_off = compare_off and scenario.speculative_config is not None
     # Validate every point before the first second is simulated.
     variants = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
@@ -237,9 +230,8 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
-    rate_rps = scenario.rate_rps
     confidence = scenario.statistics.confidence
     if len(runs) == 1:
-        return RatePoint(rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
+        return RatePoint(scenario.rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
     verdict = judge(scenario, runs[0], runs[1], progress=progress)
-    return RatePoint(rate_rps, verdict.on, verdict, confidence)
+    return RatePoint(scenario.rate_rps, verdict.on, verdict, confidence)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
+from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
 
 Judgement = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
@@ -58,23 +58,17 @@ def difference(
         ratio = paired_ratio(a, b, confidence) if sum(b) else None
     else:
         mean, other = sum(a) / len(a), sum(b) / len(b)
-        change = _without_interval(mean - other, confidence)
-        ratio = _without_interval(mean / other, confidence) if other else None
-    verdict: Judgement = "as offered" if as_offered and figure in _OFFERED else _verdict(figure, change)
+        change = replication_interval([mean - other], confidence)
+        ratio = replication_interval([mean / other], confidence) if other else None
+    less = less_is_better(figure)
+    verdict: Judgement = "cannot tell"
+    if as_offered and figure in _OFFERED:
+        verdict = "as offered"
+    elif less is not None and (change.low > 0 or change.high < 0):
+        verdict = "better" if (change.high < 0) == less else "worse"
     return Difference(figure, change, ratio, verdict)
 
 
 def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:
     found = [each[figure] for each in replications if figure in each]
     return [value for value in found if math.isfinite(value)] if len(found) == len(replications) else []
-
-
-def _without_interval(value: float, confidence: float) -> Estimate:
-    return Estimate(value, math.nan, math.nan, math.nan, 1, confidence)
-
-
-def _verdict(figure: str, change: Estimate) -> Judgement:
-    less = less_is_better(figure)
-    if less is None or not (change.low > 0 or change.high < 0):
-        return "cannot tell"
-    return "better" if (change.high < 0) == less else "worse"

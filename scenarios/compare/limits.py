@@ -118,24 +118,15 @@ def _limits(scenario: Scenario, fluid: Fluid, in_system: float, kv_share: float)
         "host": max(step.seconds - device_s, 0.0) / step.seconds,
     }
     slots = fluid.engines * fluid.deployment.settings.max_num_seqs
-    limit: Limit
+    limit = max(shares, key=lambda name: shares[name])
     if kv_share > KV_FULL:
         limit = "KV cache"
     elif in_system > SLOTS_FULL * slots:
         limit = "max_num_seqs"
-    else:
-        limit = max(shares, key=lambda name: shares[name])
-        limit = limit if shares[limit] > REACHED else "kernel latency"
-    return Limits(
-        limit,
-        in_system,
-        step.seconds * 1e3,
-        shares["memory bandwidth"],
-        shares["compute"],
-        shares["draft"],
-        shares["host"],
-        kv_share,
-    )
+    elif shares[limit] <= REACHED:
+        limit = "kernel latency"
+    memory, compute, draft, host = shares.values()
+    return Limits(limit, in_system, step.seconds * 1e3, memory, compute, draft, host, kv_share)
 
 
 @dataclass(frozen=True)
@@ -160,11 +151,6 @@ class OperatingPoint:
     def flops_per_s(self) -> float:
         """Achieved on one rank."""
         return self.flops / self.seconds
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Achieved on one rank."""
-        return self.bytes / self.seconds
 
 
 @dataclass(frozen=True)
@@ -198,8 +184,7 @@ def operating_point(
     parts = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
     flops, moved = sum(float(work.flops) for work in parts), sum(float(work.bytes) for work in parts)
     seconds = float(out["target_s"] + out["sample_s"])
-    rows = float(f["tokens"])
-    return OperatingPoint(num_seqs, k, rows, flops, moved, seconds, float(out["draft_s"]))
+    return OperatingPoint(num_seqs, k, float(f["tokens"]), flops, moved, seconds, float(out["draft_s"]))
 
 
 def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult) -> dict[int, list[OperatingPoint]]:

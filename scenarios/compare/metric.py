@@ -41,11 +41,7 @@ COST = Metric("cost", "output_throughput", False, "output tokens per money", "to
 
 
 def metric_named(name: str) -> Metric:
-    """The metric of this name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The metric of this name. Raises InputError: there is none."""
     if name not in METRICS:
         raise InputError(f"unknown metric; choose from {', '.join(METRICS)}", key="metric", value=name)
     return METRICS[name]
@@ -68,11 +64,7 @@ class Price:
 
 
 def mean_price(prices: Mapping[str, Price], gpus: Mapping[str, int]) -> Price:
-    """What the GPUs of a cluster cost on average, as of the oldest price; both by device.
-
-    Raises:
-        InputError: a device without a price.
-    """
+    """What a cluster's GPUs cost on average, as of the oldest price; both by device. Raises InputError: one without."""
     for device in gpus:
         if device not in prices:
             raise InputError("has no price: give one for every device of the cluster", key="price", value=device)

@@ -34,6 +34,7 @@ from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 Source = Literal["chance", "acceptance", "model"]
+Curve = Callable[[FloatArray], FloatArray]
 DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
@@ -84,7 +85,6 @@ class Spreads(Frozen):
 
 @functools.cache
 def error_spreads() -> Spreads:
-    """The bundled file."""
     name = "model_error.yaml"
     text = files("draftcast.scenarios.compare").joinpath(name).read_text("utf-8")
     return Spreads.model_validate(parse_yaml(text, name, ScenarioError))
@@ -184,26 +184,19 @@ def _normal_draws() -> FloatArray:
     return np.asarray(ndtri((0.5 + np.outer(steps, np.arange(1, DRAWS + 1))) % 1.0))
 
 
-class LatencyCurve:
-    """Latency of one side over its rate, by the fluid estimate: the logarithm of seconds, up to the capacity.
+def latency_curve(fluid: Fluid, capacity_rps: float | None) -> Curve:
+    """Latency of one side over its rate, by the fluid estimate: log of seconds, infinite from the capacity on.
 
-    Args:
-        capacity_rps: as simulated, which the estimate's is scaled to; None: its own.
+    ``capacity_rps``: as simulated, which the estimate's is scaled to; None: its own.
     """
-
-    def __init__(self, fluid: Fluid, capacity_rps: float | None = None) -> None:
-        counts = np.geomspace(fluid.engines, max(fluid.slots, fluid.engines), 48).round()
-        seconds = np.maximum.accumulate([fluid.latency_s(count) for count in np.unique(counts)])
-        rates = np.unique(counts) / seconds
-        self.capacity_rps = capacity_rps or float(rates.max())
-        rates *= self.capacity_rps / rates.max()
-        rising = np.concatenate(([True], np.diff(np.maximum.accumulate(rates)) > 0))
-        self._rates, self._seconds = np.log(rates[rising]), np.log(seconds[rising])
-
-    def log_latency(self, rate_rps: FloatArray) -> FloatArray:
-        """Log of seconds at rates below the capacity, else infinite."""
-        inside = np.interp(np.log(rate_rps), self._rates, self._seconds)
-        return np.where(rate_rps < self.capacity_rps, inside, np.inf)
+    counts = np.unique(np.geomspace(fluid.engines, max(fluid.slots, fluid.engines), 48).round())
+    seconds = np.maximum.accumulate([fluid.latency_s(count) for count in counts])
+    rates = counts / seconds
+    most_rps = capacity_rps or float(rates.max())
+    rates *= most_rps / rates.max()
+    rising = np.concatenate(([True], np.diff(np.maximum.accumulate(rates)) > 0))
+    log_rates, log_seconds = np.log(rates[rising]), np.log(seconds[rising])
+    return lambda rate_rps: np.where(rate_rps < most_rps, np.interp(np.log(rate_rps), log_rates, log_seconds), np.inf)
 
 
 @dataclass(frozen=True)
@@ -247,7 +240,6 @@ class Response:
         return metric.name in ("e2e", "tpot") or (metric.is_throughput and self.rate_rps is None)
 
     def at(self, rate_rps: float) -> Self:
-        """Of another load."""
         return dataclasses.replace(self, rate_rps=rate_rps)
 
     def near_capacity(self, speculates: bool) -> bool:
@@ -257,23 +249,15 @@ class Response:
         error = self.error.with_speculation if speculates else self.error.step
         return self.rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * self.fluids[not speculates].capacity_rps()
 
-    def predict(
-        self,
-        probe: Probe,
-        confidence: float,
-        capacities: Sequence[float | None] = (None, None),
-    ) -> Prediction:
+    def predict(self, probe: Probe, confidence: float, capacities: Sequence[float | None] = (None, None)) -> Prediction:
         """The advantage of a latency, or at a number of clients of a throughput, with every error counted in.
 
         Args:
             probe: the simulated figures; none: the fluid estimate's.
             capacities: requests per second with and without speculation, where they were simulated.
         """
-        curves = tuple(LatencyCurve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True))
-
-        def advantage(draws: FloatArray) -> FloatArray:
-            return self._log_advantage(curves, draws)
-
+        curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
+        advantage = functools.partial(self._log_advantage, curves)
         chance, *errors = _normal_draws()
         values = advantage(np.array(errors))
         spreads: dict[Source, float] = {
@@ -300,7 +284,7 @@ class Response:
         estimate = Estimate(float(middle), float(low), float(high), half, known.size, confidence)
         return Prediction(estimate, float(np.mean(known > 0.0)), dominant, overloaded, self.error)
 
-    def _log_advantage(self, curves: tuple[LatencyCurve, ...], draws: FloatArray) -> FloatArray:
+    def _log_advantage(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
         """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""
         acceptance, step, speculation = draws
         common: FloatArray = self.error.step * step
@@ -309,12 +293,11 @@ class Response:
             return -own
         on, off = curves
         with np.errstate(invalid="ignore"):
-            without = off.log_latency(self.rate_rps * np.exp(common)) - own
-            advantage: FloatArray = without - on.log_latency(self.rate_rps * np.exp(common + own))
-        return advantage
+            without: FloatArray = off(self.rate_rps * np.exp(common)) - own
+            return without - on(self.rate_rps * np.exp(common + own))
 
 
-def _spread(advantage: Callable[[FloatArray], FloatArray], deviation: Sequence[float]) -> float:
+def _spread(advantage: Curve, deviation: Sequence[float]) -> float:
     """Half of what one source's standard deviation to either side makes of the log advantage."""
     high, low = advantage(np.array([deviation, np.negative(deviation)]).T).tolist()
     if high == low or (math.isnan(high) and math.isnan(low)):
@@ -326,10 +309,9 @@ def predicted(estimate: Estimate, error: float) -> Estimate:
     """A capacity with its prediction interval: chance and the relative ``error`` of the setting's times together."""
     if math.isnan(estimate.half_width):
         return estimate
-    chance = estimate.half_width / estimate.mean
-    reach = math.exp(math.hypot(chance, normal_quantile(estimate.confidence) * error))
+    reach = math.exp(math.hypot(estimate.half_width / estimate.mean, normal_quantile(estimate.confidence) * error))
     low, high = estimate.mean / reach, estimate.mean * reach
-    return Estimate(estimate.mean, low, high, (high - low) / 2, estimate.n, estimate.confidence)
+    return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
 
 
 def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> Response | None:

@@ -8,13 +8,13 @@ knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import picked
-from draftcast.scenarios.compare.candidate import SCHEDULE, speculative_values
+from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC, speculative_values
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.run.deployment import assumptions, policy_of
@@ -26,7 +26,6 @@ from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
-SPEC = "engine.speculative_config"
 PLACE = "--policies"
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -147,11 +146,8 @@ def compare_policies(
     if scenario.speculative_config is None:
         raise InputError("the scenario has no speculation, so no policy decides anything", key=SPEC)
     if scenario.statistics.replications < 2:
-        raise InputError(
-            "must be at least 2: without a spread no difference can be told from chance",
-            key="statistics.replications",
-            value=scenario.statistics.replications,
-        )
+        message = "must be at least 2: without a spread no difference can be told from chance"
+        raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
     asked = [each for item in policies for each in ([item] if isinstance(item, AskedPolicy) else parse_policies(item))]
     asked = asked or applicable_policies(scenario)
     labels = [each.label for each in asked]
@@ -194,8 +190,7 @@ def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
             config[SCHEDULE] = parameters.pop("schedule")
     elif asked.name != "off":
         config.pop(SCHEDULE, None)
-    policy = {"name": asked.name, "parameters": parameters}
-    return with_values(scenario, {SPEC: config, "policy": policy})
+    return with_values(scenario, {SPEC: config, "policy": {"name": asked.name, "parameters": parameters}})
 
 
 def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
@@ -216,8 +211,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
     values = [_values(each, metric) for each in sides]
     if not any(values) and any(each.has_figures for each in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
-    number = len(sides) * (len(sides) - 1) // 2
-    for_all = 1.0 - (1.0 - confidence) / number
+    for_all = 1.0 - (1.0 - confidence) / math.comb(len(sides), 2)
     pairs = []
     beaten: dict[str, int] = dict.fromkeys(labels, 0)
     ties: dict[str, list[str]] = {label: [] for label in labels}
@@ -261,9 +255,8 @@ def _values(side: Side, metric: Metric) -> list[float]:
 
 def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:
     """Replications that do not differ are one: repeating a calculation narrows no interval."""
-    if len(set(zip(first, second, strict=True))) == 1:
-        return list(first[:1]), list(second[:1])
-    return list(first), list(second)
+    count = 1 if len(set(zip(first, second, strict=True))) == 1 else len(first)
+    return list(first[:count]), list(second[:count])
 
 
 def _difference(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate | None:
@@ -274,9 +267,8 @@ def _gap(own: Sequence[float], oracle: Sequence[float], metric: Metric, confiden
     if not own or not oracle or not any(oracle):
         return None
     ratio = paired_ratio(*_distinct(own, oracle), confidence)
-    sign = 1.0 if metric.less_is_better else -1.0
-    low, high = sorted((sign * (ratio.low - 1.0), sign * (ratio.high - 1.0)))
-    return Estimate(sign * (ratio.mean - 1.0), low, high, ratio.half_width, ratio.n, confidence)
+    beyond = replace(ratio, mean=ratio.mean - 1.0, low=ratio.low - 1.0, high=ratio.high - 1.0)
+    return beyond.scaled(1.0 if metric.less_is_better else -1.0)
 
 
 def _is_ranked(side: Side) -> bool:

@@ -175,8 +175,7 @@ def recommend(
         _verdicts(settings, load, chosen_metric, part_of(progress, index, len(loads)))
         for index, load in enumerate(loads)
     ]
-    outcomes = _ranked(settings, list(zip(*by_load, strict=True)))
-    return _answer(scenario, chosen_metric, loads, outcomes)
+    return _answer(scenario, chosen_metric, loads, _ranked(settings, list(zip(*by_load, strict=True))))
 
 
 def _verdicts(
@@ -252,25 +251,17 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     lengths = range(longest + 1)
     seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
     chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
-    ranges: list[tuple[int, int, int]] = []
-    for index, (size, k) in enumerate(zip(sizes, chosen, strict=True)):
-        last = sizes[index + 1] - 1 if index + 1 < len(sizes) else size
-        if ranges and ranges[-1][2] == k:
-            ranges[-1] = (ranges[-1][0], last, k)
-        else:
-            ranges.append((size, last, k))
-    return ranges
+    firsts = {k: sizes[chosen.index(k)] for k in dict.fromkeys(chosen)}
+    lasts = [first - 1 for first in list(firsts.values())[1:]] + sizes[-1:]
+    return [(first, last, k) for (k, first), last in zip(firsts.items(), lasts, strict=True)]
 
 
 def _falling_path(loss: FloatArray, sizes: IntArray) -> list[int]:
-    """Draft length by batch size that never rises, with the least loss in all.
+    """Draft length by batch size that never rises, with the least loss in all; every doubling of it counts the same.
 
-    Args:
-        loss: log of the time per token over the best length's, shape [sizes, lengths].
-        sizes: batch sizes; every doubling counts the same.
-
-    A change of length must gain `NEGLIGIBLE` over one doubling of the batch: padding to CUDA-graph sizes makes the best
-    length jump to and fro by less than that. O(sizes x lengths^2).
+    ``loss``: log of the time per token over the best length's, shape [sizes, lengths]. A change of length must gain
+    `NEGLIGIBLE` over one doubling of the batch: padding to CUDA-graph sizes makes the best length jump to and fro by
+    less than that. O(sizes x lengths^2).
     """
     weights = np.diff(np.log2(sizes), append=np.log2(sizes[-1] + 1.0))
     count = loss.shape[1]
@@ -343,7 +334,7 @@ def _answer(
 ) -> Recommendation:
     best = outcomes[0]
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
-    chosen, reason = _simplest(best, outcomes, scenario.statistics.confidence)
+    chosen, reason = _simplest(best, off, outcomes, scenario.statistics.confidence)
     if chosen.overloaded == len(loads) and chosen.gain is None:
         reason = "no setting keeps up with the load; this one completes the most"
     elif off.overloaded > chosen.overloaded:
@@ -380,11 +371,10 @@ def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand
 
 
 def _simplest(
-    best: CandidateOutcome, outcomes: Sequence[CandidateOutcome], confidence: float
+    best: CandidateOutcome, off: CandidateOutcome, outcomes: Sequence[CandidateOutcome], confidence: float
 ) -> tuple[CandidateOutcome, str]:
     """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
     if best.gain is None:
-        off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
         # Off, unless the best keeps up where off does not.
         chosen = off if off.overloaded <= best.overloaded == 0 else best
         return chosen, "no load has figures with and without speculation"
@@ -399,6 +389,4 @@ def _simplest(
             return outcome, f"{best.candidate.label} is not significantly better"
         if behind.mean < NEGLIGIBLE and outcome.candidate.effort:
             return outcome, f"{best.candidate.label} gains less than {NEGLIGIBLE:.1%} over it"
-    if best.candidate.label == OFF:
-        return best, "no draft length beats it"
-    return best, "the largest mean gain"
+    return best, "no draft length beats it" if best is off else "the largest mean gain"

@@ -21,6 +21,7 @@ from draftcast.errors import ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
 from draftcast.kernels.model.heads import says_eagle3
+from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
 from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
@@ -35,7 +36,8 @@ ADAPTIVE_FILE, OPTIONS_FILE = "adaptive.json", "trtllm.yaml"
 # What makes a server accept so many tokens a round, whatever the text.
 FORCED = {"sglang": "SGLANG_SIMULATE_ACC_LEN", "trtllm": "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"}
 DP = "data_parallel_size"
-SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
+VARYING = ("batch_schedule", "ema_tiers")
+"""Policies whose draft length servers can vary."""
 DEFAULT_LOOKUP = 5
 """Length of vLLM's n-grams where none is given."""
 
@@ -181,17 +183,6 @@ def vllm_flags(engine: Engine) -> list[str]:
     return flags
 
 
-def vllm_command(scenario: Scenario) -> str:
-    """``vllm serve MODEL ...``, quoted for a shell; one replica's.
-
-    Raises:
-        ScenarioError: as `speculative_config_json`.
-    """
-    words = ["vllm", "serve", served_models(scenario).target, *vllm_flags(scenario.engine)]
-    config = speculative_config_json(scenario)
-    return shlex.join(words if config is None else [*words, "--speculative-config", json.dumps(config)])
-
-
 @dataclass(frozen=True)
 class ServerCommand:
     """What starts one replica of a scenario's engine on a server."""
@@ -224,9 +215,13 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     Raises:
         ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism.
     """
+    served, spec = served_models(scenario), scenario.speculative_config
     if server == "vllm":
-        return ServerCommand(VLLM, tuple(shlex.split(vllm_command(scenario))), notes=_common_notes(scenario, server))
-    table, spec, served = servers()[server], scenario.speculative_config, served_models(scenario)
+        flags = vllm_flags(scenario.engine)
+        if spec is not None:
+            flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
+        return ServerCommand(VLLM, ("vllm", "serve", served.target, *flags), notes=_common_notes(scenario, server))
+    table = servers()[server]
     words, notes = _engine_words(table, scenario)
     words |= _parallel_words(server, scenario)
     drafts, files, environment = Words(), dict[str, str](), dict[str, str]()
@@ -238,9 +233,10 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
             if spec.synthetic_acceptance_rates is not None:
                 notes.append(f"{FORCED[server]} forces the mean of synthetic_acceptance_rates, no rate by position.")
     notes = [*_common_notes(scenario, server), *notes]
+    varies = scenario.resolved_policy.name in VARYING
     if server == "sglang":
-        tiers = _tiers(scenario)
-        if tiers:
+        if varies:
+            tiers = _tiers(scenario)
             lengths = [k for tier in tiers.values() if isinstance(tier, dict) for k in tier["candidate_steps"]]
             if not any(lengths):
                 message = f"{table.version} has no schedule that never drafts; leave speculation out instead"
@@ -254,7 +250,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     else:
         settings = _nested(words)
         if drafts:
-            settings["speculative_config"] = drafts | _draft_len_schedule(scenario)
+            settings["speculative_config"] = drafts | (_draft_len_schedule(scenario) if varies else {})
         files[OPTIONS_FILE] = write_yaml(settings)
         command = ["trtllm-serve", served.target, "--extra_llm_api_options", OPTIONS_FILE]
     return ServerCommand(table.version, tuple(command), environment, files, tuple(notes))
@@ -286,17 +282,12 @@ def bench_note(server: str, rates: Sequence[float], *, is_tree: bool) -> str:
     return f"On a test bench, {how} forces the forecast's acceptance."
 
 
-def units_of(scenario: Scenario) -> dict[str, float]:
-    """What one unit of a scenario's field is in a server's (`Row.times`)."""
-    settings = cached_deployment(scenario).settings
-    rows = settings.method.verify_rows(settings.num_speculative_tokens)
-    return {"block_size": scenario.engine.block_size, "per_rows": 1 / rows}
-
-
 def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
     """Words of the engine's fields, and notes on those that have none."""
     engine, settings = scenario.engine, cached_deployment(scenario).settings
-    words, notes, units = Words(), list[str](), units_of(scenario)
+    words, notes = Words(), list[str]()
+    rows = settings.method.verify_rows(settings.num_speculative_tokens)
+    units = {"block_size": engine.block_size, "per_rows": 1 / rows}
     for name, default in Engine(model=engine.model):
         row, value = table.engine.get(name), getattr(engine, name)
         if row is not None and row.resolved:
@@ -308,11 +299,7 @@ def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
 
 
 def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
-    """Words of the speculation, and notes on what has none.
-
-    Raises:
-        ScenarioError: the server cannot run it.
-    """
+    """Words of the speculation, and notes on what has none. Raises ScenarioError: the server cannot run it."""
     table, spec, method = servers()[server], scenario.speculative_config, _method_in(scenario)
     assert spec is not None
     key, version = f"{SPEC}.method", table.version
@@ -327,7 +314,7 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     for degree, alone in table.alone.items():
         if scenario.method in alone and getattr(scenario.engine, degree) > 1 and (degree != DP or model.is_moe):
             raise ScenarioError(f"{version} cannot run it with {degree} above 1", key=key, value=scenario.method)
-    if scenario.resolved_policy.name in ("batch_schedule", "ema_tiers") and method not in table.scheduled:
+    if scenario.resolved_policy.name in VARYING and method not in table.scheduled:
         message = f"{version} varies no draft length of method {scenario.method}"
         raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}")
     width, nodes = (0, 0)
@@ -405,42 +392,31 @@ def _method_in(scenario: Scenario) -> str:
 
 def _tiers(scenario: Scenario) -> dict[str, Any]:
     """SGLang's adaptive speculation: one draft length a tier is a schedule by batch size."""
-    spec, policy = scenario.speculative_config, scenario.resolved_policy
-    if spec is None or policy.name not in ("batch_schedule", "ema_tiers"):
-        return {}
+    spec = scenario.speculative_config
+    assert spec is not None
     schedule = spec.num_speculative_tokens_per_batch_size
     if schedule is not None:
         return {str(first): {"candidate_steps": [min(k, spec.k)]} for first, _, k in schedule}
     rule = policy_of(scenario)
     assert isinstance(rule, EmaTiers)
-    shared = picked(rule, "ema_alpha update_interval warmup_batches")
-    tiers = {
-        str(tier.batch_size): {
-            "candidate_steps": sorted({k for k in tier.steps if k <= spec.k}) or [0],
-            **picked(tier, "up_hysteresis down_hysteresis"),
-        }
-        for tier in rule.tiers
-    }
-    return {**shared, **tiers}
+    adaptive = picked(rule, "ema_alpha update_interval warmup_batches")
+    for tier in rule.tiers:
+        steps = sorted({k for k in tier.steps if k <= spec.k}) or [0]
+        adaptive[str(tier.batch_size)] = {"candidate_steps": steps, **picked(tier, "up_hysteresis down_hysteresis")}
+    return adaptive
 
 
 def _draft_len_schedule(scenario: Scenario) -> Words:
-    """TensorRT-LLM's schedule: the draft length up to each batch size, none beyond the last.
-
-    Raises:
-        ScenarioError: one that it cannot follow.
-    """
+    """The draft length up to each batch size, none beyond the last. Raises ScenarioError: it has no such one."""
     spec, policy = scenario.speculative_config, scenario.resolved_policy.name
-    if spec is None or policy not in ("batch_schedule", "ema_tiers"):
-        return {}
-    place = f"{SPEC}.{SCHEDULE}"
+    assert spec is not None
     schedule = spec.num_speculative_tokens_per_batch_size
     if schedule is None:
         raise ScenarioError("TensorRT-LLM adapts no draft length to acceptance", key="policy.name", value=policy)
     lengths = [min(k, spec.k) for _, _, k in schedule]
     if lengths[0] != spec.k:
         message = f"TensorRT-LLM drafts all {spec.k} tokens in its smallest batches (draft_len_schedule)"
-        raise ScenarioError(message, key=place, value=[list(entry) for entry in schedule])
+        raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}", value=[list(entry) for entry in schedule])
     # A range holds until the next begins, the last for all larger batches.
     ends = [first - 1 for first, _, _ in schedule[1:]] + [cached_deployment(scenario).settings.max_num_seqs]
     drafting = {end: k for end, k in zip(ends, lengths, strict=True) if any(lengths[lengths.index(k) :])}

@@ -35,11 +35,7 @@ class Row(Frozen):
     note: str = ""
 
     def write(self, value: Any, units: Units) -> Any:
-        """The server's value, None where it does so by default.
-
-        Raises:
-            LookupError: the server has no counterpart.
-        """
+        """The server's value, None where it does so by default. Raises LookupError where it has no counterpart."""
         if self.values is not None:
             return self.values[value if isinstance(value, str) else json.dumps(value)]
         return max(1, int(value * units[self.times])) if self.times else value

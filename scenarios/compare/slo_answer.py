@@ -90,15 +90,12 @@ def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> 
         idle: a run of `idle_scenario`, to tell what no load would mend.
     """
     run = own.run
-    if run is None or run.slo_met is None or not own.has_figures:
+    if run is None or run.slo_met is None or not own.has_figures or not scenario.slos:
         return None
-    tightest = min(_bounds(scenario, run), key=_slack, default=None)
-    if tightest is None:
-        return None
+    tightest = min(_bounds(scenario, run), key=_slack)
     if idle is None:
         return SloAnswer(run.slo_met, None, tightest, None)
-    alone = min(_bounds(scenario, idle), key=_slack, default=None)
-    return SloAnswer(run.slo_met, idle.slo_met is not False, tightest, alone)
+    return SloAnswer(run.slo_met, idle.slo_met is not False, tightest, min(_bounds(scenario, idle), key=_slack))
 
 
 def _slack(bound: Bound) -> tuple[float, float]:
@@ -107,17 +104,14 @@ def _slack(bound: Bound) -> tuple[float, float]:
 
 
 def _bounds(scenario: Scenario, run: RunResult) -> Iterator[Bound]:
-    names = [entry.name for entry in scenario.request_classes]
-    for name in names:
-        slo = scenario.slo_of(name)
-        if slo is None:
-            continue
+    has_classes = len(scenario.request_classes) > 1
+    for name, slo in scenario.slos.items():
         for key, values in _latencies_ms(run, name).items():
             limit = getattr(slo, key)
             if limit is not None:
                 met = float(np.mean(values <= limit)) if values.size else math.nan
                 reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
-                yield Bound(name if len(names) > 1 else None, key, limit, slo.attainment, met, reached)
+                yield Bound(name if has_classes else None, key, limit, slo.attainment, met, reached)
 
 
 def _latencies_ms(run: RunResult, class_name: str) -> dict[str, FloatArray]:

@@ -30,6 +30,8 @@ from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
 Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
+BY_SIGN: tuple[Word, ...] = ("too close to call", "pays", "costs")
+"""The word for each sign of the advantage's logarithm, -1 from the end."""
 Position = Literal["below", "at", "above"]
 
 
@@ -81,11 +83,7 @@ def side(
     progress: Progress | None = None,
     ask_capacity: bool = False,
 ) -> Side:
-    """Where a setting stands at its load; the capacity is simulated where the run does not settle it by itself.
-
-    Args:
-        ask_capacity: simulate it in any case.
-    """
+    """Where a setting stands at its load; its capacity is simulated if asked, or if the run does not settle it."""
     rate = scenario.rate_rps
     if run is not None and not ask_capacity and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
         return Side(run, "below")
@@ -226,12 +224,11 @@ def decide(
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
     if errors is None or not errors.reaches(metric) or verdict.word in ("not settled", "overloaded") or one_run:
         return verdict
-    capacities = tuple(rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps))
+    capacities = [rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps)]
     prediction = errors.predict(verdict.probe, confidence, capacities)
     if prediction.advantage is None:
         return verdict
-    words: tuple[Word, ...] = ("too close to call", "pays", "costs")
-    return dataclasses.replace(verdict, word=words[prediction.sign], prediction=prediction)
+    return dataclasses.replace(verdict, word=BY_SIGN[prediction.sign], prediction=prediction)
 
 
 def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:
@@ -251,10 +248,9 @@ def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float)
     probe = paired_probe(x, metric, on.run, off.run)
     equal = metric.is_throughput and on.completes_what_arrives
     sign = 0 if equal or probe.is_even(confidence) else probe.sign(confidence)
-    words: tuple[Word, ...] = ("too close to call", "pays", "costs")
     if advantage_of(probe, confidence) is None:
         probe = Probe(x, sure=probe.sure)
-    return Verdict(words[sign], metric, on, off, probe, confidence, on.state == "finite")
+    return Verdict(BY_SIGN[sign], metric, on, off, probe, confidence, on.state == "finite")
 
 
 def _why(word: Word, on: Side, off: Side) -> str:
@@ -321,15 +317,12 @@ def _chances(probability: float, word: Word) -> str:
 
 
 def _change(verdict: Verdict) -> str:
-    less = verdict.metric.less_is_better
-    advantage = verdict.advantage
+    advantage, better = verdict.advantage, verdict.word == "pays"
     assert advantage is not None
-    better = verdict.word == "pays"
     if not better:
         low, high = 1 / advantage.high, 1 / advantage.low if advantage.low else math.inf
-        advantage = Estimate(1 / advantage.mean, low, high, (high - low) / 2, advantage.n, advantage.confidence)
-    comparative = ("lower" if better else "higher") if less else ("higher" if better else "lower")
-    return f"{_times(advantage)} times {comparative}"
+        advantage = dataclasses.replace(advantage, mean=1 / advantage.mean, low=low, high=high)
+    return f"{_times(advantage)} times {'lower' if better == verdict.metric.less_is_better else 'higher'}"
 
 
 def _times(ratio: Estimate) -> str:

@@ -12,7 +12,7 @@ from paths import ROOT
 
 from draftcast.scenarios.compare.read_command import read_command
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.compare.serve_command import ServerCommand, server_command, vllm_command
+from draftcast.scenarios.compare.serve_command import ServerCommand, server_command
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.schedule import BatchSchedule
@@ -153,7 +153,7 @@ def test_the_schedules_lookup_is_vllms(tmp_path: Path) -> None:
     asked = scenario(target, spec, [0.73, 0.52, 0.35], "workload.arrivals.request_rate_rps=40")
     answer = recommend(asked)
     [tuned] = [o.candidate.scenario for o in answer.outcomes if "schedule" in o.candidate.label]
-    read = vllm_reads(vllm_command(tuned))
+    read = vllm_reads(server_command(tuned, "vllm").line)
     schedule = read.speculative_config.num_speculative_tokens_per_batch_size
     k, most = read.speculative_config.num_speculative_tokens, 1024
     theirs = build_dynamic_sd_schedule_lookup(schedule, most, k)

@@ -12,7 +12,6 @@ from draftcast.scenarios.compare.serve_command import (
     served_models,
     server_command,
     speculative_config_json,
-    vllm_command,
     vllm_flags,
 )
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
@@ -36,7 +35,7 @@ def drafting(method: str, target: str = INSTRUCT, **values: object) -> Scenario:
 
 def test_defaults_need_no_flags() -> None:
     scenario = with_values(load_scenario("default"), {SPEC: None, "engine.max_model_len": None})
-    assert vllm_command(scenario) == f"vllm serve {INSTRUCT}"
+    assert server_command(scenario, "vllm").line == f"vllm serve {INSTRUCT}"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +89,7 @@ def test_no_engine_field_is_forgotten() -> None:
 
 
 def test_the_command_carries_the_speculative_config() -> None:
-    words = shlex.split(vllm_command(load_scenario("default")))
+    words = shlex.split(server_command(load_scenario("default"), "vllm").line)
     assert words[:3] == ["vllm", "serve", INSTRUCT]
     config = json.loads(words[words.index("--speculative-config") + 1])
     assert config == {
@@ -178,7 +177,7 @@ def test_the_target_is_the_one_that_the_head_belongs_to(target: str, draft: str,
     assert (found.target, found.draft) == (served, draft)
     assert note in " ".join(found.notes)
     assert len(found.notes) == bool(note)
-    assert shlex.split(vllm_command(scenario))[2] == served
+    assert shlex.split(server_command(scenario, "vllm").line)[2] == served
     assert f"--model-path {served} " in server_command(scenario, "sglang").line
 
 
