@@ -33,17 +33,8 @@ class Axis:
     is_whole: bool = False  # whether x counts
     largest: float = math.inf  # of any x
 
-    @property
-    def step(self) -> float:
-        """The smallest difference that means anything (0: any number)."""
-        return 1.0 if self.is_whole else 0.0
-
     def check(self, x: float) -> float:
-        """x itself.
-
-        Raises:
-            InputError: not a whole number where the axis counts, or above the largest.
-        """
+        """x itself. Raises InputError: not a whole number where the axis counts, or above the largest."""
         if self.is_whole and x != round(x):
             raise InputError(f"must be whole numbers of {self.unit}", file="--at", value=x)
         if x > self.largest:
@@ -159,11 +150,7 @@ AXES: Mapping[str, Axis] = {
 
 
 def axis_named(name: str) -> Axis:
-    """The axis of this name.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The axis of this name. Raises InputError: there is none."""
     if name not in AXES:
         raise InputError(f"must be one of {', '.join(AXES)}", file=AXIS_OPTION, value=name)
     return AXES[name]

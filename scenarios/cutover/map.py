@@ -103,7 +103,8 @@ def speedup_map(
         raise InputError("the map needs another axis than --over", file="--map", value=against)
     if scenario.speculative_config is None:
         raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
-    ys = sorted(set(values)) or _default_values(scenario, against)
+    usual = ACCEPTANCES if against == "acceptance" else range(1, longest_draft(scenario, MAX_K) + 1)
+    ys = sorted(set(values)) or [float(y) for y in usual]
     variants = [_variant(scenario, against, y) for y in ys]
     budget = (question.budget_requests or MAP_BUDGET_REQUESTS) // len(ys)
     probers = [
@@ -131,10 +132,6 @@ def speedup_map(
         confidence,
         sum(prober.spent_requests for prober in probers),
     )
-
-
-def _default_values(scenario: Scenario, against: str) -> list[float]:
-    return list(ACCEPTANCES) if against == "acceptance" else [*map(float, range(1, longest_draft(scenario, MAX_K) + 1))]
 
 
 def _variant(scenario: Scenario, against: str, y: float) -> Scenario:

@@ -60,22 +60,13 @@ class _Half:
     fluid: Fluid
     known: Side
 
-    @property
-    def rate_rps(self) -> float | None:
-        return self.scenario.rate_rps
-
-    @property
-    def utilisation(self) -> float:
-        """Rate over capacity, for a run's length; the lower bound of a simulated one."""
-        if self.rate_rps is None:
-            return 0.0
-        return self.rate_rps / (self.known.capacity_rps.low if self.known.capacity_rps else self.fluid.capacity_rps())
-
-    def in_system(self) -> float:
-        """Requests in the system by the fluid estimate; what it holds where that says overloaded."""
-        if self.rate_rps is None:
-            return 0.0
-        return min(self.fluid.in_system(self.rate_rps), float(self.fluid.slots))
+    def shortfall(self, rate_rps: float) -> float:
+        """Of a run of one request; by the fluid estimate and, where it was simulated, the capacity's lower bound."""
+        known = self.known.capacity_rps
+        utilisation = rate_rps / (known.low if known is not None else self.fluid.capacity_rps())
+        # Where the estimate says overloaded, what the system holds.
+        in_system = min(self.fluid.in_system(rate_rps), float(self.fluid.slots))
+        return shortfall(1, in_system, min(utilisation, 0.999))
 
 
 @dataclass
@@ -98,8 +89,8 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        if self.metric.is_throughput and on.rate_rps is not None:
-            return self._delivered(x, on, off)
+        if self.metric.is_throughput and on.scenario.rate_rps is not None:
+            return self._delivered(x, on.scenario.rate_rps, on, off)
         if (on.known.position, off.known.position) != ("below", "below"):
             self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
             return decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
@@ -107,9 +98,8 @@ class Prober:
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""
-        with_sd = self.axis.at(self.scenario, x)
         made = []
-        for each in (with_sd, without_speculation(with_sd)):
+        for each in self.scenarios(x):
             rate, fluid = each.rate_rps, self.fluid(each, x)
             known = Side(None, "below")
             # Along rates one capacity serves every x; elsewhere each x has its own.
@@ -122,6 +112,11 @@ class Prober:
                     known = side_by_capacity(rate, found)
             made.append(_Half(each, fluid, known))
         return made[0], made[1]
+
+    def scenarios(self, x: float) -> tuple[Scenario, Scenario]:
+        """The question at x, with and without speculation."""
+        with_sd = self.axis.at(self.scenario, x)
+        return with_sd, without_speculation(with_sd)
 
     def fluid(self, scenario: Scenario, x: float) -> Fluid:
         """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
@@ -156,12 +151,13 @@ class Prober:
 
     def _requests(self, on: _Half, off: _Half, effort: int) -> int:
         """Requests of one replication: so many that its latency falls short of the steady state by little."""
-        if on.rate_rps is None:
+        rate = on.scenario.rate_rps
+        if rate is None:
             clients = int(getattr(on.scenario.workload.arrivals, "concurrency", 1))
             turns = max(min(CLOSED_LOOP_TURNS, ENOUGH_REQUESTS // clients), ENOUGH_TURNS)
             return max(LEAST_BILLED, turns * clients) << effort
-        short = max(shortfall(1, side.in_system(), min(side.utilisation, 0.999)) for side in (on, off))
-        ramp = max(side.fluid.session_requests(on.rate_rps) for side in (on, off))
+        short = max(half.shortfall(rate) for half in (on, off))
+        ramp = max(half.fluid.session_requests(rate) for half in (on, off))
         first = max(math.ceil(short / FIRST_SHORTFALL), math.ceil(ramp), MIN_REQUESTS)
         return min(first << effort, MAX_REQUESTS)
 
@@ -171,12 +167,12 @@ class Prober:
             requests = round(x)
             groups = max(1, math.ceil(BATCH_REQUESTS * 2**effort / requests))
         values: dict[str, Any] = {"statistics.replications": replications * groups}
-        if on.rate_rps is None and not on.scenario.is_closed_loop:
+        if on.scenario.rate_rps is None and not on.scenario.is_closed_loop:
             # A pattern in time is what it is: a trace or segments, as long as the scenario says.
             requests = on.scenario.workload.num_requests or MIN_REQUESTS
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
-        asked = [with_values(side.scenario, values) for side in (on, off)]
+        asked = [with_values(half.scenario, values) for half in (on, off)]
         off_key = _off_key(asked[1])
         known = self._off[1] if self._off is not None and self._off[0] == off_key else None
         cost = replications * groups * max(requests, LEAST_BILLED)
@@ -205,10 +201,8 @@ class Prober:
             probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
         return probe
 
-    def _delivered(self, x: float, on: _Half, off: _Half) -> Probe:
+    def _delivered(self, x: float, rate: float, on: _Half, off: _Half) -> Probe:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
-        rate = on.rate_rps
-        assert rate is not None
         rates = [half.known.capacity.rates if half.known.capacity else (rate,) for half in (on, off)]
         count = max(map(len, rates))
         with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)

@@ -22,9 +22,9 @@ from draftcast.scenarios.cutover.axis import Axis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
 from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import gpus_by_device, without_speculation
+from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, part_of
-from draftcast.sim.statistics.crossing import between
+from draftcast.sim.statistics.crossing import Probe, between
 from draftcast.sim.statistics.crossing_search import Found, search
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -79,11 +79,7 @@ class CutoverQuestion:
         return CUTOVER_METRICS[self.metric]
 
     def first_looks(self) -> list[float]:
-        """``at`` in order, each once.
-
-        Raises:
-            InputError: a value that the axis does not take.
-        """
+        """``at`` in order, each once. Raises InputError: a value that the axis does not take."""
         return [self.axis.check(x) for x in sorted(set(self.at))]
 
 
@@ -156,7 +152,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         replications=statistics.replications,
         confidence=statistics.confidence,
         target=target,
-        unit=axis.step,
+        unit=float(axis.is_whole),
     )
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and found.probes:
@@ -226,8 +222,8 @@ def _predicted(
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
     predictions = {}
     for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
-        with_sd = axis.at(prober.scenario, x)
-        errors = response(with_sd, (prober.fluid(with_sd, x), prober.fluid(without_speculation(with_sd), x)))
+        with_sd, without = prober.scenarios(x)
+        errors = response(with_sd, (prober.fluid(with_sd, x), prober.fluid(without, x)))
         if errors is None or not errors.reaches(prober.metric):
             return None
         probe = between(probes, x)
@@ -243,32 +239,26 @@ def _predicted(
 
 def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | None]:
     """What limits at the nearest probes on either side of the crossing, or at the ends of what was looked at."""
-    xs = [probe.x for probe in found.probes]
-    if not xs:
+    probes, crossing = found.probes, found.crossing
+    if not probes:
         return None, None
-    if found.crossing.kind != "crosses":
-        return _place(prober, found, xs[0]), _place(prober, found, xs[-1])
-    below = [x for x in xs if x <= found.crossing.low] or xs[:1]
-    above = [x for x in xs if x >= found.crossing.high] or xs[-1:]
-    return _place(prober, found, below[-1]), _place(prober, found, above[0])
+    below = [probe for probe in probes if probe.x <= crossing.low] or probes[:1]
+    above = [probe for probe in probes if probe.x >= crossing.high] or probes[-1:]
+    return _place(prober, below[-1], crossing.confidence), _place(prober, above[0], crossing.confidence)
 
 
-def _place(prober: Prober, found: Found, x: float) -> Place:
-    look = prober.looks[x]
-    with_sd = prober.axis.at(prober.scenario, x)
+def _place(prober: Prober, probe: Probe, confidence: float) -> Place:
+    x, look = probe.x, prober.looks[probe.x]
     made = []
-    sides = ((with_sd, look.on, look.states[0]), (without_speculation(with_sd), look.off, look.states[1]))
-    for each, figures, state in sides:
+    for each, figures, state in zip(prober.scenarios(x), (look.on, look.off), look.states, strict=True):
         rate = each.rate_rps if state != "overloaded" else None
         made.append(limits_at(each, prober.fluid(each, x), figures, rate))
-    probe = next(probe for probe in found.probes if probe.x == x)
-    return Place(x, probe.advantage(found.crossing.confidence), made[0], made[1])
+    return Place(x, probe.advantage(confidence), *made)
 
 
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
-    scenario = prober.scenario
-    per_s = price.per_gpu_hour * sum(gpus_by_device(scenario).values()) / 3600
+    per_s = price.per_gpu_hour * sum(gpus_by_device(prober.scenario).values()) / 3600
     tokens = prober.own_fluids()[0].traffic.output_tokens
     rows = []
     for probe in found.probes:
@@ -311,11 +301,9 @@ def _step_level_crossing(prober: Prober, grid: Sequence[float]) -> float | None:
 
 
 def _log_advantage(prober: Prober, x: float) -> float | None:
-    axis, metric = prober.axis, prober.metric
-    with_sd = axis.at(prober.scenario, x)
-    on, off = prober.fluid(with_sd, x), prober.fluid(without_speculation(with_sd), x)
-    closed = with_sd.is_closed_loop
-    rate = with_sd.rate_rps
+    metric, (with_sd, without_sd) = prober.metric, prober.scenarios(x)
+    on, off = prober.fluid(with_sd, x), prober.fluid(without_sd, x)
+    closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
     # At one number of clients, latencies are as the inverse of throughputs (Little's law).
     known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
     if not known or not on.exact_policy or (rate is None and not closed):
