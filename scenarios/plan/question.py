@@ -48,20 +48,16 @@ class Objective:
     def ratio(self, figures: Mapping[str, Estimate]) -> float:
         """The figure over its limit: met up to 1; NaN where the run has no such figure."""
         found = figures.get(self.figure)
-        return found.mean / self.limit_s if found is not None else float("nan")
+        return found.mean / self.limit_s if found is not None else math.nan
 
 
-def parse_objectives(text: str, place: str = "--slo") -> tuple[Objective, ...]:
-    """The objectives of an SLO string.
-
-    Args:
-        text: ``metric:statistic<limit`` with a unit, separated by semicolons or commas.
-        place: for errors, where it was given.
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """The objectives of an SLO string: ``metric:statistic<limit`` with a unit, separated by semicolons or commas.
 
     Raises:
         InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
     """
-    found: list[Objective] = []
+    found, place = dict[str, Objective](), "--slo"
     for part in re.split(r"[;,]", text):
         words = "".join(part.split())
         if not words:
@@ -76,16 +72,16 @@ def parse_objectives(text: str, place: str = "--slo") -> tuple[Objective, ...]:
         try:
             limit_s = float(matched["limit"]) * _UNITS[matched["unit"]]
         except ValueError:
-            limit_s = float("nan")
-        if not 0 < limit_s < float("inf"):
+            limit_s = math.nan
+        if not 0 < limit_s < math.inf:
             raise InputError("the limit must be a number above 0", file=place, value=part)
         objective = Objective(metric, matched["statistic"], limit_s)
-        if objective.figure in [other.figure for other in found]:
+        if objective.figure in found:
             raise InputError(f"{metric}:{objective.statistic} is given twice", file=place, value=text)
-        found.append(objective)
+        found[objective.figure] = objective
     if not found:
         raise InputError("holds no objective; e.g. ttft:p95<500ms;tpot:p95<30ms", file=place, value=text)
-    return tuple(found)
+    return tuple(found.values())
 
 
 GIVEN = "given"
@@ -130,11 +126,7 @@ class PlanQuestion:
                 raise InputError(allowed, key=key, value=getattr(self, key))
 
     def target_rps(self) -> float:
-        """The target rate.
-
-        Raises:
-            InputError: not above 0 and finite, or arrivals without a single rate.
-        """
+        """The target rate. Raises InputError: not above 0 and finite, or arrivals without a single rate."""
         target = mean_rate(self.scenario) if self.rate_rps is None else self.rate_rps
         if not 0.0 < target < math.inf:
             raise InputError("must be above 0 and finite, in requests per second", key="rate", value=target)
@@ -157,11 +149,8 @@ def candidates(
         for size in sizes or (scenario.engine.tensor_parallel_size,):
             elsewhere = device.name != own.name or size != scenario.engine.tensor_parallel_size
             if elsewhere and scenario.engine.num_gpu_blocks is not None:
-                raise InputError(
-                    "is the memory of one device and tensor parallelism; take it away to compare others",
-                    key="engine.num_gpu_blocks",
-                    value=scenario.engine.num_gpu_blocks,
-                )
+                message = "is the memory of one device and tensor parallelism; take it away to compare others"
+                raise InputError(message, key="engine.num_gpu_blocks", value=scenario.engine.num_gpu_blocks)
             values: dict[str, Any] = {"hardware": name, "engine.tensor_parallel_size": size}
             if device.name != own.name and scenario.profile != "default":
                 values["profile"] = None  # a profile is of one device; another takes its own
@@ -173,19 +162,13 @@ def candidates(
 
 
 def mean_rate(scenario: Scenario) -> float:
-    """Requests per second of the scenario's own arrivals.
-
-    Raises:
-        InputError: closed-loop or piecewise arrivals, or a trace without times.
-    """
+    """Requests per second of the scenario's arrivals. Raises InputError: no single rate, or a trace without times."""
     arrivals = scenario.workload.arrivals
-    rate = getattr(arrivals, "request_rate_rps", None)
-    if rate is not None:
-        return float(rate)
+    if scenario.rate_rps is not None:
+        return scenario.rate_rps
     if not isinstance(arrivals, TraceArrivals):
-        raise InputError(
-            f"{arrivals.process} arrivals have no single rate; give a target rate", key="workload.arrivals.process"
-        )
+        message = f"{arrivals.process} arrivals have no single rate; give a target rate"
+        raise InputError(message, key="workload.arrivals.process")
     gap_s = load_trace(arrivals).mean_gap_s * arrivals.time_scale
     if not gap_s > 0.0:
         raise InputError("all its requests arrive at once: there is no rate to plan for", file=arrivals.path)

@@ -50,7 +50,6 @@ class Check:
     """One simulated load."""
 
     rate_rps: float
-    replicas: int
     met: bool  # a steady state, and every objective's mean over the replications within its limit
     verdict: State  # the state of `draftcast.scenarios.compare.verdict.Side`
     completed_rps: float  # what is completed: the load, or the capacity where the load exceeds it (NaN: not known)
@@ -88,7 +87,6 @@ class SimulatedCluster:
 
     @functools.cached_property
     def replica(self) -> Fluid:
-        """The fluid estimate of one replica."""
         return Fluid.of(with_values(self.scenario, {"cluster.replicas": 1}), self.deployment)
 
     def check(self, replicas: int, rate_rps: float) -> Check:
@@ -150,26 +148,23 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
     run, rate_rps = own.run, scenario.rate_rps
     assert run is not None
     assert rate_rps is not None
-    replicas, figures = scenario.cluster.replicas, run.summary["figures"]
+    completed, met, figures = rate_rps, False, run.summary["figures"]
     if not own.has_figures:
         completed = own.capacity_rps.low if own.capacity_rps is not None else math.nan
         found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
         if own.state == "not settled":
             found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
-        return Check(rate_rps, replicas, False, own.state, completed, tuple(found), figures)
-    completed = rate_rps
-    if objectives:
-        ratios = [each.ratio(figures) / (1.0 - run.shortfall) for each in objectives]
-        found = [
-            Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio)
-            for each, ratio in zip(objectives, ratios, strict=True)
-        ]
+    elif objectives:
+        found = []
+        for each in objectives:
+            ratio = each.ratio(figures) / (1.0 - run.shortfall)
+            found.append(Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio))
         # A figure that the run does not have (no request with two output tokens) breaks no bound.
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
         met = not any(each.used > 1.0 for each in found)
     else:
         found, met = [_attainment(run, scenario)], run.slo_met is not False
-    return Check(rate_rps, replicas, met, own.state, completed, tuple(found), figures)
+    return Check(rate_rps, met, own.state, completed, tuple(found), figures)
 
 
 def _attainment(run: RunResult, scenario: Scenario) -> Constraint:

@@ -194,7 +194,6 @@ def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPl
 
 
 def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, progress: Progress | None) -> Sizing:
-    """The search for one candidate."""
     tolerance, max_gpus = question.tolerance, question.max_gpus
     infeasible = Sizing(candidate, 0, question.spare, None, None, "", target_rps)
     try:
@@ -208,9 +207,8 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     estimate = cluster.replica.rate_rps(cluster.replica.slots)  # with a full batch
     idle = cluster.check(1, IDLE_SHARE * estimate)
     if not idle.met:
-        return replace(
-            infeasible, reason=f"{_broken(idle)} with hardly any load: more replicas cannot help", check=idle
-        )
+        reason = f"{_broken(idle)} with hardly any load: more replicas cannot help"
+        return replace(infeasible, reason=reason, check=idle)
     alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
     if alone is None:
         return replace(infeasible, reason=f"{_broken(idle)} at any load", check=idle)
@@ -263,11 +261,9 @@ def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[
     if not prices:
         return {}
     known = {load_hardware(name).name: price for name, price in prices.items()}
-    for candidate in variants:
-        if candidate.hardware.name not in known:
-            raise InputError(
-                "has no price; give one for every device, or none", key="prices", value=candidate.hardware.name
-            )
+    for name in (candidate.hardware.name for candidate in variants):
+        if name not in known:
+            raise InputError("has no price; give one for every device, or none", key="prices", value=name)
     return known
 
 
