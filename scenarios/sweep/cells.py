@@ -19,17 +19,9 @@ from draftcast import __version__
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.verdict import judge, side
-from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import (
-    gpus_by_device,
-    load_scenario,
-    members,
-    scenario_hash,
-    to_mapping,
-    without_speculation,
-)
+from draftcast.scenarios.schema.load import gpus_by_device, load_scenario, members, scenario_hash, to_mapping
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
@@ -85,14 +77,11 @@ def code_digest() -> str:
     """Sha256 (hex) of the version and of every source and data file that the figures may depend on."""
     package = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256(__version__.encode())
-    for room in CODE_ROOMS:
-        for folder, folders, names in os.walk(package / room):
-            folders[:] = sorted(name for name in folders if name not in NOT_CODE)
-            for name in sorted(names):
-                if name.endswith(CODE_SUFFIXES):
-                    path = Path(folder, name)
-                    digest.update(path.relative_to(package).as_posix().encode() + b"\0")
-                    digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in sorted(path for room in CODE_ROOMS for path in (package / room).rglob("*")):
+        place = path.relative_to(package)
+        if path.suffix in CODE_SUFFIXES and not {*place.parts} & {*NOT_CODE}:
+            digest.update(place.as_posix().encode() + b"\0")
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 
@@ -111,16 +100,13 @@ def _profile_checksum(profile: str | None, hardware: str, changed: tuple[int, ..
 
 def _time_of(*names: str | None) -> tuple[int, ...]:
     """When files of these names, or inside folders of these names, were last changed."""
-    times = []
-    for name in names:
-        path = Path(os.path.expanduser(name or ""))
-        inside = sorted(path.iterdir()) if name and os.path.isdir(path) else [path]
-        times += [file.stat().st_mtime_ns for file in inside if name and os.path.isfile(file)]
-    return tuple(times)
+    paths = [Path(os.path.expanduser(name)) for name in names if name]
+    files = [file for path in paths for file in (sorted(path.iterdir()) if os.path.isdir(path) else [path])]
+    return tuple(file.stat().st_mtime_ns for file in files if os.path.isfile(file))
 
 
 def task_of(scenario: Scenario) -> Task:
-    """What to send for ``scenario``. Raises InputError as of ``address_of``."""
+    """What to send for ``scenario``; errors as of `address_of`."""
     return Task(address_of(scenario), to_mapping(scenario))
 
 
@@ -148,11 +134,8 @@ def _head(task: Task) -> dict[str, Any]:
 
 
 def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
-    speculates = scenario.speculative_config is not None
-    settings = [scenario, without_speculation(scenario)] if speculates else [scenario]
-    run, *off = simulate_together(settings)
-    verdict = judge(scenario, run, off[0]) if off else None
-    own = verdict.on if verdict is not None else side(scenario, run)
+    (point,) = compare(scenario).points
+    run, own, verdict = point.on, point.own, point.verdict
     slo_met = run.slo_met if own.has_figures else None
     if own.state == "overloaded" and run.summary["slo_asked"]:
         slo_met = False  # a growing queue breaks any objective in the end

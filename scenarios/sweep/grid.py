@@ -68,11 +68,7 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
 
 
 def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
-    """Every combination, the last axis fastest.
-
-    Raises:
-        InputError: an axis twice, too many points, or not one point that can be asked.
-    """
+    """All combinations, the last axis fastest. Raises InputError: an axis twice, too many points, all impossible."""
     names = [axis.name for axis in axes]
     keys = [SHORT.get(name, name) for name in names]
     for key, name in zip(keys, names, strict=True):
@@ -136,10 +132,8 @@ def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:
             section = section[int(key)]
         else:
             section = getattr(section, key, None)
-    if not isinstance(section, BaseModel) or last not in type(section).model_fields:
-        return False
-    declared = type(section).model_fields[last].annotation
-    return float not in _parts_of(declared)
+    fields = type(section).model_fields if isinstance(section, BaseModel) else {}
+    return last in fields and float not in _parts_of(fields[last].annotation)
 
 
 def _parts_of(declared: Any) -> list[Any]:

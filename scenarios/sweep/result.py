@@ -115,11 +115,7 @@ class SweepCell:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """A cell from its rows in the data set.
-
-        Raises:
-            InputError: they are not what `draftcast.scenarios.sweep.cells.run_task` writes.
-        """
+        """A cell from its rows in the data set. Raises InputError: not what `run_task` of ``cells.py`` writes."""
         try:
             first = rows[0]
             if first[STATUS] == ERROR:

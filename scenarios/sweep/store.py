@@ -66,11 +66,7 @@ class ResultStore:
         self._append(pa.table({name: [row.get(name) for row in rows] for name in names}))
 
     def rows(self, keys: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """The rows of those of ``keys`` that are there, in order of replication; null columns are left out.
-
-        Raises:
-            InputError: a damaged file.
-        """
+        """Rows of ``keys`` that are there, by replication, without null columns. Raises InputError: a damaged file."""
         wanted = pa.array(list(keys), pa.string())
         by_key: dict[str, dict[int, dict[str, Any]]] = {}
         for table in self._tables():

@@ -147,11 +147,7 @@ class ClusterWorkers:
         self._executor = self._client.get_executor(pure=False)
 
     def places(self) -> int:
-        """Two tasks a thread, so that none waits for the next; one while there is no worker yet.
-
-        Raises:
-            InputError: the scheduler is gone.
-        """
+        """Two tasks a thread, so that none waits; one without a worker. Raises InputError: the scheduler is gone."""
         gone = InputError("the scheduler is gone; run again to go on", file="--cluster", value=self._address)
         if self._client.status != "running":
             raise gone
