@@ -12,6 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,13 +30,42 @@ from draftcast.calibration.live.server import CONFIG
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.serve.fleet import Answer, Fleet, Refused
-from draftcast.scenarios.serve.front_end import MESSAGE_TOKENS, Tokens
 
 BACKLOG = 2048
 INTERRUPTED = 130
 MAX_BODY_BYTES = 32 * 2**20
+BYTES_PER_TOKEN = 4
+MESSAGE_TOKENS = 4
+"""Of a chat message, besides its role and text: a template's marks."""
 Count = Annotated[int, Field(ge=1)]
 ERRORS = {404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
+
+
+class Tokens:
+    """Counts the tokens of texts, and makes those of answers; without a tokenizer four bytes of UTF-8 are a token.
+
+    Raises InputError: no ``tokenizer.json`` at the path, or none that can be read.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.filler, self.filler_id = " token", 0
+        self._tokenizer = None
+        if path is None:
+            return
+        from tokenizers import Tokenizer
+
+        file = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # tokenizers raises nothing more particular
+            raise InputError(f"no tokenizer: {error}", file=str(file)) from None
+        self.filler_id = self._tokenizer.encode(self.filler, add_special_tokens=False).ids[-1]
+        self.filler = self._tokenizer.decode([self.filler_id]) or self.filler
+
+    def count(self, text: str) -> int:
+        if self._tokenizer is None:
+            return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
+        return len(self._tokenizer.encode(text).ids)
 
 
 class StreamOptions(BaseModel):
@@ -107,8 +137,8 @@ class Server:
 
     def app(self) -> Starlette:
         routes = [
-            Route("/v1/completions", self._completion, methods=["POST"]),
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/completions", partial(self._answer, kind=Completion), methods=["POST"]),
+            Route("/v1/chat/completions", partial(self._answer, kind=Chat), methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
@@ -118,12 +148,6 @@ class Server:
         return Starlette(routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _refuse})
 
     # ---- answers ----
-
-    async def _completion(self, request: Request) -> Response:
-        return await self._answer(request, Completion)
-
-    async def _chat(self, request: Request) -> Response:
-        return await self._answer(request, Chat)
 
     async def _answer(self, request: Request, kind: type[Completion | Chat]) -> Response:
         sent_s = time.monotonic()

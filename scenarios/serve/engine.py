@@ -13,7 +13,6 @@ import select
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -125,11 +124,9 @@ class LiveEngine:
 
     def counts(self) -> dict[str, Any]:
         """What vLLM's scheduler counts, since the start or now."""
-        replica, found = self.replica, Counter[str]()
-        for rank in replica.ranks:
-            e = rank.state.engine[0]
-            for name in ("num_preemptions", "cached_tokens", "looked_up_tokens", "free_blocks"):
-                found[name] += int(e[name])
+        replica = self.replica
+        names = ("num_preemptions", "cached_tokens", "looked_up_tokens", "free_blocks")
+        found = {name: sum(int(rank.state.engine[0][name]) for rank in replica.ranks) for name in names}
         rounds = sum(rank.state.rounds_by_accepted.sum(axis=0) for rank in replica.ranks)
         # Of each draft position: rounds that accepted more drafts than stand before it.
         accepted = rounds[::-1].cumsum()[::-1][1:].tolist()

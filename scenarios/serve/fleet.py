@@ -12,16 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.errors import InputError
-from draftcast.scenarios.run.deployment import deployments_of
+from draftcast.scenarios.run.deployment import Deployment, deployments_of
+from draftcast.scenarios.run.simulate import front_end_servers, front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import members
 from draftcast.scenarios.serve.engine import ring_table
-from draftcast.scenarios.serve.front_end import FrontEnd
 from draftcast.scenarios.serve.metrics import Metrics
 from draftcast.sim.cluster.routers import make_router
 
@@ -100,11 +101,29 @@ class _Link:
         self.process.wait()
 
 
+class FrontEnd:
+    """`front_end_s` for requests that come one by one."""
+
+    def __init__(self, scenario: Scenario, deployments: Sequence[Deployment]) -> None:
+        self._servers = front_end_servers(scenario, deployments)
+        self._more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+        self._free_s = [0.0] * len(self._servers)
+        self._number, self._last_s = 0, 0.0
+
+    def hand_over_s(self, sent_s: float, prompt_tokens: int) -> float:
+        """When the engine has the next request, which is sent no earlier than those before it."""
+        server = self._number % len(self._servers)
+        self._number += 1
+        work_s = float(front_end_work_s(self._servers[server], prompt_tokens))
+        self._free_s[server] = max(self._free_s[server], sent_s) + work_s
+        self._last_s = max(self._last_s, self._free_s[server])
+        return self._last_s + self._more_s
+
+
 class Fleet:
     """The scenario's replicas; `start` them, then `submit` requests. ``deployment``: of the first group.
 
-    Args:
-        speed: simulated seconds per second of the wall clock.
+    ``speed``: simulated seconds per second of the wall clock.
     """
 
     def __init__(self, scenario: Scenario, speed: float) -> None:
@@ -168,19 +187,17 @@ class Fleet:
         self._number += 1
         output = min(int(self._outputs[row]) if max_tokens is None else max_tokens, self.max_model_len - prompt_tokens)
         reason = "stop" if max_tokens is None else "length"
-        answer = self._answers[row] = Answer(row, self._choose(row), prompt_tokens, reason, sent_s)
+        alive = [index for index, link in enumerate(self._links) if link.alive]
+        loads = [link.load for link in self._links]
+        chosen = self._routes[row] if self._routes is not None else self._router.choose(row, loads)
+        replica = chosen if chosen in alive else min(alive, key=loads.__getitem__)
+        answer = self._answers[row] = Answer(row, replica, prompt_tokens, reason, sent_s)
         link = self._links[answer.replica]
         link.load += 1
         arrival_s = self._front_end.hand_over_s((sent_s - self._start_s) * self.speed, prompt_tokens)
         priority = self._priorities[row] if priority is None else priority
         link.send("submit", row, prompt_tokens, output, priority, arrival_s)
         return answer
-
-    def _choose(self, row: int) -> int:
-        alive = [index for index, link in enumerate(self._links) if link.alive]
-        loads = [link.load for link in self._links]
-        chosen = self._routes[row] if self._routes is not None else self._router.choose(row, loads)
-        return chosen if chosen in alive else min(alive, key=lambda index: loads[index])
 
     async def drop(self, answer: Answer) -> None:
         """The client is gone: an answer that has not ended is aborted."""
@@ -194,11 +211,10 @@ class Fleet:
         for link in asked:
             link.counted.clear()
             link.send("counts")
-        waits = [asyncio.create_task(link.counted.wait()) for link in asked]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=COUNTS_TIMEOUT_S)
-            for wait in late:
-                wait.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(COUNTS_TIMEOUT_S):
+                for link in asked:
+                    await link.counted.wait()
 
     # ---- what replicas say ----
 

@@ -25,13 +25,7 @@ _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
 class Metrics(Collector):
-    """Counters and histograms of the front end, and what each engine counted when it was last asked (``counts``).
-
-    Args:
-        model: its name.
-        engines: the config of each replica; label ``engine`` is its number.
-        speculates: engines draft.
-    """
+    """Counters and histograms of the front end, and what each engine counted when it was last asked (``counts``)."""
 
     def __init__(self, model: str, engines: Sequence[EngineConfig], *, speculates: bool) -> None:
         self.registry = CollectorRegistry()

@@ -13,7 +13,7 @@ from draftcast.scenarios.run.simulate import front_end_s, serve
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.serve.engine import LiveEngine
-from draftcast.scenarios.serve.front_end import FrontEnd
+from draftcast.scenarios.serve.fleet import FrontEnd
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
 
