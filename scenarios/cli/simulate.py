@@ -66,9 +66,10 @@ def simulate(
     exports = {"--vllm-json": vllm_json, "--prometheus": prometheus}
     to_stdout = _check_exports(exports, single=not rates_rps, as_json=question.as_json)
     if plot is not None:
-        from draftcast.scenarios.show.plots import check_plot
+        from draftcast.scenarios.show.plots import check_picture, check_points
 
-        check_plot(plot, num_rates=len(rates_rps), compared=compared)
+        check_points(len(rates_rps) if compared else 0)
+        check_picture(plot, "--plot")
     if out is not None:
         from draftcast.scenarios.run.run_directory import check_run_directory
 

@@ -9,20 +9,9 @@ from draftcast.scenarios.compare.model_error import Prediction
 from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.cutover_report import cell_text, headline
-from draftcast.scenarios.show.plots import (
-    BASELINE,
-    BREAK_EVEN_LINE,
-    COLOURS,
-    OFF,
-    ON,
-    error_bars,
-    in_file,
-    label_axes,
-    panels,
-    series,
-    styled,
-)
+from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, OFF, label_axes, panels, series
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.statistics.crossing import Probe
 
@@ -51,7 +40,7 @@ def cutover_figure(answers: Sequence[Cutover]) -> Any:
     sentences = [headline(answer) for answer in answers[:MOST_SENTENCES]]
     label_axes(figure, first.unit, f"advantage in {first.metric.label}")
     figure.update_xaxes(type="log" if first.over in LOGARITHMIC else "linear").update_yaxes(rangemode="tozero")
-    return in_file(figure, title(first.scenario), sentences, height=620)
+    return plots.in_file(figure, title(first.scenario), sentences, height=620)
 
 
 def advantage_figure(
@@ -77,15 +66,15 @@ def advantage_figure(
     dash = "dot" if found is not None else "solid"
     series(figure, "estimate of mean steps", OFF, rates, line, mode="lines", line={"width": 2, "dash": dash})
     if found is not None:
-        _curve(figure, found, ON)
+        _curve(figure, found, plots.ON)
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
     here = scenario.rate_rps
     if here is not None:
         side = "right" if here < rates[-1] / 2 else "left"  # where it has room
         text = {"annotation_text": "you are here", "annotation_position": f"bottom {side}", "annotation_font_size": 11}
-        figure.add_vline(x=here, line={"color": BASELINE, "width": 2}, **text)
+        figure.add_vline(x=here, line={"color": plots.BASELINE, "width": 2}, **text)
     label_axes(figure, "requests/s", "times faster with speculation")
-    return styled(figure, height=270, legend=False).update_yaxes(range=[0, most])
+    return plots.styled(figure, height=270, legend=False).update_yaxes(range=[0, most])
 
 
 def _curve(figure: Any, answer: Cutover, colour: str) -> None:
@@ -114,8 +103,8 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
 
 def map_figure(speedups: SpeedupMap) -> Any:
     """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
-    confidence = speedups.confidence
-    figure = panels()
+    confidence, figure = speedups.confidence, panels()
+    ticks = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["1/2", "0.71", "1", "1.41", "2"]}
     figure.add_heatmap(
         x=speedups.xs,
         y=speedups.ys,
@@ -127,33 +116,25 @@ def map_figure(speedups: SpeedupMap) -> Any:
         hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
         colorscale="RdBu",
         **{"zmin": -RANGE, "zmax": RANGE, "xgap": 1, "ygap": 1},
-        colorbar={
-            "title": "advantage",
-            "tickvals": [-1, -0.5, 0, 0.5, 1],
-            "ticktext": ["1/2", "0.71", "1", "1.41", "2"],
-        },
+        colorbar={"title": "advantage", **ticks},
     )
     points = [point for point in speedups.contour if point.crossing.kind == "crosses"]
     if points:
         at, crossing = [point.at for point in points], [point.crossing.best for point in points]
-        bars = error_bars([(p.crossing.low, p.crossing.best, p.crossing.high) for p in points], color=CONTOUR)
+        bars = plots.error_bars([(p.crossing.low, p.crossing.best, p.crossing.high) for p in points], color=CONTOUR)
         x, y, axis = (crossing, at, "x") if speedups.against == "k" else (at, crossing, "y")
         style = {"mode": "lines+markers", "line_width": 2, f"error_{axis}": bars}
         series(figure, "break-even", CONTOUR, x, y, **style)
     label_axes(figure, speedups.unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
     figure.update_xaxes(type="log" if speedups.over in LOGARITHMIC else "linear")
-    note = (
-        f"{speedups.label}: advantage in {speedups.metric.label}; * its {confidence:.0%} interval excludes 1; "
-        "line: break-even"
-    )
-    return in_file(figure, title(speedups.scenario), [note], height=560)
+    note = f"{speedups.label}: advantage in {speedups.metric.label}; * its {confidence:.0%} interval excludes 1"
+    return plots.in_file(figure, title(speedups.scenario), [f"{note}; line: break-even"], height=560)
 
 
 def _doublings(probe: Probe, confidence: float) -> float | None:
     advantage = probe.advantage(confidence)
     if advantage is None:
-        sign = probe.sign(confidence)
-        return RANGE * sign if sign else None
+        return RANGE * probe.sign(confidence) or None
     return math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
 
 

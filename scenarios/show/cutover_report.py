@@ -84,8 +84,7 @@ def _listed(xs: Sequence[float]) -> str:
 
 def _reach(answer: Cutover, seen: str) -> str:
     """Up to where a verdict holds."""
-    capacities = [side for side in (answer.capacity_on, answer.capacity_off) if side is not None]
-    last = answer.probes[-1].x
+    last, capacities = answer.probes[-1].x, [side for side in (answer.capacity_on, answer.capacity_off) if side]
     if not capacities or last < NEARLY * min(side.low for side in capacities):
         return seen
     return f"up to capacity{' and beyond' if last > max(side.high for side in capacities) else ''} ({seen})"
@@ -129,11 +128,7 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
-    return lines + note_lines(answer)
-
-
-def note_lines(answer: Cutover) -> list[str]:
-    return [f"Note: {note}." for note in answer.notes]
+    return lines + [f"Note: {note}." for note in answer.notes]
 
 
 def settings_table(answers: Sequence[Cutover]) -> Table:
@@ -182,23 +177,6 @@ def _compared(answer: Cutover) -> tuple[str, float]:
     }.get(answer.metric.name, ("tokens/s" if closed else "completed req/s", 1.0))
 
 
-def cost_lines(answer: Cutover, date: str) -> list[str]:
-    """Money per million output tokens, at the price of that day."""
-    return [
-        f"At {number(cost.x)} {answer.unit}: {cost.on:.4g} per million output tokens with speculation, "
-        f"{cost.off:.4g} without (price of {date})."
-        for cost in answer.costs
-    ]
-
-
-def map_table(speedups: SpeedupMap) -> Table:
-    """One row per draft length or acceptance, one column per load; * where the interval excludes 1."""
-    rows = [[speedups.against, *(f"{number(x)} {speedups.unit}" for x in speedups.xs)]]
-    for y, probes in zip(speedups.ys, speedups.rows, strict=True):
-        rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
-    return make_table(rows)
-
-
 def cell_text(probe: Probe, confidence: float) -> str:
     """The advantage, * where its interval excludes 1; the verdict alone where a side is overloaded."""
     advantage, sign = probe.advantage(confidence), probe.sign(confidence)
@@ -226,8 +204,12 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
 
 
 def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
-    """A map as the terminal shows it."""
-    yield from (title(speedups.scenario), map_table(speedups))
+    """A map as the terminal shows it: one row per draft length or acceptance, one column per load."""
+    yield title(speedups.scenario)
+    rows = [[speedups.against, *(f"{number(x)} {speedups.unit}" for x in speedups.xs)]]
+    for y, probes in zip(speedups.ys, speedups.rows, strict=True):
+        rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
+    yield make_table(rows)
     yield f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1."
     yield from contour_lines(speedups)
 
@@ -238,7 +220,12 @@ def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | 
     yield settings_table(answers) if len(answers) > 1 else points_table(answers[0])
     yield from map(headline, answers)
     if len(answers) > 1:
-        yield from dict.fromkeys(line for answer in answers for line in note_lines(answer))
-    else:
-        yield from detail_lines(answers[0])
-        yield from cost_lines(answers[0], price.date) if price is not None else ()
+        yield from dict.fromkeys(f"Note: {note}." for answer in answers for note in answer.notes)
+        return
+    yield from detail_lines(answers[0])
+    if price is not None:
+        for cost in answers[0].costs:
+            yield (
+                f"At {number(cost.x)} {answers[0].unit}: {cost.on:.4g} per million output tokens with speculation, "
+                f"{cost.off:.4g} without (price of {price.date})."
+            )

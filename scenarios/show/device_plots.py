@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.measured import FAMILY, parts_of
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.scenarios.compare.limits import DeviceCeilings, OperatingPoint
 from draftcast.scenarios.run.coverage import Coverage
@@ -103,7 +103,7 @@ LABEL_SHARE = 0.06
 def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
     """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
 
-    ``tracks``: see `draftcast.scenarios.run.operating_point.operating_tracks`.
+    ``tracks``: see `draftcast.scenarios.compare.limits.operating_tracks`.
     """
     figure = panels()
     intensities = [point.intensity for points in tracks.values() for point in points]
@@ -156,7 +156,9 @@ def profile_figure(opened: OpenProfile) -> Any:
             work = part.work_of(some)
             rate, colour = work.flops / some["seconds"].to_numpy() / 1e12, OPERATOR_COLOURS[part.operator]
             symbol = "diamond" if "fp8" in (part.dtype, part.kv_dtype) else "circle"
-            series(figure, _name(part), colour, work.flops / work.bytes, rate, marker_symbol=symbol, **dots)
+            formats = f"{part.dtype}, KV {part.kv_dtype}" if part.kv_dtype not in ("", part.dtype) else part.dtype
+            name = f"{part.operator.replace('_', ' ')}, {formats}"
+            series(figure, name, colour, work.flops / work.bytes, rate, marker_symbol=symbol, **dots)
     assert isinstance(opened.profile, RooflineProfile)  # as every profile with a table
     device, intensity = opened.profile.hardware, np.geomspace(0.1, 1e5, 200)
     for dtype, dash in (("bf16", "solid"), ("fp8", "dash")):
@@ -166,13 +168,13 @@ def profile_figure(opened: OpenProfile) -> Any:
             rate = np.minimum(intensity * bandwidth, peak)
             series(figure, name, ROOF, intensity, rate / 1e12, mode="lines", line={"width": 1.5, "dash": dash})
     held = beyond = 0
-    for part, predictions in ((errors.part, errors.predictions) for errors in held_out_predictions(opened)):
-        if part.operator in OPERATOR_COLOURS and len(predictions):
+    for errors in held_out_predictions(opened):
+        operator, predictions = errors.part.operator, errors.predictions
+        if operator in OPERATOR_COLOURS and len(predictions):
             held += len(predictions)
             beyond += int((100.0 * predictions["error"].abs() > WIDEST_ERROR).sum())
-            some, colour = _even(predictions, 800), OPERATOR_COLOURS[part.operator]
-            x, y = 1e6 * some["seconds"], 100.0 * some["error"]
-            series(figure, "", colour, x, y, cell=(2, 1), showlegend=False, **dots)
+            some, style = _even(predictions, 800), {"cell": (2, 1), "showlegend": False, **dots}
+            series(figure, "", OPERATOR_COLOURS[operator], 1e6 * some["seconds"], 100.0 * some["error"], **style)
     missed = f"at {held:,} held-out points, {beyond:,} of them beyond the picture"
     figure.layout.annotations[1].text = f"Interpolation: predicted / measured - 1 {missed}"
     top = math.ceil(math.log10(2e-12 * max(device.peak_flops.values())))
@@ -189,8 +191,3 @@ def profile_figure(opened: OpenProfile) -> Any:
 def _even(rows: pd.DataFrame, most: int) -> pd.DataFrame:
     """At most so many of the rows, evenly spread."""
     return rows.iloc[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).round().astype(int))]
-
-
-def _name(part: Part) -> str:
-    formats = f"{part.dtype}, KV {part.kv_dtype}" if part.kv_dtype not in ("", part.dtype) else part.dtype
-    return f"{part.operator.replace('_', ' ')}, {formats}"

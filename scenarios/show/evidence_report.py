@@ -17,8 +17,7 @@ SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "me
 SCORES = ("kind of forecast", "points", "sources", "mean", "median of size", "p90 of size", "inside 90 % interval")
 _ENGINES = {"": "all engines", "vllm": "vLLM", "sglang": "SGLang"}
 _SHOWN_IDS = 3
-Group = tuple[str, Sequence[Forecast]]
-"""Its colour and its members."""
+Group = tuple[str, Sequence[Forecast]]  # its colour and its members
 
 
 def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
@@ -63,13 +62,9 @@ def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
         for side in SIDES:
             error = errors(members, side)
             if error is not None:
-                figures = [
-                    f"{error.mean:+.1%}",
-                    f"{error.signed_median:+.1%}",
-                    f"{error.median:.1%}",
-                    f"{error.p90:.1%}",
-                ]
-                found.append([name, side, str(error.points), str(error.sources), *figures])
+                signed = (f"{value:+.1%}" for value in (error.mean, error.signed_median))
+                sizes = (f"{value:.1%}" for value in (error.median, error.p90))
+                found.append([name, side, str(error.points), str(error.sources), *signed, *sizes])
     return found
 
 
@@ -87,8 +82,8 @@ def score_rows(scores: Iterable[Score]) -> list[list[str]]:
 
 def measured_when(forecasts: Iterable[Forecast]) -> str:
     """The months from the first to the last measurement, as the sources date them."""
-    dates = sorted(date if "-" in date[:5] or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
-                   for date in (f.point.date for f in forecasts))  # fmt: skip
+    given = (f.point.date for f in forecasts)
+    dates = sorted(date if "-" in date[:5] or len(date) < 6 else f"{date[:4]}-{date[4:6]}" for date in given)
     return f"{dates[0]} to {dates[-1][:7]}"
 
 
@@ -133,15 +128,14 @@ def page(forecasts: Sequence[Forecast]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evidence_figure(forecasts: Iterable[Forecast], groups: Mapping[str, Group] | None = None) -> Any:
+def evidence_figure(forecasts: Sequence[Forecast], groups: Mapping[str, Group] | None = None) -> Any:
     """Forecast against measured speed on log axes, off and on, and the speed-ups beside them.
 
     Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster. ``groups``: what
     has a colour of its own, by name; the tiers where it is not given.
     """
-    everything = list(forecasts)
     groups = groups or {
-        f"tier {tier}": (colour, [f for f in everything if f.point.tier == tier])
+        f"tier {tier}": (colour, [f for f in forecasts if f.point.tier == tier])
         for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False)
     }
     figure = panels("speed (per second; of times 1/s)", "speed-up")
@@ -158,7 +152,7 @@ def evidence_figure(forecasts: Iterable[Forecast], groups: Mapping[str, Group] |
         line = {"mode": "lines", "line": {"color": OFF, "dash": "dash", "width": 1}, "showlegend": False}
         series(figure, "equal", OFF, ends, ends, cell=(1, column), **line)
         label_axes(figure, "measured", "forecast", cell=(1, column), type="log")
-    return in_file(figure, "Forecast against measured", [counts_line(everything)], height=520)
+    return in_file(figure, "Forecast against measured", [counts_line(forecasts)], height=520)
 
 
 Triples = list[tuple[float, float, str]]

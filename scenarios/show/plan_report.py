@@ -25,8 +25,7 @@ def sizing_figure(answer: CapacityPlan) -> Any:
 def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
     """SLO goodput and completed requests against load; the target and the knee; open markers: overloaded, at capacity.
 
-    A load whose run did not reach a steady state has neither. ``checks``: see
-    `draftcast.scenarios.plan.sizing.goodput_curve`.
+    A load whose run did not reach a steady state has neither. ``checks``: of `goodput_curve`.
     """
     figure = panels()
     rates, verdicts = [check.rate_rps for check in checks], [check.verdict for check in checks]
@@ -65,10 +64,8 @@ def answer_line(answer: CapacityPlan) -> str:
         nearest = answer.sizings[0]
         return f"Infeasible. Nearest is {nearest.candidate.label}: {nearest.reason}."
     spare = f" and {best.spare} spare" if best.spare else ""
-    text = (
-        f"{best.num_gpus} GPUs: {best.replicas} replicas{spare} of {best.candidate.label} hold "
-        f"{answer.target_rps:.4g} req/s"
-    )
+    text = f"{best.num_gpus} GPUs: {best.replicas} replicas{spare} of {best.candidate.label} hold "
+    text += f"{answer.target_rps:.4g} req/s"
     if best.cost_per_hour is not None and best.price is not None:
         text += f" for {best.cost_per_hour:,.2f} an hour (your price of {best.price.date})"
     assert best.largest is not None

@@ -74,12 +74,11 @@ def on_page(figure: Any, *, height: int) -> Any:
     return styled(figure, height=height)
 
 
-def in_file(figure: Any, title: str, lines: Sequence[str] = (), *, height: int) -> Any:
+def in_file(figure: Any, title: str, lines: Sequence[str], *, height: int) -> Any:
     """A plot as a file shows it, with its title, ``lines`` in small print below it and the legend at the bottom."""
-    small = f"<br><sup>{'<br>'.join(lines)}</sup>" if lines else ""
     return figure.update_layout(
         template="plotly_white",
-        title={"text": f"{title}{small}"},
+        title={"text": f"{title}<br><sup>{'<br>'.join(lines)}</sup>"},
         margin={"t": 90 + 18 * len(lines)},
         width=1000,
         height=height,
@@ -89,43 +88,22 @@ def in_file(figure: Any, title: str, lines: Sequence[str] = (), *, height: int) 
 
 def error_bars(spans: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
     """Error bars from (low, middle, high) of each point; none where a bound is not finite."""
-    up = [high - middle if math.isfinite(high) else 0.0 for _, middle, high in spans]
-    down = [middle - low if math.isfinite(low) else 0.0 for low, middle, _ in spans]
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(0.0, width) for width in up],
-        "arrayminus": [max(0.0, width) for width in down],
-        **style,
-    }
+    up = [max(0.0, high - middle) if math.isfinite(high) else 0.0 for _, middle, high in spans]
+    down = [max(0.0, middle - low) if math.isfinite(low) else 0.0 for low, middle, _ in spans]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **style}
 
 
 def interval_bars(values: Sequence[Estimate | None], **style: Any) -> dict[str, Any]:
     """Error bars that reach to the interval's ends, which need not be equally far; none where there is no interval."""
-    spans = [(v.low, v.mean, v.high) if v is not None else (math.nan,) * 3 for v in values]
-    return error_bars(spans, **style)
+    return error_bars([(v.low, v.mean, v.high) if v is not None else (math.nan,) * 3 for v in values], **style)
 
 
 def means(values: Sequence[Estimate | None]) -> list[float | None]:
     return [value.mean if value is not None else None for value in values]
 
 
-def check_plot(path: Path, *, num_rates: int, compared: bool) -> None:
-    """Refuse a plot that cannot be drawn or written; call it before a long simulation.
-
-    Raises:
-        InputError: fewer than two rates, nothing compared, no such folder, or a kind of file that is not known.
-    """
-    check_points(num_rates if compared else 0)
-    check_picture(path, "--plot")
-
-
 def check_picture(path: Path, option: str) -> None:
-    """Refuse a file that `write_figure` could not write; ``option`` is what gave it.
-
-    Raises:
-        InputError: no such folder, or a kind of file that is not known or needs what is not installed.
-    """
+    """Raises InputError, naming ``option``: a file that `write_figure` could not write (folder, kind, or kaleido)."""
     if path.suffix not in (".html", *IMAGES):
         raise InputError(f"must end in .html, {', '.join(IMAGES)}", file=option, value=str(path))
     check_output(path)
@@ -134,6 +112,7 @@ def check_picture(path: Path, option: str) -> None:
 
 
 def check_points(count: int) -> None:
+    """Raises InputError: too few compared rates for `comparison_figure`; call it before a long simulation."""
     if count < 2:
         raise InputError("a plot needs speculation compared with off and at least two --rates", file="--plot")
 

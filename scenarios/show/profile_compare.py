@@ -108,7 +108,10 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
         rows = int(features["tokens"])
         model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
         whole = cost.target[rows].sum()
-        linear, collectives = _linear(device, model, rows), _collectives(device, model, np.array([rows]))
+        # The batches here are captured sizes, so rows are not padded.
+        matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
+        linear = sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts)
+        collectives = _collectives(device, model, np.array([rows]))
         parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
         parts["target: linear"] = linear
         if step.tp > 1:
@@ -121,20 +124,14 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
             draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
         host |= {"host: step": cost.params[0]["host_fixed_s"], "host: requests": batch * cost.params[0]["host_seq_s"]}
         head = device.lm_head(model, np.array([int(features["logit_rows"])])).sum()
-        sampler = {"sample: lm_head": head, "sample: sampler": out["sample_s"] - head - out["verify_s"]}
+        sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": head}
+        sampler["sample: sampler"] = out["sample_s"] - head - out["verify_s"]
         if step.k:
             sampler["sample: verification"] = out["verify_s"]
-        sampler = {"lm_head and sampler": out["sample_s"], **sampler}
     parts |= draft | sampler | host
     parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
     parts["device + host"] = parts["device"] + out["host_s"]
     return {name: float(value) for name, value in parts.items()}
-
-
-def _linear(device: OperatorTables, model: ModelSpec, rows: int) -> float:
-    """Matrices of a pass but for the experts'. The batches here are captured sizes, so rows are not padded."""
-    matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
-    return float(sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts))
 
 
 def _collectives(device: OperatorTables, model: ModelSpec, rows: np.ndarray[Any, Any]) -> float:

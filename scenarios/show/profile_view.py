@@ -29,8 +29,7 @@ from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable
 from draftcast.errors import HardwareError
 
 NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
-# Rows that one picture and its prediction take at most; whole curves are kept together.
-MOST_ROWS = 6000
+MOST_ROWS = 6000  # that one picture and its prediction take; whole curves are kept together
 WIDTH = 110
 # Column of a point's size, by operator; else its rows m.
 SIZES = {
@@ -186,11 +185,12 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
 
 def provenance_lines(shown: Mapping[str, Any]) -> list[str]:
     """Name and value of every entry; mappings as lists, numbers of them rounded, long values folded."""
-    label = max(10, *(len(name) for name in shown)) + 1
+    label = max(10, *map(len, shown)) + 1
     lines = []
     for name, value in shown.items():
-        text = _flat(value) if isinstance(value, Mapping) else str(value)
-        body = "; ".join(f"{count:,} {reason}" for reason, count in value.items()) if name == "left_out" else text
+        body = _flat(value) if isinstance(value, Mapping) else str(value)
+        if name == "left_out":
+            body = "; ".join(f"{count:,} {reason}" for reason, count in value.items())
         lines += textwrap.wrap(body, WIDTH, initial_indent=f"{name:<{label}}", subsequent_indent=" " * label) or [name]
     return lines
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.candidate import longest_draft
-from draftcast.scenarios.compare.policy_comparison import PolicyComparison, Standing
+from draftcast.scenarios.compare.policy_comparison import PolicyComparison
 from draftcast.scenarios.compare.recommend import CandidateOutcome, Recommendation
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
@@ -23,8 +23,12 @@ def policies_table(answer: PolicyComparison) -> Table:
     for standing in answer.standings:
         length = standing.run.summary["figures"].get("mean_acceptance_length") if standing.side.has_figures else None
         place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(standing.value, factor)]
-        difference = _with_interval(standing.difference, "+.3g", factor)
-        rows.append([*place, difference, _with_interval(standing.gap, "+.1%"), show(length), _remark(answer, standing)])
+        side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
+        if not side.has_figures:
+            most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
+            words.insert(0, f"{side.state}{most if side.position != 'below' else ''}")
+        intervals = _with_interval(standing.difference, "+.3g", factor), _with_interval(standing.gap, "+.1%")
+        rows.append([*place, *intervals, show(length), ", ".join(words)])
     return make_table(rows, title=title(answer.scenario, with_policy=False))
 
 
@@ -52,14 +56,6 @@ def _with_interval(value: Estimate | None, form: str, factor: float = 1.0) -> st
     return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
 
 
-def _remark(answer: PolicyComparison, standing: Standing) -> str:
-    side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
-    if not side.has_figures:
-        most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
-        words.insert(0, f"{side.state}{most if side.position != 'below' else ''}")
-    return ", ".join(words)
-
-
 CLOSED_FORM = (
     "Closed form: one request at a time, verified in the time of a decoding step: tokens a round / (c k + 1) "
     "(Leviathan et al. 2023). MBSU: the same with weights for times."
@@ -84,23 +80,21 @@ def candidates_table(answer: Recommendation) -> Table:
 
 def answer_line(answer: Recommendation) -> str:
     """The recommendation in one sentence with its gain, its interval and the reason."""
-    chosen = answer.chosen
+    label, gain = answer.chosen.candidate.label, answer.chosen.gain
     if not answer.worth_it:
         return f"Leave speculation off: {answer.reason}."
-    if chosen.gain is None:
-        return f"Recommended: {chosen.candidate.label}; {answer.reason}.{_longer(answer)}"
-    gain = chosen.gain
+    if gain is None:
+        return f"Recommended: {label}; {answer.reason}.{_longer(answer)}"
     level = f"{gain.confidence:.0%} interval {gain.low:.3g} to {gain.high:.3g}"
     doubt = "" if gain.low > 1.0 else "; the interval does not exclude that it gains nothing"
     return (
-        f"Recommended: {chosen.candidate.label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
+        f"Recommended: {label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
         f"{answer.reason}{doubt}.{_longer(answer)}"
     )
 
 
 def _longer(answer: Recommendation) -> str:
-    k = answer.largest_tried
-    if k is None:
+    if (k := answer.largest_tried) is None:
         return ""
     hint = f" k = {k} is the largest tried, so a longer draft may gain more: "
     if longest_draft(answer.chosen.candidate.scenario, k + 1) <= k:
@@ -120,13 +114,11 @@ def paste_lines(answer: Recommendation, server: str) -> str:
 
 def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:
     """What there is to say of a candidate, in a few words; often nothing."""
-    words = []
-    if outcome is answer.chosen:
-        words.append("recommended")
-    if len(answer.loads) == 1 and not outcome.verdicts[0].on.has_figures:
-        words.append(outcome.verdicts[0].on.state)
+    words, verdict = ["recommended"] if outcome is answer.chosen else [], outcome.verdicts[0]
+    if len(answer.loads) == 1 and not verdict.on.has_figures:
+        words.append(verdict.on.state)
     elif len(answer.loads) == 1 and outcome.gain is None:
-        words.append(outcome.verdicts[0].why)
+        words.append(verdict.why)
     elif outcome.overloaded:
         words.append(f"overloaded at {outcome.overloaded} loads")
     elif outcome.gain is None and outcome.candidate.label != OFF:

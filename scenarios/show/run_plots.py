@@ -1,5 +1,6 @@
 """Plots of runs: speculation on and off over rates, latency distribution, load over time, parts of a request's time."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,9 +49,8 @@ def comparison_figure(comparison: Comparison) -> Any:
     grid = {"specs": [[{"colspan": 2}, None], [{}, {}]], "row_heights": [0.56, 0.44]}
     figure = plots.panels(*titles, rows=2, vertical_spacing=0.16, horizontal_spacing=0.09, **grid)
     lines = [("advantage", ON, [p.advantage for p in points], (1, 1))]
-    for col, key in ((1, LATENCY), (2, TOKENS)):
-        for side, colour in (("on", ON), ("off", OFF)):
-            lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], (2, col)))
+    for (col, key), (side, colour) in itertools.product(((1, LATENCY), (2, TOKENS)), (("on", ON), ("off", OFF))):
+        lines.append((f"SD {side}", colour, [p.figures(side).get(key) for p in points], (2, col)))
     rates = [p.request_rate_rps for p in points]
     for name, colour, values, cell in lines:
         bars = interval_bars(values, thickness=1.5, width=4)
@@ -59,9 +59,8 @@ def comparison_figure(comparison: Comparison) -> Any:
     figure.add_hline(y=1.0, line=plots.BREAK_EVEN_LINE, row=1, col=1)
     cut = comparison.cutover
     if cut is not None and cut.kind == "crosses":
-        label = {"text": "cutover", "font": {"color": LIMIT}}
-        ends = dict(zip(("x0", "x1"), cut.gap, strict=True))
-        figure.add_vrect(**ends, fillcolor=LIMIT, opacity=0.15, line_width=0, label=label, row=1, col=1)
+        (x0, x1), label = cut.gap, {"text": "cutover", "font": {"color": LIMIT}}
+        figure.add_vrect(x0, x1, fillcolor=LIMIT, opacity=0.15, line_width=0, label=label, row=1, col=1)
     figure.update_xaxes(title_text="request rate, req/s")
     return plots.in_file(figure, title(comparison.scenario), [cutover_line(comparison)], height=760)
 
@@ -109,8 +108,7 @@ def latency_figure(
         left = index * (1 + GAP) / len(latencies)
         domain = [left, left + (1 + GAP) / len(latencies) - GAP]
         layout[f"xaxis{panel}"] = KNOWN_X | {"domain": domain, "title": {"text": heading}, "range": [0, top]}
-        limit = limits_ms.get(f"{latency}_ms")
-        if limit is not None:
+        if (limit := limits_ms.get(f"{latency}_ms")) is not None:
             x = limit * scale / 1e3
             across = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{panel}", "yref": "y domain"}
             limits.append(across | {"line": {"color": LIMIT, "dash": "dot", "width": 1.5}})
@@ -168,7 +166,7 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
 def colour_of(name: str, names: Sequence[str]) -> str:
     """The same run has the same colour in every picture."""
     fixed = {"SD off": OFF, "baseline": plots.BASELINE}
-    return fixed.get(name, COLOURS[list(names).index(name) % len(COLOURS)])
+    return fixed.get(name, COLOURS[names.index(name) % len(COLOURS)])
 
 
 def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
@@ -185,6 +183,6 @@ def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colo
     figure.add_vline(x=1.0, line={"color": OFF, "dash": "dash", "width": 1.5})
     figure.update_layout(scattermode="group", scattergap=0.35)
     plots.label_axes(figure, "times the reference")
-    labels = max((len(ratios) for ratios in rows.values()), default=0)
+    labels = max(map(len, rows.values()), default=0)
     shown = plots.styled(figure, height=130 + labels * max(26, 15 * len(rows)))
     return shown.update_yaxes(type="category", autorange="reversed", rangemode="normal")

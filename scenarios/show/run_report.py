@@ -11,6 +11,7 @@ from rich.table import Table
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.scenarios.compare.comparison import CAUSES, Comparison, RatePoint
 from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.run.coverage import ORIGINS
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
@@ -18,7 +19,6 @@ from draftcast.sim.output.vllm_result import vllm_result
 
 _FIGURES = parse_yaml(Path(__file__).with_name("run_report.yaml").read_text("utf-8"), "run_report.yaml")
 COMPARED, ONE_RUN, ENGINE = (tuple(map(tuple, _FIGURES[table])) for table in ("compared", "one_run", "engine"))
-ORIGINS = ("measured", "interpolated", "extrapolated")
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -39,21 +39,6 @@ def comparison_table(comparison: Comparison) -> Table:
         rows += [[rate, "off", *off, "", point.verdict.why], ["", "on", *on, advantage, point.word]]
         sections.append(len(rows) - 2)
     return make_table(rows, title=title(comparison.scenario), sections=sections)
-
-
-def comparison_lines(comparison: Comparison) -> list[str]:
-    """What stands under `comparison_table`: the advantage explained, the cutover, the capacities."""
-    lines = []
-    if any(point.off is not None for point in comparison.points):
-        statistics = comparison.scenario.statistics
-        lines.append(
-            "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with. "
-            f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications."
-        )
-        if len(comparison.points) > 1:
-            lines.append(cutover_line(comparison))
-    capacity = capacity_line(comparison)
-    return [*lines, capacity] if capacity else lines
 
 
 def cutover_line(comparison: Comparison) -> str:
@@ -77,11 +62,9 @@ def cutover_line(comparison: Comparison) -> str:
         text = f"Cutover: none seen; speculation pays at no rate, costs from {below[0]:g} req/s on."
     else:
         text = "Cutover: cannot tell; at no simulated rate is speculation significantly faster or slower."
-    overloaded = [rate for rate, verdict in rated if verdict == "overloaded"]
-    if overloaded:
+    if overloaded := [rate for rate, verdict in rated if verdict == "overloaded"]:
         text += f" From {min(overloaded):g} req/s on both sides are overloaded."
-    undecided = [f"{rate:g}" for rate, verdict in rated if verdict in ("too close to call", "not settled")]
-    if undecided:
+    if undecided := [f"{rate:g}" for rate, verdict in rated if verdict in ("too close to call", "not settled")]:
         text += f" Undecided: {', '.join(undecided)} req/s; more requests may decide them."
     return text
 
@@ -206,6 +189,14 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
         yield from (cause_line(single), status_line(single.on, single.own))
     else:
         yield comparison_table(answer)
-        yield from comparison_lines(answer)
+        if any(point.off is not None for point in answer.points):
+            statistics = answer.scenario.statistics
+            yield (
+                "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with. "
+                f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications."
+            )
+            if len(answer.points) > 1:
+                yield cutover_line(answer)
+        yield from filter(None, [capacity_line(answer)])
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
     yield from (f"note: {note}" for note in dict.fromkeys(notes))

@@ -37,8 +37,7 @@ UNITS = {
     "total_token_throughput": "tokens/s",
     "mean_acceptance_length": "tokens/round",
 }
-# A longer table is cut to the Pareto front; the CSV holds all.
-MOST_ROWS = 60
+MOST_ROWS = 60  # a longer table is cut to the Pareto front; the CSV holds all
 
 
 def swept_title(result: SweepResult) -> str:
@@ -47,8 +46,8 @@ def swept_title(result: SweepResult) -> str:
 
 
 def sweep_table(result: SweepResult) -> Table:
-    rows = [row for _, row in sweep_rows(result)]
-    return make_table([sweep_head(result), *rows], title=swept_title(result), caption=ADVANTAGE)
+    rows = [sweep_head(result), *(row for _, row in sweep_rows(result))]
+    return make_table(rows, title=swept_title(result), caption=ADVANTAGE)
 
 
 def sweep_head(result: SweepResult) -> list[str]:
@@ -102,10 +101,7 @@ def time_text(seconds: float) -> str:
 
 
 def sweep_figure(result: SweepResult, metric: str) -> Any:
-    """Both panels side by side, one line for each combination of the axes behind the first.
-
-    Args:
-        metric: a figure's name, for the second panel; drawn with its interval.
+    """Both panels side by side, one line for each combination of the axes behind the first; ``metric`` in the second.
 
     Raises:
         InputError: no cell has figures, or none has this one.
@@ -166,12 +162,12 @@ def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1,
         raise InputError(f"no such figure; there are {names}", file="--metric", value=metric)
     label_axes(figure, result.axes[0].name, cell=(1, col))
     for name, colour, cells in _lines(result):
-        x = [cell.values[result.axes[0].name] for cell in cells]
-        x = [value if isinstance(value, int | float) else str(value) for value in x]
+        xs = (cell.values[result.axes[0].name] for cell in cells)
+        x = [value if isinstance(value, int | float) else str(value) for value in xs]
         values = [cell.figures.get(metric) for cell in cells]
         style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend, "cell": (1, col)}
-        texts = [_text(cell) for cell in cells]
-        series(figure, name, colour, x, means(values), error_y=interval_bars(values), text=texts, **style)
+        style |= {"error_y": interval_bars(values), "text": list(map(_text, cells))}
+        series(figure, name, colour, x, means(values), **style)
 
 
 def _text(cell: SweepCell) -> str:

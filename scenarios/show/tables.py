@@ -18,8 +18,7 @@ from draftcast.sim.statistics.intervals import Estimate
 Rows = Sequence[Sequence[str]]
 MISSED = "MISSED"
 """A cell with this word stands out."""
-# Without a terminal there is nobody to resize the window: take what the widest table needs.
-PLAIN_WIDTH = 150
+PLAIN_WIDTH = 150  # without a terminal there is nobody to resize the window: what the widest table needs
 _NUMBER = re.compile(r"[-+]?\d|[-*?]?$|none$|(pays|costs)\*$")
 _SHARES = ("interval", "median", "p90", "worst", "share")
 _TITLES = {
@@ -40,9 +39,7 @@ _STYLE = (
 def make_console() -> Console:
     """Standard output; wide enough for the tables when it is a file or a pipe."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
-    return console
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 def make_table(rows: Rows, *, title: str = "", caption: str = "", sections: Collection[int] = ()) -> Table:
@@ -77,12 +74,11 @@ def _cell(name: str, value: Any) -> str:
 
 def aligned(rows: Rows) -> list[str]:
     """Lines of plain text: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *padded[1:]]))
-    return lines
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return [
+        "  ".join([row[0].ljust(first), *(cell.rjust(width) for cell, width in zip(row[1:], others, strict=True))])
+        for row in rows
+    ]
 
 
 def markdown_table(rows: Rows) -> str:
@@ -96,9 +92,8 @@ def html_table(rows: Rows) -> str:
     """Cells that hold `MISSED` stand out on a `page`."""
     lines = []
     for number, row in enumerate(rows):
-        tag = "td" if number else "th"
-        styles = [' class="missed"' if MISSED in cell else "" for cell in row]
-        cells = [f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell, style in zip(row, styles, strict=True)]
+        tag, missed = "td" if number else "th", ' class="missed"'
+        cells = (f"<{tag}{missed if MISSED in cell else ''}>{html.escape(cell)}</{tag}>" for cell in row)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return f"<table>{''.join(lines)}</table>"
 

@@ -48,8 +48,8 @@ def validation_figure(validation: Validation) -> Any:
     requests = RequestColumns.of(validation.question.requests)
     replays = [RequestColumns.of(replication.requests) for replication in validation.replays]
     for col, (name, _) in enumerate(_LATENCIES, start=1):
-        measured, forecast = getattr(requests, name), np.concatenate([getattr(columns, name) for columns in replays])
-        measured, forecast = measured[np.isfinite(measured)], forecast[np.isfinite(forecast)]
+        both = getattr(requests, name), np.concatenate([getattr(columns, name) for columns in replays])
+        measured, forecast = (values[np.isfinite(values)] for values in both)
         if len(measured) and len(forecast):
             _diagonal(figure, np.quantile(measured, _SHARES), np.quantile(forecast, _SHARES), (1, col))
     live = validation.question.live
@@ -103,8 +103,9 @@ def _timelines(validation: Validation) -> dict[str, Timeline]:
 def _means(levels: Timeline) -> dict[str, float]:
     """Time averages over the span of the steps; NaN for fewer than two."""
     gaps = np.diff(levels.time_s)
-    shown = {name: getattr(levels, name)[:-1] for name, _ in _LEVELS}
-    return {name: float(np.average(level, weights=gaps)) if len(gaps) else math.nan for name, level in shown.items()}
+    if not len(gaps):
+        return dict.fromkeys(dict(_LEVELS), math.nan)
+    return {name: float(np.average(getattr(levels, name)[:-1], weights=gaps)) for name, _ in _LEVELS}
 
 
 def _thin(values: NDArray[Any]) -> NDArray[Any]:
@@ -124,24 +125,16 @@ def summary(validation: Validation) -> dict[str, Any]:
     """Plain data for JSON: everything the page shows but the plots."""
     question, own = validation.question, validation.own_front_end
     live, profile, limits = question.live, question.deployment.profile, bars(validation)
-    run = {
-        "folder": str(live.folder),
-        "complete": live.complete,
-        "requests": len(live.requests),
-        "compared": len(question.table),
-        "server_version": live.manifest["server"].get("version"),
-    }
+    run = {"folder": str(live.folder), "complete": live.complete, "requests": len(live.requests)}
+    run |= {"compared": len(question.table), "server_version": live.manifest["server"].get("version")}
+    fit = {"checksum": profile.checksum(), "calibrated_on": _fitted_runs(profile)}
     figures = figure_summaries(validation)
     for name, figure in validation.figures.items():
         figures[name] |= {"low": figure.forecast.low, "high": figure.forecast.high, "bar": limits.get(name)}
     return {
         "draftcast_version": __version__,
         "run": run | {key: live.manifest[key] for key in _MANIFEST_KEYS},
-        "profile": {
-            **picked(profile, "name source"),
-            "checksum": profile.checksum(),
-            "calibrated_on": _fitted_runs(profile),
-        },
+        "profile": picked(profile, "name source") | fit,
         "acceptance": validation.acceptance,
         "configuration_from_server": question.from_server,
         "front_end": {"forecast": validation.front_end, "measured": own.seconds if own else None},
@@ -194,8 +187,7 @@ def head(validation: Validation) -> list[str]:
         f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",
         f"profile {profile.name}: {'calibrated on ' + ', '.join(runs) if runs else profile.source}",
     ]
-    if validation.acceptance:
-        lines.append(f"acceptance: {validation.acceptance}")
+    lines += [f"acceptance: {validation.acceptance}"] if validation.acceptance else []
     seconds = validation.front_end
     ends = (seconds.request_s, seconds.output_s, seconds.output_sequence_s, seconds.turnaround_s)
     shown = ", ".join(f"{end_s * 1e3:.2f}" for end_s in ends)
@@ -225,7 +217,7 @@ def _page(validation: Validation) -> str:
             if errors.points:
                 limits = ", ".join(f"{bar:.0%}" for bar in STEP_BARS.values())
                 shown = limits if steps_hold(errors) else f"{limits} {MISSED}"
-                values = [percent(errors.median), percent(errors.p90), percent(errors.bias)]
+                values = map(percent, (errors.median, errors.p90, errors.bias))
                 table.append([kind, str(errors.points), *values, shown if kind == "all" else ""])
         parts.append(html_table(table))
     parts += paragraphs([f"note: {note}" for note in validation.notes])
@@ -266,9 +258,8 @@ def calibration_lines(calibration: LiveCalibration) -> list[str]:
         note = "" if other is None else f"moves with {other}" if other else "nothing to multiply"
         table.append([name, f"{value:.4g}", note])
     curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
-    held_out: list[list[str]] = [["held out", "points", "errors"]]
-    held_out += [[fold.run, str(fold.errors.points), str(fold.errors)] for fold in fit.held_out]
-    held_out.append(["all", str(fit.all.points), str(fit.all)])
+    folds = [*((fold.run, fold.errors) for fold in fit.held_out), ("all", fit.all)]
+    held_out = [["held out", "points", "errors"], *([run, str(errors.points), str(errors)] for run, errors in folds)]
     seconds: Any = calibration.front_end.seconds
     tables = (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), "")
     return [

@@ -31,11 +31,8 @@ Verdicts = dict[str, dict[str, Any]]  # by bar: ``{"held": ..., "of": ..., "miss
 
 def verdicts(found: SweepValidation) -> Verdicts:
     """Which bars hold; ``step_time`` is of the step times."""
-    checks: list[Check] = [
-        (STEP_TIME, mode, steps_hold(steps.errors))
-        for mode, steps in found.steps.items()
-        if steps.errors.points and mode != "all"
-    ]
+    modes = {mode: steps.errors for mode, steps in found.steps.items() if steps.errors.points and mode != "all"}
+    checks: list[Check] = [(STEP_TIME, mode, steps_hold(errors)) for mode, errors in modes.items()]
     checks += _figure_checks(found, lambda run, name: run.figures[name].error if name in run.figures else None)
     for effect in found.effects:
         if effect.sign != "small":
@@ -89,16 +86,13 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "steps": found.steps,
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
         "acceptance": [vars(accepted) for accepted in found.acceptance],
-        "cutovers": [
-            # JSON has no infinity: in words beside the numbers.
-            {**vars(cutover), "within_bar": cutover.within_bar, "shown": _in_words(cutover)}
-            for cutover in found.cutovers
-        ],
+        # JSON has no infinity: in words beside the numbers.
+        "cutovers": [{**vars(c), "within_bar": c.within_bar, "shown": _in_words(c)} for c in found.cutovers],
         "effects": [
             {**{name: value for name, value in vars(effect).items() if name not in _DRAWS}, "sign": effect.sign}
             for effect in found.effects
         ],
-        "cells": [_cell(cell) for cell in found.cells],
+        "cells": list(map(_cell, found.cells)),
         "notes": _notes(found),
     }
 
@@ -184,8 +178,7 @@ def _cause_rows(found: SweepValidation) -> list[list[str]]:
         held = [cell.validation for cell in found.cells if cell.judged and name in bars(cell.validation)]
         shares = [[run.figures[name].error, *run.attribution[name].values()] for run in held if name in run.attribution]
         if shares:
-            typical = np.median(np.abs(shares), axis=0)
-            table.append([name, str(len(shares)), *(f"{value:.1%}" for value in typical)])
+            table.append([name, str(len(shares)), *(f"{value:.1%}" for value in np.median(np.abs(shares), axis=0))])
     return table
 
 
@@ -218,9 +211,8 @@ def effects_figure(found: SweepValidation) -> Any:
     axes = {"concurrency": ("users", "log"), "rate": ("requests/s", "linear")}
     kinds = [kind for kind in titles if any(effect.load_kind == kind for effect in found.effects)]
     figure = plots.panels(*(titles[kind] for kind in kinds))
-    colours = dict(
-        zip(dict.fromkeys(effect.mode for effect in found.effects), itertools.cycle(plots.COLOURS), strict=False)
-    )
+    modes = dict.fromkeys(effect.mode for effect in found.effects)
+    colours = dict(zip(modes, itertools.cycle(plots.COLOURS), strict=False))
     for col, kind in enumerate(kinds, start=1):
         for mode, colour in colours.items():
             effects = [effect for effect in found.effects if (effect.mode, effect.load_kind) == (mode, kind)]
@@ -228,8 +220,7 @@ def effects_figure(found: SweepValidation) -> Any:
             bars = plots.error_bars([(effect.low, effect.measured, effect.high) for effect in effects])
             loads, style = [e.load for e in effects], {"legendgroup": mode, "showlegend": col == 1, "cell": (1, col)}
             series(figure, mode, colour, loads, [effect.measured for effect in effects], error_y=bars, **style)
-            forecast = [effect.forecast for effect in effects]
-            series(figure, f"{mode}, forecast", colour, loads, forecast, mode="lines", **style)
+            series(figure, f"{mode}, forecast", colour, loads, [e.forecast for e in effects], mode="lines", **style)
         figure.add_hline(y=1.0, line=plots.BREAK_EVEN_LINE, row=1, col=col)
         title, scale = axes[kind]
         plots.label_axes(figure, title, cell=(1, col))

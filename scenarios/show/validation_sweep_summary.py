@@ -1,6 +1,6 @@
 """A validated sweep without its runs: a few kilobytes that ship with draftcast and that a page can show.
 
-Read from the JSON of a report (``sweep-validation.json``), from the summary that `to_json` wrote, or from what ships.
+Read from the JSON of a report (``sweep-validation.json``), from a summary, or from what ships.
 Unknown keys are ignored: a report may come from a later version.
 """
 
@@ -42,6 +42,9 @@ class Bar(_Part):
     of: int
     missed: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.held} of {self.of}"
+
 
 class Continuation(_Part):
     checked_tokens: int
@@ -80,8 +83,6 @@ class EffectSummary(_Part):
 
 
 class SweepSummary(_Part):
-    """A validated sweep."""
-
     draftcast_version: str
     created_at: str  # of the first judged run
     machine: dict[str, Any]  # what that run recorded of it
@@ -113,7 +114,6 @@ class SweepSummary(_Part):
 
     @property
     def of(self) -> int:
-        """Checks of forecasts that were made."""
         return sum(bar.of for name, bar in self.verdicts.items() if name != STEP_TIME)
 
     def head(self) -> list[str]:
@@ -134,9 +134,9 @@ class SweepSummary(_Part):
         """Title and rows of each table: bars, cutovers, step times, effects, acceptance."""
         bars = [["bar", "held", "missed by", "held with the run's own step times"]]
         for name, bar in self.verdicts.items():
-            held, own = _share(bar) + (f" {MISSED}" if bar.missed else ""), self.verdicts_with_own_step_times.get(name)
+            held, own = f"{bar}{f' {MISSED}' if bar.missed else ''}", self.verdicts_with_own_step_times.get(name, "")
             title = "accuracy of the step times" if name == STEP_TIME else name
-            bars.append([title, held, ", ".join(bar.missed), _share(own) if own is not None else ""])
+            bars.append([title, held, ", ".join(bar.missed), str(own)])
         cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
         for cutover in self.cutovers:
             measured, forecast, low, high, least, most = cutover.shown
@@ -204,7 +204,3 @@ def load_text(kind: str, load: float) -> str:
 
 def _ratio(value: float | None) -> str:
     return "-" if value is None or math.isnan(value) else f"{value:.3f}"
-
-
-def _share(bar: Bar) -> str:
-    return f"{bar.held} of {bar.of}"
