@@ -1,7 +1,5 @@
 """The script that ``draftcast dashboard`` runs with Streamlit, once for every interaction of every session."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

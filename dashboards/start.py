@@ -4,8 +4,6 @@ What takes a first visitor's time (imports, compiled code, the first answer) is 
 estimate are made before the address is printed, the simulation of the default scenario beside the server.
 """
 
-from __future__ import annotations
-
 from threading import Thread
 
 from draftcast.dashboards.pages import shell  # noqa: F401  all pages, for the first visitor

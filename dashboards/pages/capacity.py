@@ -1,9 +1,8 @@
 """Capacity: how many GPUs of which type a load needs for its SLO, what they cost, and where they stop keeping it."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,13 +35,22 @@ USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
 ENERGY = "Every board at its rated power, without hosts and cooling."
 DEGREES = ("1", "2", "4", "8", "16")
 RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, 10.0), count_of(100)
-OPTIONS = {
-    View.CAPACITY_RATE: "--rate",
-    View.CAPACITY_HARDWARE: "--hardware",
-    View.CAPACITY_TP: "--tp",
-    View.CAPACITY_HEADROOM: "--headroom",
-    View.CAPACITY_SPARE: "--spare",
-}
+# Named as the options of ``draftcast plan``.
+OPTIONS = (View.CAPACITY_RATE, View.CAPACITY_HARDWARE, View.CAPACITY_TP, View.CAPACITY_HEADROOM, View.CAPACITY_SPARE)
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What the plan is asked for besides the scenario."""
+
+    arguments: Mapping[str, Any]  # of a plan's question; prices only rank, so they stand apart
+    prices: Mapping[str, Price]  # by device, of the candidates that have one
+    options: Sequence[str]  # the same for ``draftcast plan``, as far as it differs from what that takes by itself
+
+    @property
+    def unpriced(self) -> list[str]:
+        """Candidates' devices without a price."""
+        return [name for name in self.arguments["hardware"] if name not in self.prices]
 
 
 def render(session: Session, report: Report) -> None:
@@ -51,7 +59,7 @@ def render(session: Session, report: Report) -> None:
     if not scenario.slos:
         _invite(session)
         return
-    key = (*question_key(scenario), settings.key)
+    key = (*question_key(scenario), json.dumps(settings.arguments))
     question = PlanQuestion(scenario, **settings.arguments)
     sized = long_answer((*key, "plan"), "Sizing every candidate", lambda progress: plan(question, progress))
     answered = with_prices(sized, {} if settings.unpriced else settings.prices)
@@ -88,9 +96,8 @@ def _invite(session: Session) -> None:
         "must keep it.",
         icon=":material/flag:",
     )
-    label = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests".format(
-        **USUAL_SLO
-    )
+    label = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests"
+    label = label.format(**USUAL_SLO)
     st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
@@ -128,7 +135,10 @@ def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
         "Largest req/s": (number(best.largest.met), "Largest load at which the SLO is met; the knee below."),
         "Cost an hour": ("–" if hourly is None else f"{hourly:,.2f}", price),
         "Cost per 1M tokens": ("–" if tokens is None else f"{tokens:.3g}", "Of output, at the target."),
-        "kWh per 1M tokens": ("–" if energy is None else f"{energy:.3g}", ENERGY),
+        "kWh per 1M tokens": (
+            "–" if energy is None else f"{energy:.3g}",
+            "Every board at its rated power, without hosts and cooling.",
+        ),
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in figures.items():
@@ -170,31 +180,8 @@ def _show_curve(
     )
 
 
-@dataclass(frozen=True)
-class PlanSettings:
-    """What the plan is asked for besides the scenario."""
-
-    arguments: Mapping[str, Any]  # of a plan's question; prices only rank, so they stand apart
-    prices: Mapping[str, Price]  # by device, of the candidates that have one
-    options: Sequence[str]  # the same for ``draftcast plan``, as far as it differs from what that takes by itself
-
-    @property
-    def key(self) -> str:
-        """What the plan depends on, as text."""
-        return json.dumps(self.arguments)
-
-    @property
-    def unpriced(self) -> list[str]:
-        """Candidates' devices without a price."""
-        return [name for name in self.arguments["hardware"] if name not in self.prices]
-
-
 def plan_settings(session: Session) -> PlanSettings:
-    """Draw the controls and read them; what a link says wrongly is told and left out.
-
-    Raises:
-        InputError: the scenario's arrivals have no rate to plan for.
-    """
+    """Draw the controls and read them. Raises InputError: the scenario's arrivals have no rate to plan for."""
     scenario = session.question.scenario
     rate, degree, device = value_text(mean_rate(scenario)), scenario.engine.tensor_parallel_size, scenario.hardware
     device = load_hardware(device).name if is_bundled_device(device) else device
@@ -212,7 +199,8 @@ def plan_settings(session: Session) -> PlanSettings:
             degrees = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
             arguments["tensor_parallel_sizes"] = [int(degree) for degree in degrees]
         prices = _prices(session, arguments["hardware"])
-    options = [word for view in OPTIONS if view in session.views for word in (OPTIONS[view], session.views[view])]
+    given = {f"--{view.rpartition('.')[2]}": session.views[view] for view in OPTIONS if view in session.views}
+    options = list(itertools.chain(*given.items()))
     if View.CAPACITY_METHODS in session.views:
         options += [word for method in arguments["methods"] for word in ("--method", method)]
     if len(prices) == len(arguments["hardware"]):
@@ -244,11 +232,8 @@ def _several(session: Session, view: View, default: Sequence[str], names: Sequen
     allowed, text = list(dict.fromkeys([*names, *default])), ",".join(default)
     read = some_of(allowed)
     value = session.view(view, text, read)
-
-    def write(chosen: Sequence[str]) -> None:
-        _write(session, view, text, read, ",".join(chosen))
-
-    control(st.multiselect, view, list(value), write, options=allowed)
+    write = partial(_write, session, view, text, read)
+    control(st.multiselect, view, list(value), lambda chosen: write(",".join(chosen)), options=allowed)
     return value
 
 

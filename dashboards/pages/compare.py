@@ -1,7 +1,5 @@
 """Compare: two to six runs side by side and measured, with what they differ in and by how much."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,9 @@ import streamlit as st
 from draftcast.dashboards.session.answers import Answer, answer, answers, together
 from draftcast.dashboards.session.question import Question, literal, short
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.session.uploads import MEASURED, uploader
+from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
-from draftcast.dashboards.widgets.controls import button, label_of, view_choice
+from draftcast.dashboards.widgets.controls import button, label_of, uploader, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
@@ -205,12 +203,16 @@ def _run_line(letter: str, entry: Entry | None) -> str:
 
 def _tables(report: Report, comparison: Comparison) -> None:
     st.subheader("What differs")
-    keys = _changed_table(comparison.entries)
-    if keys.empty:
+    scenarios = {entry.letter: entry.run.scenario for entry in comparison.entries if isinstance(entry.run, Answer)}
+    changed = [
+        [key, *("–" if value is None else short(value_text(value)) for value in values)]
+        for key, values in differing(list(scenarios.values())).items()
+    ]
+    if not changed:
         st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
     else:
-        rows = [[label_of(key), *values] for key, *values in keys.to_numpy().tolist()]
-        st.html(html_table(["setting", *keys.columns[1:]], rows, facts=True, name="Changed keys"))
+        rows = [[label_of(key), *values] for key, *values in changed]
+        st.html(html_table(["setting", *scenarios], rows, facts=True, name="Changed keys"))
     st.subheader("By how much")
     st.html(_differences_table(comparison))
     measured = {entry.letter: entry.run for entry in comparison.entries if isinstance(entry.run, MeasuredRun)}
@@ -221,24 +223,15 @@ def _tables(report: Report, comparison: Comparison) -> None:
     for letter, run in measured.items():
         for note in run.notes:
             st.caption(f"{letter}: {literal(note)}")
+    keys = pd.DataFrame(changed, columns=["key", *scenarios])
     report.tables |= {"Changed keys": keys, "Figures and differences": pd.DataFrame(comparison.rows())}
-
-
-def _changed_table(entries: Sequence[Entry]) -> pd.DataFrame:
-    """Only the keys in which simulated runs differ, a column a run."""
-    scenarios = {entry.letter: entry.run.scenario for entry in entries if isinstance(entry.run, Answer)}
-    rows = [
-        [key, *("–" if value is None else short(value_text(value)) for value in values)]
-        for key, values in differing(list(scenarios.values())).items()
-    ]
-    return pd.DataFrame(rows, columns=["key", *scenarios])
 
 
 def _differences_table(comparison: Comparison) -> str:
     reference = comparison.reference
     head = ["<th></th>"]
     for entry in comparison.entries:
-        head.append(f"<th scope='col' title='{escape(entry.name, quote=True)}'>{escape(entry.letter)}</th>")
+        head.append(f"<th scope='col' title='{escape(entry.name)}'>{escape(entry.letter)}</th>")
         head += [f"<th scope='col'>{entry.letter} vs {reference.letter}</th>"] if entry is not reference else []
     body = []
     for figure in FIGURES:

@@ -1,7 +1,5 @@
 """Cutover: where speculation stops paying, which setting to give the engine, and why it is so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -76,12 +74,11 @@ class _Page:
         self.summary: dict[str, Any] = {"cutovers": [], "recommendation": None, "maps": []}
 
     def choices(self) -> None:
-        words = {name: metric.label for name, metric in METRICS.items()}
+        labels = {name: metric.label for name, metric in METRICS.items()}
         metrics = [name for name in METRICS if name != "slo_goodput" or self.own.scenario.slos]
-        axes, labels = AXIS_WORDS.__getitem__, words.__getitem__
         with st.container(horizontal=True):
-            self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=axes)
-            self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels)
+            self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=AXIS_WORDS.__getitem__)
+            self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels.__getitem__)
 
     def asked_for(self, view: View, words: tuple[str, ...], label: str, effort: str) -> bool:
         help = f"Simulates both sides {effort}."

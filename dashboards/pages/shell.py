@@ -3,8 +3,6 @@
 Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -16,8 +14,8 @@ from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_sessio
 from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Question
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
-from draftcast.dashboards.session.uploads import forget_receipts, uploader
-from draftcast.dashboards.widgets.controls import button, choice_control, number_control, slo_controls
+from draftcast.dashboards.session.uploads import forget_receipts
+from draftcast.dashboards.widgets.controls import button, choice_control, number_control, slo_controls, uploader
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
@@ -86,7 +84,11 @@ def run_app(files: tuple[str, ...] = ()) -> None:
 
 def sidebar(session: Session) -> None:
     with st.sidebar:
-        _picker(session)
+        st.session_state[SCENARIO] = session.question.base
+        hint = "Choosing a scenario drops all changes. The address bar holds the changes made after that."
+        st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
+        if changed := len(session.question.link_changes):
+            button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")
         uploader(session, SCENARIO_FILE)
         if session.page != "start":  # which has them among its steps
             st.subheader("SLO", help="A request is good when it meets every bound that is given.")
@@ -96,15 +98,6 @@ def sidebar(session: Session) -> None:
             for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
                 number_control(session, key)
         choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
-
-
-def _picker(session: Session) -> None:
-    st.session_state[SCENARIO] = session.question.base
-    hint = "Choosing a scenario drops all changes. The address bar holds the changes made after that."
-    st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
-    changed = len(session.question.link_changes)
-    if changed:
-        button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")
 
 
 def _open(session: Session) -> None:

@@ -1,7 +1,5 @@
 """Start: four steps from nothing to an answer - model and GPU, traffic, acceptance, SLO - with the command to paste."""
 
-from __future__ import annotations
-
 import streamlit as st
 
 from draftcast.calibration.acceptance.references import references
@@ -9,8 +7,8 @@ from draftcast.dashboards.pages import what_if
 from draftcast.dashboards.session.answers import answers
 from draftcast.dashboards.session.question import literal, short
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE, Upload, uploader
-from draftcast.dashboards.widgets.controls import Look, control, slo_controls, view_choice
+from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE
+from draftcast.dashboards.widgets.controls import Look, control, slo_controls, uploader, view_choice
 from draftcast.dashboards.widgets.page import Report
 from draftcast.dashboards.widgets.verdict_card import show_card, step_estimate
 from draftcast.errors import ScenarioError
@@ -30,7 +28,13 @@ def render(session: Session, report: Report) -> None:
         ("2 Traffic: three numbers, or a trace", what_if.traffic, TRACE),
         ("3 Method and its acceptance", _acceptance, ACCEPTANCE),
     ):
-        _step(session, scenario, heading, row, upload)
+        with st.container(border=True):
+            st.subheader(heading, anchor=False)
+            left, right = st.columns([3, 1])
+            with left, st.container(horizontal=True, gap="small"):
+                row(session, scenario)
+            with right:
+                uploader(session, upload)
     with st.container(border=True):
         st.subheader("4 SLO, if there is one", anchor=False)
         slo_controls(session)
@@ -52,16 +56,6 @@ def render(session: Session, report: Report) -> None:
         st.warning(f"{ENGINES[server]} cannot run this: {literal(error)}", icon=":material/block:")
     st.caption("Below: the scenario as a file, for the command line and to open here again. What-if goes on from here.")
     what_if.finish(session, report, own)
-
-
-def _step(session: Session, scenario: Scenario, heading: str, row: what_if.Row, upload: Upload) -> None:
-    with st.container(border=True):
-        st.subheader(heading, anchor=False)
-        left, right = st.columns([3, 1])
-        with left, st.container(horizontal=True, gap="small"):
-            row(session, scenario)
-        with right:
-            uploader(session, upload)
 
 
 def _acceptance(session: Session, scenario: Scenario) -> None:

@@ -4,8 +4,6 @@ A sweep goes on while its reader looks at other pages and ends with the session:
 has open. One sweep computes at a time on a server, the others wait for their turn; all use the machine's cores already.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -68,6 +66,18 @@ PROPOSED = {
 }
 
 
+@dataclass(frozen=True)
+class Grid:
+    texts: tuple[str, ...]
+    axes: tuple[Axis, ...]
+    points: tuple[GridPoint, ...]
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the axes, in words and with units."""
+        return [label_of(AXIS_KEYS.get(axis.name, axis.name)) for axis in self.axes]
+
+
 class SweepJob(threading.Thread):
     """One run of a sweep that has begun; the end of ``owner``, which it does not keep alive, ends it.
 
@@ -126,14 +136,14 @@ def render(session: Session, report: Report) -> None:
 
 def _grid(session: Session, key: str, text: str) -> Grid:
     """The grid of this question, its points made once."""
-    kept: tuple[str, Grid] | None = st.session_state.get(GRID)
-    if kept is None or kept[0] != key:
-        kept = st.session_state[GRID] = (key, read_grid(session, text))
-    return kept[1]
+    kept: dict[str, Grid] = st.session_state.get(GRID, {})
+    if key not in kept:
+        kept = st.session_state[GRID] = {key: read_grid(session, text)}
+    return kept[key]
 
 
 def _run(session: Session, key: str, grid: Grid) -> SweepResult | None:
-    """Run, cancel or resume; what was found once that has ended."""
+    """Buttons to run, cancel or resume; what was found once that has ended."""
     job = _job(session, key, grid)
     if job is not None and job.is_alive():
         _running(session, job)
@@ -237,18 +247,6 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
     report.figure("metric", picture, "With intervals.", f"{words(metric)} along {axis}, a line for each other point.")
 
 
-@dataclass(frozen=True)
-class Grid:
-    texts: tuple[str, ...]
-    axes: tuple[Axis, ...]
-    points: tuple[GridPoint, ...]
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the axes, in words and with units."""
-        return [label_of(AXIS_KEYS.get(axis.name, axis.name)) for axis in self.axes]
-
-
 def proposed_grid(scenario: Scenario) -> str:
     """A first grid: the load around the scenario's own, and the number of drafts."""
     arrivals = scenario.workload.arrivals
@@ -266,11 +264,7 @@ def proposed_grid(scenario: Scenario) -> str:
 
 
 def read_grid(session: Session, text: str) -> Grid:
-    """Axes and points.
-
-    Raises:
-        InputError: no grid, too many cells for a page, or names of files or code that the session may not use.
-    """
+    """Raises InputError: no grid, too many cells for a page, or names of files or code that the session may not use."""
     scenario = session.question.scenario
     texts = tuple(part.strip() for part in text.split(BETWEEN) if part.strip())
     if not 1 <= len(texts) <= MOST_AXES:
@@ -298,12 +292,12 @@ def editor(session: Session, text: str) -> None:
     def replace(index: int, *row: Sequence[str]) -> None:
         write([*rows[:index], *row, *rows[index + 1 :]])
 
+    def revalue(index: int, values: str) -> None:
+        replace(index, [rows[index][0], values])
+
     def rename(index: int, name: str | None) -> None:
         if name:
             replace(index, [name, PROPOSED.get(name, rows[index][1])])
-
-    def revalue(index: int, values: str) -> None:
-        replace(index, [rows[index][0], values])
 
     with st.container(border=True, key="grid"):
         for index, (name, values) in enumerate(rows):

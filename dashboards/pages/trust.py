@@ -3,10 +3,7 @@
 Details (fit, residuals, the profile's environment, live sweeps of a real server) are folded.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -19,14 +16,14 @@ from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.session.uploads import VALIDATION, uploader
-from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.session.uploads import VALIDATION
+from draftcast.dashboards.widgets.controls import uploader, view_choice
 from draftcast.dashboards.widgets.page import Bad, Cell, Report, html_table, verdict_line
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
 from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence import summary
-from draftcast.scenarios.evidence.forecast import SIDES, Forecast
+from draftcast.scenarios.evidence.forecast import SIDES
 from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
 from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
@@ -66,11 +63,16 @@ def render(session: Session, report: Report) -> None:
     st.expander("Where the profile comes from").html(profile_table)
     name = own.run.summary["profile"]
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
-    _validation(session, report)
+    st.header("Validation against live runs", anchor="validation")
+    sweeps, uploaded = shipped_summaries(), session.path / session.validation
+    if session.validation and uploaded.is_file():
+        sweeps[session.validation] = read_summary(read_bytes(uploaded), uploaded.name)
+    for name_of_sweep, sweep in sweeps.items():
+        _sweep(report, name_of_sweep, sweep)
+    uploader(session, VALIDATION)
     option = f" --hardware {own.scenario.hardware}" if name == "default" else ""
     report.footer(own.hash, f"draftcast profile show {name}{option}", own)
-    fact_table = pd.DataFrame(list(facts.items()), columns=["fact", "value"])
-    table = report.tables.get("Held-out errors", fact_table)
+    table = report.tables.get("Held-out errors", pd.DataFrame(list(facts.items()), columns=["fact", "value"]))
     report.downloads(f"draftcast-trust-{name}", lambda: table, lambda: {**facts, "device_time": trusted})
 
 
@@ -152,55 +154,29 @@ def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
     return {name: text for name, text in facts.items() if text}
 
 
-def _validation(session: Session, report: Report) -> None:
-    st.header("Validation against live runs", anchor="validation")
-    sweeps = shipped_summaries()
-    uploaded = session.path / session.validation
-    if session.validation and uploaded.is_file():
-        sweeps[session.validation] = read_summary(read_bytes(uploaded), uploaded.name)
-    for name, sweep in sweeps.items():
-        _sweep(report, name, sweep)
-    uploader(session, VALIDATION)
-
-
 def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     """How many checks hold and which miss their bar; folded, the forecasts beside what was measured."""
     first, verdict, *rest = sweep.head()
     st.subheader(literal(name), anchor=False)
     verdict_line(verdict, held=sweep.held, of=sweep.of)
+    known = sweep.known_continuation
+    text = f"{known.checked_tokens:,} tokens held against the known text, {known.wrong_tokens} wrong."
+    lines = [first, *rest, text, bars_line(), *([f"Made by {sweep.command}."] if sweep.command else [])]
     with st.expander(f"Checks and tables of {literal(name)}"):
-        _details(report, name, sweep, [first, *rest])
-
-
-def _details(report: Report, name: str, sweep: SweepSummary, head_lines: Sequence[str]) -> None:
-    text = sweep.known_continuation
-    lines = [
-        *head_lines,
-        f"{text.checked_tokens:,} tokens held against the known text, {text.wrong_tokens} wrong.",
-        bars_line(),
-    ]
-    lines += [f"Made by {sweep.command}."] if sweep.command else []
-    st.caption("  \n".join(map(literal, lines)))
-    for title, table in sweep.tables().items():
-        head, *body = table
-        cells: list[list[Cell]] = [[Bad(cell) if MISSED in cell else cell for cell in row] for row in body]
-        html = html_table(head, cells, facts=title == "Bars", name=f"{title}: {name}")
-        st.caption(title)
-        st.html(html)
-        report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
-    if sweep.notes:
-        st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))
-
-
-@st.cache_resource(show_spinner=False)
-def _forecasts() -> list[Forecast]:
-    return summary.shipped_forecasts()
+        st.caption("  \n".join(map(literal, lines)))
+        for title, (head, *body) in sweep.tables().items():
+            cells: list[list[Cell]] = [[Bad(cell) if MISSED in cell else cell for cell in row] for row in body]
+            st.caption(title)
+            st.html(html_table(head, cells, facts=title == "Bars", name=f"{title}: {name}"))
+            report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
+        if sweep.notes:
+            st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))
 
 
 def _scorecard(report: Report, own: Answer) -> None:
     """How forecasts have done beside what others measured on real GPUs; those like this scenario's stand out."""
     st.header("Forecast against measured", anchor="evidence")
-    forecasts, stratum = _forecasts(), stratum_of(own.deployment)
+    forecasts, stratum = summary.shipped_forecasts(), stratum_of(own.deployment)
     engine = own.scenario.engine.version.split()[0]
     like = [f for f in forecasts if f.stratum == stratum]
     tables = {}

@@ -1,34 +1,25 @@
 """What-if: one deployment under one load, against the same without speculation and a pinned baseline."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.calibration.profile.hardware import hardware_names
 from draftcast.dashboards.session.answers import Answer, answers, together
 from draftcast.dashboards.session.question import base_scenario, literal
 from draftcast.dashboards.session.session import MOST_RUNS, Session
-from draftcast.dashboards.session.uploads import TRACE, trace_notes, uploader
-from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control
+from draftcast.dashboards.session.uploads import TRACE, trace_notes
+from draftcast.dashboards.widgets import verdict_card
+from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control, uploader
 from draftcast.dashboards.widgets.page import Report, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
-from draftcast.dashboards.widgets.verdict_card import (
-    LONGEST,
-    K,
-    advantage_over_load,
-    draft_length_strip,
-    draft_lengths,
-    leave_other_searches,
-    show_card,
-    step_estimate,
-)
+from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
 from draftcast.errors import InputError, ScenarioError
 from draftcast.kernels.model.catalog import canonical_name, model_names
 from draftcast.scenarios.compare.comparison import Comparison, simulate
@@ -43,10 +34,6 @@ from draftcast.scenarios.show.run_report import load_words, status_line
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.cost.methods import get_method
 
-if TYPE_CHECKING:
-    from streamlit.delta_generator import DeltaGenerator
-
-Row = Callable[[Session, Scenario], None]
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
 WORDS = {
     "poisson": "Poisson",
@@ -68,7 +55,7 @@ RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepte
 def begin(session: Session, report: Report) -> None:
     """The estimate, above the controls; what is asked is known before these are drawn."""
     scenario = session.question.scenario
-    leave_other_searches(session)
+    verdict_card.leave_other_searches(session)
     with contextlib.suppress(InputError), st.container(key="answer"):  # why there is none is said below the controls
         if not session.wanted_method:
             estimate = step_estimate(scenario)
@@ -87,7 +74,7 @@ def render(session: Session, report: Report) -> None:
     place, *beside = report.answer
     if estimate is not None:
         with beside[0].container():
-            advantage_over_load(session, estimate)
+            verdict_card.advantage_over_load(session, estimate)
     own, *baselines = answers(scenario, *pinned)
     if own.point.verdict is not None:
         show_card(place, scenario, estimate, own.point.verdict)
@@ -146,11 +133,10 @@ def answer_lines(own: Answer) -> list[str]:
     if scenario.slos:
         unmet = run.slo_met is False and own.own.has_figures
         slo = slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
-    status = status_line(run, own.own)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         lines.append(slo.sentence)
-    elif status:
+    elif status := status_line(run, own.own):
         overloaded = own.own.state == "overloaded"
         (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
         lines.append(status)
@@ -221,8 +207,7 @@ def controls(session: Session) -> DeltaGenerator:
             uploader(session, TRACE)
             look = Look("Any other key", OTHER_HELP, 420, placeholder="engine.block_size=32")
             control(st.text_input, "other", "", lambda text: session.change(lambda: _assigned(text)), look)
-            link = session.question.link
-            if link:
+            if link := session.question.link:
                 st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in link.items())))
     return below_k
 
@@ -231,7 +216,7 @@ def server(session: Session, scenario: Scenario) -> None:
     base = base_scenario(session.question.base)
     models = _as_spelled(model_names(), scenario.engine.model, base.engine.model)
     devices = _as_spelled(hardware_names(), scenario.hardware, base.hardware)
-    choice_control(session, "engine.model", models, change=lambda model: choices.with_model(scenario, model))
+    choice_control(session, "engine.model", models, change=partial(choices.with_model, scenario))
     choice_control(session, "hardware", devices)
     choice_control(session, "engine.tensor_parallel_size", DEGREES)
     for key in ("cluster.replicas", "engine.max_num_seqs", "engine.max_num_batched_tokens"):
@@ -242,9 +227,7 @@ def traffic(session: Session, scenario: Scenario) -> None:
     arrivals, lengths = scenario.workload.arrivals, scenario.workload.lengths
     rate_rps = getattr(arrivals, "request_rate_rps", None) or 1.0
 
-    def change(process: str) -> Mapping[str, Any]:
-        return choices.with_arrivals(scenario, process, rate_rps)
-
+    change = partial(choices.with_arrivals, scenario, request_rate_rps=rate_rps)
     choice_control(session, "workload.arrivals.process", choices.ARRIVALS, _word, change)
     if arrivals.process == "closed_loop":
         number_control(session, "workload.arrivals.concurrency")
@@ -262,31 +245,26 @@ def speculation(session: Session, scenario: Scenario) -> None:
     look = Look("Method", "How tokens are drafted. Acceptance is a method's own: another method asks for it.", 170)
     control(st.selectbox, "method", method, session.want_method, look, options=(choices.OFF, *METHODS))
     if wanted:
-        k = scenario.num_speculative_tokens or choices.DEFAULT_K
+        k, name = scenario.num_speculative_tokens or choices.DEFAULT_K, f"acceptance.of.{wanted}"
         text = f"One rate for all positions, or {k} rates separated by commas: the {RATES}."
         text += " `draftcast acceptance` measures them."
         look = Look(f"Acceptance of {wanted}", text, 230, placeholder="not given")
-        name = f"acceptance.of.{wanted}"
         typed = st.session_state.get(f"control:{name}", "")
         control(st.text_input, name, typed, session.give_acceptance, look)
         return
     if session.speculation():
         k = scenario.num_speculative_tokens
-        control(st.slider, K, k, session.want_k, min_value=0, max_value=max(LONGEST, k))
+        control(st.slider, verdict_card.K, k, session.want_k, min_value=0, max_value=max(verdict_card.LONGEST, k))
     if spec is not None and get_method(scenario.method).needs_draft_model:
         choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario))
-
-    def change(model: str) -> Mapping[str, Any]:
-        return choices.with_acceptance_model(scenario, model)
-
+    change = partial(choices.with_acceptance_model, scenario)
     choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, _word, change)
     rates = getattr(acceptance, "rates", None)
     if rates is not None:
         look = Look("Acceptance rates", f"The {RATES}; they never rise.", 230)
         text = ", ".join(f"{rate:g}" for rate in rates)
         control(st.text_input, "acceptance.rates", text, lambda typed: session.change(lambda: _rates(typed)), look)
-        return
-    if getattr(acceptance, "alpha", None) is not None:
+    elif getattr(acceptance, "alpha", None) is not None:
         number_control(session, "acceptance.alpha")
 
 

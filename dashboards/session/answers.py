@@ -4,8 +4,6 @@ A result is shared between sessions, so nobody may change it. What a session upl
 session's file is another question.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Iterator
@@ -147,9 +145,8 @@ def _simulated(scenario: Scenario) -> Answer:
     with ThreadPoolExecutor(len(sides)) as threads:
         served = list(threads.map(_serve, sides))
     runs = measure([each for each, _ in served])
-    return Answer(
-        scenario, point_of(scenario, runs), served[0][1], served[0][0].deployments[0], question_key(scenario)[0]
-    )
+    deployment, key = served[0][0].deployments[0], question_key(scenario)
+    return Answer(scenario, point_of(scenario, runs), served[0][1], deployment, key[0])
 
 
 def _serve(scenario: Scenario) -> tuple[Served, Timeline]:

@@ -1,7 +1,5 @@
 """The link of a page: everything that is needed to show the same again, and the way back from it to a session."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

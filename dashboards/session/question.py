@@ -5,13 +5,12 @@ through the same validation, and none of them can name a file of the server or c
 draftcast, what the base names itself, and what this session uploaded.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlencode
 
 import streamlit as st
@@ -36,7 +35,7 @@ class Question:
     own_length: bool = True  # a number of requests was given; else it follows the load and the link does not hold it
 
     @classmethod
-    def of(cls, base: str, scenario: Scenario, *, own_length: bool) -> Question:
+    def of(cls, base: str, scenario: Scenario, *, own_length: bool) -> Self:
         """The question, with as many requests as its load needs where no number was given.
 
         A base with fewer requests than a page begins with, and one without a number of them, keeps its own.
@@ -47,7 +46,7 @@ class Question:
         return cls(base, scenario, own_length)
 
     @classmethod
-    def opening(cls, base: str) -> Question:
+    def opening(cls, base: str) -> Self:
         """What a page asks first of a base."""
         return cls.of(base, opened(base), own_length=False)
 
@@ -96,11 +95,7 @@ def gives_length(keys: Iterable[str]) -> bool:
 
 
 def check_names(scenario: Scenario, base: str, folder: Path) -> None:
-    """Refuse names of files that neither the base names nor this session uploaded, and of any code but the base's.
-
-    Raises:
-        ScenarioError: naming the key.
-    """
+    """Raises ScenarioError: a file that neither the base names nor this session uploaded, or code but the base's."""
     base_names = outside_names(to_mapping(base_scenario(base)))
     for key, name in outside_names(to_mapping(scenario)).items():
         is_uploaded = Path(name).is_absolute() and Path(name).resolve().parent == folder.resolve()

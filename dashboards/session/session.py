@@ -1,7 +1,5 @@
 """What a browser session asks, keeps and was refused."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -109,10 +107,7 @@ class Session:
             self.change(lambda: with_method(scenario, method) | acceptance)
 
     def speculation(self) -> Mapping[str, Any]:
-        """Changes that give the question its speculation; where it has none, what it had, else the base's own.
-
-        None of either: no changes.
-        """
+        """Changes that give the question its speculation; where it has none, what it had or the base's own if any."""
         scenario, base = self.question.scenario, base_scenario(self.question.base)
         if scenario.speculative_config is None and (self.before_off or base.speculative_config is None):
             return self.before_off

@@ -4,8 +4,6 @@ A file is kept in the session's own folder under a plain name, parsed, and never
 before it is written.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re
@@ -22,7 +20,7 @@ from draftcast.calibration.acceptance.measure import measure_ngram, measure_suff
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
-from draftcast.dashboards.session.question import Question, check_names, literal, short
+from draftcast.dashboards.session.question import Question, check_names, short
 from draftcast.dashboards.session.session import Session
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
@@ -48,9 +46,7 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 class Upload:
     """A kind of file that a page takes; ``take`` keeps them and gives a line for the page, or raises DraftcastError."""
 
-    key: str
-    label: str
-    help: str
+    key: str  # of its look too
     types: tuple[str, ...]
     limit_mb: int  # of all files together
     take: Callable[[Session, Files], str]
@@ -62,15 +58,6 @@ class Receipt(NamedTuple):
 
     text: str
     good: bool
-
-
-def uploader(session: Session, upload: Upload) -> None:
-    files: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
-    hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
-    st.file_uploader(upload.label, key=upload.key, help=upload.help, type=list(upload.types), **files, **hear)
-    receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
-    if receipt is not None:
-        (st.success if receipt.good else st.error)(literal(receipt.text))
 
 
 def forget_receipts() -> None:
@@ -90,12 +77,6 @@ def receive(session: Session, upload: Upload, files: Files) -> Receipt:
         return Receipt(short(error), False)
 
 
-def _received(session: Session, upload: Upload) -> None:
-    given = st.session_state[upload.key]
-    files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
-    st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
-
-
 def keep(session: Session, name: str, content: bytes) -> Path:
     target = session.path / plain_name(name)
     write_bytes(target, content)
@@ -108,7 +89,7 @@ def plain_name(name: str) -> str:
 
 
 def _take_scenario(session: Session, files: Files) -> str:
-    """Make an uploaded YAML file the question; its changes are those to the default scenario."""
+    """Its changes are those to the default scenario."""
     ((name, content),) = files.items()
     scenario = load_scenario(keep(session, name, content))
     check_names(scenario, DEFAULT_SCENARIO, session.path)
@@ -131,9 +112,7 @@ def _take_trace(session: Session, files: Files) -> str:
 
 
 def _take_model(session: Session, files: Files) -> str:
-    """Serve a model by its ``config.json``."""
-    ((name, content),) = files.items()
-    path = keep(session, name, content)
+    path = keep(session, *next(iter(files.items())))
     model = load_model(path)
     _take(session, with_model(session.question.scenario, str(path)))
     return short(f"{path.name}: {model.num_parameters / 1e9:.2f} B parameters, {model.architecture}")
@@ -142,10 +121,8 @@ def _take_model(session: Session, files: Files) -> str:
 def _take_acceptance(session: Session, files: Files) -> str:
     """The acceptance of the method that is chosen: a server's counters, or its search run over a log of tokens."""
     path = keep(session, *next(iter(files.items())))
-    method, k = (
-        session.wanted_method or session.question.scenario.method,
-        session.question.scenario.num_speculative_tokens,
-    )
+    scenario = session.question.scenario
+    method, k = session.wanted_method or scenario.method, scenario.num_speculative_tokens
     if method not in METHODS:
         raise InputError("choose the method that it was measured with first", file=path.name)
     if path.suffix == ".jsonl":
@@ -159,7 +136,7 @@ def _take_acceptance(session: Session, files: Files) -> str:
         counted = read_metrics(path)
         section = per_position_model(counted.rates)
         what = f"{counted.mean_acceptance_length:.2f} tokens a round with a draft"
-    _take(session, with_measured(session.question.scenario, method, section))
+    _take(session, with_measured(scenario, method, section))
     return short(f"{path.name}: acceptance of {method}, {what}")
 
 
@@ -206,7 +183,11 @@ def _take_measured(session: Session, files: Files) -> str:
     contents = {Path(name).name: content for name, content in files.items()}
     if MANIFEST not in contents and len(contents) != 1:
         raise InputError(f"give one result of vllm bench serve, or a run's {MANIFEST}, {REQUESTS} and {CHUNKS}")
-    name = _live_name(contents[MANIFEST]) if MANIFEST in contents else plain_name(next(iter(contents)))
+    name = plain_name(next(iter(contents)))
+    if MANIFEST in contents:
+        data = parse_json(contents[MANIFEST], MANIFEST)
+        label = "-".join(str(data.get(key, "")) for key in ("name", "created_at")) if isinstance(data, dict) else ""
+        name = plain_name(label.strip("-") or "live-run")
     if name not in session.measured and session.room <= 0:
         raise InputError("Compare is full: remove a run first", file=name)
     folder = session.measured_folder(name)
@@ -227,68 +208,16 @@ def _take_measured(session: Session, files: Files) -> str:
     return f"{name}: {run.facts['requests']}"
 
 
-def _live_name(manifest: bytes) -> str:
-    data = parse_json(manifest, MANIFEST)
-    label = "-".join(str(data.get(key, "")) for key in ("name", "created_at")) if isinstance(data, dict) else ""
-    return plain_name(label.strip("-") or "live-run")
-
-
 def _take_validation(session: Session, files: Files) -> str:
-    """Keep the report of a validated sweep for Trust."""
     ((name, content),) = files.items()
     summary = read_summary(content, plain_name(name))
     session.validation = keep(session, f"validation-{plain_name(name)}", content).name
     return f"{name}: {summary.head()[1]}"
 
 
-SCENARIO = Upload(
-    "upload-scenario",
-    "Upload a scenario (YAML)",
-    "The file that `draftcast simulate` takes, or one downloaded here. Checked, never executed.",
-    ("yaml", "yml"),
-    1,
-    _take_scenario,
-)
-TRACE = Upload(
-    "upload-trace",
-    "Upload a trace",
-    "Azure, BurstGPT, Mooncake, ShareGPT with token counts, vllm bench serve or SpecDecode-Bench.",
-    ("csv", "json", "jsonl", "txt"),
-    64,
-    _take_trace,
-)
-MODEL = Upload(
-    "upload-model",
-    "Upload a config.json",
-    "A model of Hugging Face that is not in the list.",
-    ("json",),
-    1,
-    _take_model,
-)
-ACCEPTANCE = Upload(
-    "upload-acceptance",
-    "Upload acceptance",
-    "/metrics of vLLM or SGLang or a benchmark's JSON; for ngram and suffix also a token log: JSONL of "
-    "prompt_token_ids and output_token_ids.",
-    ("txt", "prom", "json", "jsonl"),
-    8,
-    _take_acceptance,
-)
-VALIDATION = Upload(
-    "upload-validation",
-    "Upload a validation (JSON)",
-    "sweep-validation.json of `draftcast live report` about your own server.",
-    ("json",),
-    8,
-    _take_validation,
-)
-MEASURED = Upload(
-    "upload-measured",
-    "Upload a measured run",
-    "One result of `vllm bench serve --save-result --save-detailed`, or the files of a `draftcast live run` directory "
-    "together: manifest.json, requests.parquet, chunks.parquet.",
-    ("json", "jsonl", "parquet"),
-    64,
-    _take_measured,
-    several=True,
-)
+SCENARIO = Upload("upload-scenario", ("yaml", "yml"), 1, _take_scenario)
+TRACE = Upload("upload-trace", ("csv", "json", "jsonl", "txt"), 64, _take_trace)
+MODEL = Upload("upload-model", ("json",), 1, _take_model)
+ACCEPTANCE = Upload("upload-acceptance", ("txt", "prom", "json", "jsonl"), 8, _take_acceptance)
+VALIDATION = Upload("upload-validation", ("json",), 8, _take_validation)
+MEASURED = Upload("upload-measured", ("json", "jsonl", "parquet"), 64, _take_measured, several=True)

@@ -4,8 +4,6 @@ The session is the truth; a widget is set from it on every run, so that a link, 
 reach it too. Type and bounds of a scenario's key come from the schema.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,9 @@ import streamlit as st
 from pydantic import BaseModel
 
 from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View, one_of
+from draftcast.dashboards.session.uploads import Receipt, Upload, receive
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
 
@@ -29,7 +29,7 @@ class Look(NamedTuple):
 
     label: str
     help: str
-    width: int
+    width: int | None = None
     step: float | None = None
     placeholder: str | None = None
 
@@ -62,9 +62,7 @@ def control(
     widget(key=key, on_change=lambda: write(st.session_state[key]), **looks | options)
 
 
-def number_control(
-    session: Session, key: str, *, percent: bool = False, change: Change | None = None, **options: Any
-) -> None:
+def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:
     """A key that holds a number, a share in ``percent`` if so asked; empty means the key's default.
 
     ``change``: from the number to changes of the scenario; that of the key alone where there is none.
@@ -78,12 +76,10 @@ def number_control(
         number = round(shown / scale, 6) if percent and shown is not None else shown
         return change(number) if change is not None else {key: number}
 
-    bounds = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None}
-    bounds["step"] = kind(step) if step is not None else None
-    form = "%.6g" if kind is float else None
-    shown = None if value is None else kind(scale * value)
-    write = functools.partial(_change, session, changes)
-    control(st.number_input, key, shown, write, format=form, **bounds | {"value": None} | options)
+    more = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None, "value": None}
+    more["step"] = kind(step) if step is not None else None
+    form, shown = "%.6g" if kind is float else None, None if value is None else kind(scale * value)
+    control(st.number_input, key, shown, lambda given: session.change(lambda: changes(given)), format=form, **more)
 
 
 def choice_control(
@@ -92,7 +88,10 @@ def choice_control(
     """A key that holds one of several; what the scenario holds is offered even where ``options`` lacks it."""
     value, _ = _value_and_schema(session.question.scenario, key)
     offered = list(dict.fromkeys([*options, value]))
-    write = functools.partial(_change, session, change or (lambda chosen: {key: chosen}))
+
+    def write(chosen: Any) -> None:
+        session.change(lambda: change(chosen) if change is not None else {key: chosen})
+
     control(st.selectbox, key, value, write, options=offered, format_func=words)
 
 
@@ -110,12 +109,23 @@ def slo_controls(session: Session) -> None:
     with st.container(horizontal=True):
         for name in BOUNDS:
             number_control(session, f"slo.{name}", change=functools.partial(bounds_with, name))
-        attained: dict[str, Any] = {"percent": True, "change": lambda share: {"slo.attainment": share or 0.99}}
-        number_control(session, "slo.attainment", **attained)
+        number_control(session, "slo.attainment", percent=True, change=lambda share: {"slo.attainment": share or 0.99})
 
 
-def _change(session: Session, changes: Change, value: Any) -> None:
-    session.change(lambda: changes(value))
+def uploader(session: Session, upload: Upload) -> None:
+    look = LOOKS[upload.key]
+    files: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
+    hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
+    st.file_uploader(look.label, key=upload.key, help=look.help, type=list(upload.types), **files, **hear)
+    receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
+    if receipt is not None:
+        (st.success if receipt.good else st.error)(literal(receipt.text))
+
+
+def _received(session: Session, upload: Upload) -> None:
+    given = st.session_state[upload.key]
+    files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
+    st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
 
 
 def view_choice(

@@ -4,17 +4,17 @@ A page's answer is gathered while it is drawn, for the files to take away; besid
 it again from a shell.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
@@ -31,10 +31,6 @@ from draftcast.scenarios.show.run_plots import LATENCIES, colour_of, latency_fig
 from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from streamlit.delta_generator import DeltaGenerator
 
 T = TypeVar("T")
 _LONG: Kept[Any] = Kept(96)
@@ -151,7 +147,7 @@ def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **d
 
     ``tone``, ``better`` or ``worse``, colours what is bold, or all; ``data`` is for those who read the page by program.
     """
-    attributes = "".join(f" data-{name}='{escape(str(value), quote=True)}'" for name, value in data.items())
+    attributes = "".join(f" data-{name}='{escape(str(value))}'" for name, value in data.items())
     head = f"<b class='{tone and f'dc-{tone}'}'>{escape(text[:bold])}</b>" if bold else ""
     look = "dc-verdict" if bold or not tone else f"dc-verdict dc-{tone}"
     below = f"<p class='dc-why'>{escape(why)}</p>" if why else ""
@@ -180,13 +176,10 @@ def html_table(
     rows: Sequence[Sequence[Cell]],
     *,
     facts: bool = False,
-    name: str = "Table",
+    name: str,
     marked: Sequence[int] = (),
 ) -> str:
-    """A table that scrolls on a narrow page; ``facts``: text to the left. An empty head is left out.
-
-    ``marked``: rows that stand out.
-    """
+    """A scrolling table; ``facts``: text to the left; ``marked``: rows that stand out. An empty head is left out."""
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     body = ""
     for index, row in enumerate(rows):
@@ -195,7 +188,7 @@ def html_table(
     top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
     look = "dc-table dc-facts" if facts else "dc-table"
     return (
-        f"<div class='{look}' tabindex='0' role='region' aria-label='{escape(name, quote=True)}'><table>{top}"
+        f"<div class='{look}' tabindex='0' role='region' aria-label='{escape(name)}'><table>{top}"
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -205,7 +198,7 @@ def _cell(cell: Cell) -> str:
         return f"<b class='dc-worse'>{escape(cell.text)}</b>"
     if not isinstance(cell, Link):
         return escape(cell)
-    href, hint = escape(cell.href, quote=True), escape(cell.hint, quote=True)
+    href, hint = escape(cell.href), escape(cell.hint)
     return f"<a href='{href}' target='_blank' rel='noopener' title='{hint}'>{escape(cell.text)}</a>"
 
 

@@ -1,12 +1,10 @@
 """Figures as tiles: the value with its interval, and how it differs from SD off and from the pinned baseline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
@@ -70,7 +68,7 @@ class Column:
     trouble: str = ""  # why its figures do not hold for the load, in a word
     delivers_arrivals: bool = False  # an open loop below its capacity
 
-    def change(self, figure: str, other: Column, confidence: float) -> Difference | None:
+    def change(self, figure: str, other: Self, confidence: float) -> Difference | None:
         """The difference to another column; None where either has no such figure, or none that holds."""
         if self.trouble or other.trouble:
             return None
@@ -110,7 +108,7 @@ def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: f
             rows.append(f"<tr>{''.join(cells)}</tr>")
         cards.append(
             f"<section class='dc-tile' aria-label='{escape(tile.title)}'>"
-            f"<h3 title='{escape(tile.explained, quote=True)}'>{escape(tile.title)}</h3>"
+            f"<h3 title='{escape(tile.explained)}'>{escape(tile.title)}</h3>"
             f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
         )
     return f"<div class='dc-tiles'>{''.join(cards)}</div>"
@@ -130,7 +128,7 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
         span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
         bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
     return (
-        f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds, quote=True)}'>"
+        f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds)}'>"
         f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
     )
 
@@ -158,5 +156,5 @@ def difference_cell(
     text += f" <small>{change.verdict}</small>" if words else ""
     return (
         f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
-        f"data-difference='{change.difference.mean!r}' title='{escape(tip, quote=True)}'>{text}</td>"
+        f"data-difference='{change.difference.mean!r}' title='{escape(tip)}'>{text}</td>"
     )

@@ -4,17 +4,16 @@ First from mean steps alone, marked as an estimate, then as simulated. Beside it
 estimate at once, the simulated cutover when a search beside the page has found it.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import literal
@@ -38,9 +37,6 @@ from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
-if TYPE_CHECKING:
-    from streamlit.delta_generator import DeltaGenerator
-
 RATES = 32
 """Loads at which the estimate is drawn, up to the larger capacity."""
 LONGEST = 8
@@ -56,9 +52,8 @@ class StepEstimate:
 
     errors: Response
     rates: tuple[float, ...]
-    ratios: tuple[
-        float, ...
-    ]  # latency without speculation over with it, at each rate; NaN where one side is overloaded
+    # Latency without speculation over with it, at each rate; NaN where one side is overloaded
+    ratios: tuple[float, ...]
     advantages: tuple[Prediction, ...]  # the same with the errors of the model
     here: Prediction
 
@@ -94,8 +89,8 @@ def step_estimate(scenario: Scenario) -> StepEstimate | None:
         rates = tuple((np.arange(1, RATES + 1) * most / RATES).tolist())
         confidence = scenario.statistics.confidence
         found = [errors.at(rate).predict(Probe(rate), confidence) for rate in (*rates, scenario.rate_rps)]
-        ratios = [off / on if math.isfinite(on) else math.nan
-                  for on, off in ([fluid.in_system(rate) for fluid in errors.fluids] for rate in rates)]  # fmt: skip
+        sides = ([fluid.in_system(rate) for fluid in errors.fluids] for rate in rates)
+        ratios = [off / on if math.isfinite(on) else math.nan for on, off in sides]
         return StepEstimate(errors, rates, tuple(ratios), tuple(found[:-1]), found[-1])
 
     return _estimates.get(question_key(scenario), make)
@@ -186,14 +181,11 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
     state = "simulated" if verdict is not None else "estimate"
     if scenario.speculative_config is None:
         return Card("Speculation: **not chosen**", state, "")
-    said = verdict.word if verdict is not None else estimate.word if estimate is not None else ""
-    word = HEADS.get(said, said.upper()) or "SIMULATING"
-    advantage = None
+    said, advantage, facts = "", None, []
     if verdict is not None:
-        advantage = verdict.advantage
+        said, advantage = verdict.word, verdict.advantage
     elif estimate is not None:
-        advantage = estimate.here.advantage
-    facts = []
+        said, advantage = estimate.word, estimate.here.advantage
     if advantage is not None:
         facts.append(("Advantage in mean E2E latency", *_advantage(advantage)))
     if estimate is not None:
@@ -201,7 +193,7 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
         facts.append(("Full load", *_capacity(estimate, verdict)))
         facts.append(("Checked", *_checked(estimate.errors.error.stratum)))
     how = "simulated" if verdict is not None else "estimate of mean steps; simulating"
-    lines = [f"Speculation: **{word}** *{how}*", ""]
+    lines = [f"Speculation: **{HEADS.get(said, said.upper()) or 'SIMULATING'}** *{how}*", ""]
     lines += [f"- {name} **{literal(value)}** *{literal(more)}*" for name, value, more in facts]
     return Card("\n".join(lines), state, {"pays": "better", "costs": "worse"}.get(said, "even"))
 
@@ -284,11 +276,10 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
         said = f"faster {until}" if estimate.ratios[0] > 1.0 else "slower"
         doing = f"No search for the cutover: {refused[0]}" if refused[0] else "Searching for the cutover."
         estimated = f"Estimate of mean steps: speculation is {said}. {doing}"
-        finding = headline(found[0]).partition(". ")[0] + "." if found else estimated
+        simulated = found[0] if found else None
+        finding = headline(simulated).partition(". ")[0] + "." if simulated is not None else estimated
         st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
-        figure = advantage_figure(
-            scenario, estimate.rates, estimate.ratios, estimate.advantages, found[0] if found else None
-        )
+        figure = advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, simulated)
         alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
         st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
 

@@ -6,6 +6,7 @@ than one with three. How well such intervals cover is judged with each source he
 """
 
 import csv
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -232,6 +233,7 @@ def coverage(found: Residuals, judged: Iterable[str] | None = None, stratum: str
 SHIPPED = "forecasts.csv"
 
 
+@functools.cache
 def shipped_forecasts() -> list[Forecast]:
     """Forecasts of the shipped points of steady loads, as `benchmarks/evidence.py` wrote them: nothing is simulated."""
     by_id = {point.id: point for point in points()}
