@@ -24,7 +24,6 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, response
 from draftcast.scenarios.compare.verdict import Verdict
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import Fluid
@@ -213,7 +212,8 @@ def _advantage(value: Estimate) -> tuple[str, str]:
 
 
 def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
-    found = known_cutover(scenario)
+    # As a search has found it, on this page or on Cutover, in any session.
+    (found,) = known_answer(_key(scenario)) or (None,)
     if found is not None and found.verdict != "cannot tell":
         about, rate = "", found.crossing.best if found.verdict == "crosses" else None
         if found.verdict == "never pays":
@@ -238,12 +238,6 @@ def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str
 def _key(scenario: Scenario) -> tuple[Hashable, ...]:
     """As the page Cutover keeps its answer."""
     return (*question_key(scenario), "cutover", "rate", "e2e")
-
-
-def known_cutover(scenario: Scenario) -> Cutover | None:
-    """As a search has found it, on this page or on Cutover, in any session."""
-    answer: list[Cutover] | None = known_answer(_key(scenario))
-    return answer[0] if answer is not None else None
 
 
 def leave_other_searches(session: Session) -> None:

@@ -88,11 +88,6 @@ class LiveEngine:
         if self.replica.abort(row):
             self._end(np.array([row]))
 
-    @property
-    def next_event_s(self) -> float:
-        """When there is something to do next; infinite when there is not."""
-        return self.replica.next_event_s
-
     def advance(self) -> tuple[list[tuple[int, int]], list[tuple[Any, ...]], list[int]]:
         """Run the next event.
 
@@ -100,7 +95,7 @@ class LiveEngine:
             (row, new tokens) of each request that got some; of each that ended with it the row, seconds queued, in
             prefill and decoding; rows that may be used again.
         """
-        self.replica.advance(math.nextafter(self.next_event_s, math.inf))
+        self.replica.advance(math.nextafter(self.replica.next_event_s, math.inf))
         rows = self._rows
         tokens = rows["tokens"][self._active]
         changed = np.flatnonzero(tokens != self._known[self._active])
@@ -150,7 +145,7 @@ def _warm_up(engine: LiveEngine) -> None:
     engine.advance()
     engine.abort(0)
     engine.counts()
-    while engine.next_event_s < math.inf:
+    while engine.replica.next_event_s < math.inf:
         engine.advance()
 
 
@@ -201,7 +196,7 @@ def run_replica(descriptor: int, tells: bool) -> None:
     start_s = time.monotonic()
     try:
         while True:
-            wait_s = start_s + engine.next_event_s / speed - lead_s - time.monotonic()
+            wait_s = start_s + engine.replica.next_event_s / speed - lead_s - time.monotonic()
             for kind, *content in lines.read(max(wait_s, 0.0) if wait_s < math.inf else None):
                 if kind == "submit":
                     engine.submit(*content)
@@ -211,7 +206,7 @@ def run_replica(descriptor: int, tells: bool) -> None:
                     lines.send(["counts", engine.counts()])
                 else:
                     start_s = content[0]
-            if start_s + engine.next_event_s / speed - lead_s <= time.monotonic():
+            if start_s + engine.replica.next_event_s / speed - lead_s <= time.monotonic():
                 output = engine.advance()
                 if any(output):
                     lines.send(["output", *output])

@@ -52,13 +52,13 @@ def played(scenario: Scenario, engine: LiveEngine) -> tuple[dict[int, float], di
         front_end.hand_over_s(*each)
         for each in zip(table.arrival_s.tolist(), table.prompt_tokens.tolist(), strict=True)
     ]
-    while sent < len(table) or engine.next_event_s < math.inf:
-        while sent < len(table) and at_s[sent] <= engine.next_event_s:
+    while sent < len(table) or engine.replica.next_event_s < math.inf:
+        while sent < len(table) and at_s[sent] <= engine.replica.next_event_s:
             row = sent
             size = int(table.prompt_tokens[row]), int(table.output_tokens[row]), int(table.priority[row])
             engine.submit(row, *size, at_s[row])
             sent += 1
-        now_s = engine.next_event_s
+        now_s = engine.replica.next_event_s
         pieces, ended, _ = engine.advance()
         for row, new in pieces:
             tokens[row] += new
@@ -111,7 +111,7 @@ def test_aborted_requests_leave_nothing_behind(after: int, spec: str) -> None:
         engine.abort(row)
     for rank in engine.replica.ranks:
         rank.check_integrity()
-    while engine.next_event_s < math.inf:
+    while engine.replica.next_event_s < math.inf:
         outputs.append(engine.advance())
     ended = [row for _, finished, _ in outputs for row, *_ in finished]
     free = [row for *_, freed in outputs for row in freed]
@@ -128,7 +128,7 @@ def test_rows_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
     for number in range(30):
         engine.submit(number % 4, 50 + number, 10, 0, float(number))
-        while engine.next_event_s < math.inf:
+        while engine.replica.next_event_s < math.inf:
             ends += engine.advance()[1]
     assert [row for row, *_ in ends] == [number % 4 for number in range(30)]
     assert np.all(np.array([times for _, *times in ends]) >= 0.0)
