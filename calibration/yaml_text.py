@@ -100,27 +100,20 @@ for _class in (_Loader, _FastLoader):
 
 
 def _check_size(text: str) -> None:
-    """Refuse what nests too deeply, or is too large once aliases are written out; one pass over the parser's events.
-
-    Raises:
-        InputError: with the line.
-        yaml.YAMLError: bad syntax.
-    """
-    sizes: dict[str, int] = {}  # of anchored nodes, aliases in them written out
+    """Refuse what nests too deeply, or is too large once aliases are written out; one pass over the parser's events."""
+    sizes: dict[str | None, int] = {}  # of nodes by anchor, aliases in them written out
     open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and nodes so far, from the document down
     expanded = 0
 
     def close(anchor: str | None, size: int) -> None:
-        if anchor is not None:
-            sizes[anchor] = size
+        sizes[anchor] = size
         outer, before = open_nodes[-1]
         open_nodes[-1] = (outer, before + size)
 
     for event in yaml.parse(text, Loader=_FastLoader):
         line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.CollectionStartEvent):
-            if event.anchor is not None:
-                sizes.pop(event.anchor, None)
+            sizes.pop(event.anchor, None)
             open_nodes.append((event.anchor, 1))
             if len(open_nodes) > _DEEPEST:
                 raise InputError(f"not valid YAML: nests more than {_DEEPEST} levels deep", line=line)
@@ -131,7 +124,7 @@ def _check_size(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes and any(event.anchor == anchor for anchor, _ in open_nodes):
                 raise InputError("not valid YAML: an alias inside of what it stands for", line=line, key=event.anchor)
-            size = sizes.get(str(event.anchor), 1)  # unknown: the loader says so
+            size = sizes.get(event.anchor, 1)  # unknown: the loader says so
             expanded += size
             if expanded > _MOST_EXPANDED:
                 raise InputError(f"not valid YAML: aliases stand for more than {_MOST_EXPANDED:,} values", line=line)

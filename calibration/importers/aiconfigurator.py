@@ -17,10 +17,8 @@ of its input). What one row covers, read off the data and the collecting scripts
   from two machines: over PCIe the times differ by three (two RTX PRO 6000, 512 KiB: 18 and 56 us, with every engine and
   NCCL alike), as one machine's devices reach each other through the host. An unknown machine is not taken for the
   better one: where the version before is `SLOWER_LINK` times slower, its times count.
-
 * gdn: the convolution or the delta rule of one gated DeltaNet layer; the sum of both is kept. Its state is fp32: the
   largest batches move 4 bytes a number at 74 to 91 % of the memory bandwidth.
-
 * mla_generation_module, mla_context_module: the whole attention block of one layer, see
   `calibration/importers/latent_attention`.
 * moe in fp8 blocks, the version before: until FlashInfer's kernels were its choice on Blackwell an engine ran Triton's.
@@ -93,13 +91,11 @@ def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, lef
 
 
 def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
-    """Linear layers."""
     rows = _known(raw, "gemm_dtype", DTYPES, "linear layers", left_out)
     return launches(rows, "linear", rows["gemm_dtype"].map(DTYPES), ("m", "k", "n"))
 
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
-    """Attention of one query a sequence, or of prompts."""
     rows = _known(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache", left_out)
     kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*PROMPTS, "num_key_value_heads", "head_dim")
     window = rows.get("window_size", 0)  # files of older versions have none
@@ -131,7 +127,6 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
 
 
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
-    """All-reduces of 16-bit elements."""
     rows = _known(raw, "allreduce_dtype", {"bfloat16": "bf16", "float16": "bf16"}, "all-reduce", left_out)
     columns = {"graph": rows["kernel_source"].str.endswith("_graph"), "message_bytes": rows["message_size"] * 2}
     return launches(rows, "all_reduce", "bf16", ("num_gpus",), **columns)
@@ -238,11 +233,8 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
     name = system or SYSTEMS.get(hardware.name)
     if name is None:
         known = ", ".join(SYSTEMS)
-        raise HardwareError(
-            f"aiconfigurator-core's name of it is not known (known: {known}); name the system",
-            key="hardware",
-            value=hardware.name,
-        )
+        message = f"aiconfigurator-core's name of it is not known (known: {known}); name the system"
+        raise HardwareError(message, key="hardware", value=hardware.name)
     if path is None:
         require("profiles", PACKAGE, place="--import aiconfigurator without a path")
         found = importlib.util.find_spec(PACKAGE)

@@ -90,7 +90,6 @@ def _layers(heads: int) -> list[LinearLayer]:
 
 
 def _footprint(blocks: pd.DataFrame) -> FloatArray:
-    """Bytes of a block's weights and latents."""
     weights = {heads: sum(2.0 * layer.k * layer.n for layer in _layers(heads)) for heads in blocks["heads"].unique()}
     latents = blocks["batch"] * blocks["context"] * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
     return (blocks["heads"].map(weights) + latents).to_numpy(np.float64)

@@ -202,7 +202,6 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
 
 
 def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
-    """Launches over unequal contexts."""
     iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
     rows = read_rows(file, ("n", "pc", "kp", "kv_big", "kv_mean", "t_skew_us"))
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")

@@ -1,9 +1,8 @@
 """Which imported times cannot be: rows faster than the device, and rows slower than a larger shape.
 
 Other tools time a kernel over and over on the same data. What fits the last-level cache is then read from the cache,
-while in an engine a layer's weights and KV come from memory: such a row is no time of an engine's step. A row far above
-a larger shape's time was disturbed, or ran a badly chosen kernel that padding avoids. Both are dropped and counted,
-never corrected: a profile then interpolates or extrapolates there, and says so.
+while in an engine a layer's weights and KV come from memory. A row far above a larger shape's time was disturbed, or
+ran a badly chosen kernel that padding avoids. Both are dropped and counted, never corrected.
 """
 
 from __future__ import annotations

@@ -65,11 +65,12 @@ def find_device(kind: str, threads: int | None) -> Device:
     torch.set_num_threads(threads or cores)
     shared: dict[str, Any] = {"kind": kind, "cores": cores, "threads": threads or cores, "versions": _versions(torch)}
     if kind == "cpu":
+        rates = [core.current for core in psutil.cpu_freq(percpu=True)]
         return Device(
             name=processor_name(),
             cache_bytes=_cpu_cache_bytes(),
             memory_bytes=_cpu_memory_bytes(),
-            clocks=_cpu_clocks(),
+            clocks={"cpu_mhz": max(rates)} if rates else {},
             **shared,
         )
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -77,7 +78,9 @@ def find_device(kind: str, threads: int | None) -> Device:
     if not torch.cuda.is_available():
         raise HardwareError("torch finds no CUDA device here", key="device", value=kind)
     properties: Any = torch.cuda.get_device_properties(0)
-    facts = _nvidia_smi()
+    names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
+    values = [value.strip() for line in nvidia_smi(*names, units=False)[:1] for value in line.split(",")]
+    facts = dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
     return Device(
         name=properties.name,
         cache_bytes=int(getattr(properties, "L2_cache_size", 0)) or _ASSUMED_CACHE_BYTES,
@@ -113,9 +116,8 @@ def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     for length in range(len(words), 0, -1):
         with contextlib.suppress(HardwareError):
             return load_hardware("-".join(words[:length]))
-    raise HardwareError(
-        "is not a bundled device; give --hardware NAME or the path of a YAML file", key="device", value=device.name
-    )
+    message = "is not a bundled device; give --hardware NAME or the path of a YAML file"
+    raise HardwareError(message, key="device", value=device.name)
 
 
 def _versions(torch: Any) -> dict[str, str]:
@@ -148,18 +150,6 @@ def _cpu_memory_bytes() -> int:
         return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):
         return total
-
-
-def _cpu_clocks() -> dict[str, float]:
-    rates = [core.current for core in psutil.cpu_freq(percpu=True)]
-    return {"cpu_mhz": max(rates)} if rates else {}
-
-
-def _nvidia_smi() -> dict[str, str]:
-    """Driver and clocks of the first GPU; empty when the tool is missing or answers otherwise."""
-    names = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem", "power.limit")
-    values = [value.strip() for line in nvidia_smi(*names, units=False)[:1] for value in line.split(",")]
-    return dict(zip(names, values, strict=True)) if len(values) == len(names) else {}
 
 
 BURSTS = 4

@@ -1,9 +1,8 @@
 """How quiet the host is: fixed work timed before, during and after a calibration, and around every burst on a CPU.
 
-Nothing of a calibration runs in it, so what it shows is the machine: its spread is disturbance, its drift a change of
-clock or of neighbours. On a shared host a neighbour on a core's sibling thread or on the memory makes kernels 10-40 %
-slower, for tenths of a second to minutes; bursts are chosen by these readings and never by their own times, so choosing
-does not bias them.
+Nothing of a calibration runs in it, so its spread is disturbance, its drift a change of clock or of neighbours. On a
+shared host a neighbour makes kernels 10-40 % slower, for tenths of a second to minutes; bursts are chosen by these
+readings and never by their own times, so choosing does not bias them.
 """
 
 from __future__ import annotations
@@ -97,7 +96,6 @@ class Levels:
         self._levels = Quietness(0.0, 0.0)
 
     def add(self, moments: Iterable[Quietness]) -> None:
-        """Learn from more readings."""
         before = len(self._moments)
         self._moments += moments
         if before // 16 == len(self._moments) // 16 and before:
@@ -108,7 +106,6 @@ class Levels:
             self.version += 1
 
     def is_quiet(self, moment: Quietness) -> bool:
-        """Whether such a reading is that of a quiet machine."""
         spin_s, read_s = self._levels
         return moment.spin_s <= QUIET_SPIN * spin_s and moment.read_s <= QUIET_READ * read_s
 
@@ -182,7 +179,6 @@ def processor_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

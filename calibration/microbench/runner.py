@@ -6,7 +6,6 @@ where it stopped.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -182,7 +181,6 @@ class Calibration:
         return Result(self.folder, table, errors, dict(+left_out), noise)
 
     def table(self) -> LatencyTable:
-        """The points measured so far."""
         rows = []
         for point in self.plan.points:
             progress = self.state.get(point.key)
@@ -208,7 +206,6 @@ class Calibration:
         return {**found, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
 
     def _take(self, record: Mapping[str, Any]) -> None:
-        """Account for one line of the journal."""
         try:
             self._noted_s += record["took_s"]
             kind = record["kind"]
@@ -317,6 +314,5 @@ def check_folder(folder: Path) -> None:
     """Raise HardwareError unless ``folder`` is absent, empty, or holds a calibration."""
     if folder.exists() and not folder.is_dir():
         raise HardwareError("exists and is not a directory", file=str(folder))
-    with contextlib.suppress(FileNotFoundError):
-        if any(folder.iterdir()) and not (folder / JOURNAL).is_file():
-            raise HardwareError("is not empty and holds no calibration; name another folder", file=str(folder))
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / JOURNAL).is_file():
+        raise HardwareError("is not empty and holds no calibration; name another folder", file=str(folder))

@@ -1,8 +1,7 @@
 """The median of a point's bursts, how far it may be off, and which point is visited next.
 
 Every visit is one burst: a stretch of samples taken back to back, whose figure is their median, so a short disturbance
-does not show. Disturbances longer than a burst (a neighbour on the host, another clock) show as a difference between
-bursts. The interval is therefore one over bursts, which lie far apart in time, never one over samples.
+does not show. Longer ones show as a difference between bursts, so the interval is one over bursts, never over samples.
 
 A point needs three bursts on a quiet machine; they lie a whole round apart, so a slow minute of the host touches one of
 them at most. A point is begun only if the time allows all its visits; points begin coarse ones first, so a budget that

@@ -1,7 +1,6 @@
 """Which points to time for given models: their layers' shapes over a grid of rows, queries, sequences and contexts.
 
-Shapes that several models or ranks share are timed once, coarse ones first. What cannot be timed is counted with its
-reason.
+Shapes that several models or ranks share are timed once. What cannot be timed is counted with its reason.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ class Series(NamedTuple):
     def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], Shape]]:
         """((deepest level, sum of levels), shape) of every point, fields in the order given."""
         shapes = []
-        for combination in itertools.product(*(levels(values) for values in self.axes.values())):
-            values = {**self.fixed, **dict(zip(self.axes, (value for value, _ in combination), strict=True))}
+        for combination in itertools.product(*map(levels, self.axes.values())):
+            sizes, depths = zip(*combination, strict=True)
+            values = {**self.fixed, **dict(zip(self.axes, sizes, strict=True))}
             if "ratio" in values:
                 values["context"] = values.pop("ratio") * values["q"]
             if self.max_tokens and values["batch"] * values["context"] > self.max_tokens:
                 continue
-            depths = [level for _, level in combination]
             shapes.append(((max(depths), sum(depths)), tuple((name, values[name]) for name in fields)))
         return shapes
 

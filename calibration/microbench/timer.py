@@ -2,8 +2,7 @@
 
 On the CPU by the processor's clock, on CUDA by device events, eager or inside a graph. A burst warms up, then takes
 samples back to back, each long enough for the clock and rotating over the sets, so that what one launch leaves in the
-cache is gone when its buffers come round again. The number of sets is bounded: a kernel on a few kilobytes still finds
-them in an outer cache, as it does behind the kernel before it in an engine.
+cache is gone when its buffers come round again. The number of sets is bounded.
 """
 
 from __future__ import annotations
@@ -59,11 +58,10 @@ def sets_needed(set_bytes: int, cache_bytes: int) -> int:
 
 @contextmanager
 def freed_memory_kept() -> Iterator[None]:
-    """Within it, blocks of any size come from the heap and stay there when freed; after it, the heap is trimmed.
+    """Within it, blocks of any size come from the heap and stay there when freed, as with an engine's allocator.
 
-    As an engine's allocator does. glibc returns large blocks to the system, so a kernel that allocates its work space
-    faults every page of it in every launch, or in none, depending on what the process did before: twice the time or
-    not, by chance. Only glibc is known; elsewhere nothing is changed.
+    glibc returns large blocks to the system, so a kernel that allocates its work space faults every page of it in every
+    launch, or in none, depending on what the process did before. Only glibc is known; elsewhere nothing is changed.
     """
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
@@ -208,7 +206,6 @@ def _launch(launches: Sequence[Launch], position: int, count: int) -> None:
 
 
 def _captured(launches: Sequence[Launch], count: int) -> Any:
-    """A CUDA graph of ``count`` launches."""
     import torch
 
     # What a kernel sets up on its first launch must not be captured.

@@ -1,7 +1,7 @@
 """Engine generations: what a step of a running engine costs besides its kernels, by engine and version.
 
-One file a generation stands in ``calibration/engines``: the versions it covers, how it runs by default, and a few
-physical constants, each beside its source. They hold on any device; what a device's kernels take is the profile's.
+One file a generation stands in ``calibration/engines``: the versions it covers, how it runs by default, and physical
+constants that hold on any device, each beside its source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Constant(Section):
     methods: dict[str, Seconds] = field(default_factory=dict)
 
     def of(self, method: str) -> float:
-        """The value with a drafting method."""
         return self.methods.get(method, self.value)
 
 
@@ -116,11 +115,6 @@ class EngineGeneration(Section):
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
-    def covers(self, number: tuple[int, ...]) -> bool:
-        """Whether a version lies in the range."""
-        last = _number(self.last)
-        return number >= _number(self.first) and number[: len(last)] <= last
-
     def counts_graphs(self, version: str) -> bool:
         """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
         first = self.graphs_counted_since
@@ -139,8 +133,8 @@ class EngineGeneration(Section):
 
     def runs_triton_experts(self, version: str) -> bool:
         """Whether a version runs experts in fp8 by Triton's kernels."""
-        last = _number(self.triton_experts_until) if self.triton_experts_until else ()
-        return parse_version(version)[1][: len(last)] <= last if last else False
+        last = self.triton_experts_until
+        return last is not None and _is_until(parse_version(version)[1], last)
 
     @property
     def provisional(self) -> tuple[str, ...]:
@@ -163,7 +157,8 @@ def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
         each
         for each in generations()
         if each.engine == engine
-        and each.covers(number)
+        and number >= _number(each.first)
+        and _is_until(number, each.last)
         and (each.runner == runner if runner else not (each.dense_only and is_moe))
     ]
     if not covering:
@@ -199,12 +194,13 @@ def _number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
+def _is_until(number: tuple[int, ...], last: str) -> bool:
+    """Whether a version is not after ``last`` with its patches."""
+    return number[: last.count(".") + 1] <= _number(last)
+
+
 def _unknown(version: str) -> HardwareError:
     known = sorted(generations(), key=lambda each: (each.engine != "vllm", _number(each.first)))
     names = (f"{each.engine} {each.first} to {each.last}" for each in known if each.runner != "v2")
-    return HardwareError(
-        f"must be an engine and its version; known: {', '.join(names)}; vLLM's model runner may follow, as in "
-        "vllm 0.32 v1",
-        key="version",
-        value=version,
-    )
+    message = f"must be an engine and its version; known: {', '.join(names)}"
+    return HardwareError(f"{message}; vLLM's model runner may follow, as in vllm 0.32 v1", key="version", value=version)

@@ -93,7 +93,6 @@ class HardwareSpec:
 
 @functools.cache
 def _bundled() -> dict[str, HardwareSpec]:
-    """Lower-case name or alias -> device."""
     devices: dict[str, HardwareSpec] = {}
     for path in sorted(_FOLDER.glob("*.yaml")):
         spec = _read(path)
@@ -119,16 +118,13 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
         HardwareError: nothing of that name (lists the bundled ones), or a bad file.
     """
     text = str(name_or_path)
-    spec = _bundled().get(text.lower())
-    if spec is not None:
-        return spec
+    if text.lower() in _bundled():
+        return _bundled()[text.lower()]
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.exists(path):
-        raise HardwareError(
-            f"unknown device and no such file; bundled: {', '.join(hardware_names())}; or give the path of a YAML file",
-            key="hardware",
-            value=text,
-        )
+        names = ", ".join(hardware_names())
+        message = f"unknown device and no such file; bundled: {names}; or give the path of a YAML file"
+        raise HardwareError(message, key="hardware", value=text)
     return _read(path)
 
 

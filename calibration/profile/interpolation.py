@@ -1,15 +1,14 @@
 """Interpolation of measured times: curves along one shape axis, and attention over a grid of three axes or four.
 
 A `CurveSet` holds one curve of seconds against ``x`` (rows of a linear layer, bytes of a message) for every measured
-combination of the other axes (``k, n``). Between measured points of a curve it interpolates with PCHIP on the logs
-(Fritsch and Butland, SIAM J. Sci. Stat. Comput. 5(2), 1984): as monotone as the points are, no overshoot. Between
-curves it blends the logs of time over roofline, linear in the logs of the axes. Outside the measured range it stretches
-the nearest measured time by the ratio of rooflines and says ``EXTRAPOLATED``.
+combination of the other axes (``k, n``). Along a curve it interpolates with PCHIP on the logs (Fritsch and Butland,
+SIAM J. Sci. Stat. Comput. 5(2), 1984), between curves the logs of time over roofline, linear in the logs of the axes.
+Outside the measured range it stretches the nearest measured time by the ratio of rooflines and says ``EXTRAPOLATED``.
 
 An `AttentionGrid` is multilinear in the logs of axes and time. Its axes for decode and verify: queries per sequence,
 sequences, context tokens; for prefill: context per chunk token (1: no prefix), sequences, chunk tokens. Holes between
 nodes are filled from measured neighbours along each axis, as time over roofline; nodes beyond every neighbour are
-stretched by the roofline and marked not measured. Its compiled twin stands in `sim/cost/step_time`.
+stretched by the roofline and marked not measured.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """A profile's folder and reading it: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
 
 A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit). The manifest holds the
-checksum of the table, so a truncated, edited or swapped table is refused by name, and the device, so that a table made
-elsewhere is not taken for this one. A whole-step fit has no table: its manifest holds the fit's checksum. Every fault
-is a one-line `HardwareError`.
+device and the checksum of the table, or of the fit where there is no table. Every fault is a one-line `HardwareError`.
 """
 
 from __future__ import annotations
@@ -84,8 +82,6 @@ def sha256(path: Path) -> str:
 def write_manifest(folder: Path, **fields: Any) -> Manifest:
     """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: see `Manifest`.
 
-    ``files`` is computed: of a folder with a table it names the table only: the fit is made from it.
-
     Raises:
         HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
     """
@@ -111,10 +107,8 @@ def read_manifest(folder: Path) -> Manifest:
             raise HardwareError("must be a file of this folder", file=str(path), key="files", value=name)
         found = sha256(folder / name)
         if found != wanted:
-            raise HardwareError(
-                f"is not the file its manifest describes: SHA-256 {found[:12]}..., expected {wanted[:12]}...",
-                file=str(folder / name),
-            )
+            message = f"is not the file its manifest describes: SHA-256 {found[:12]}..., expected {wanted[:12]}..."
+            raise HardwareError(message, file=str(folder / name))
     return manifest
 
 
@@ -164,7 +158,6 @@ def has_profile(hardware: HardwareSpec) -> bool:
 
 @functools.cache
 def profiles_of(device: str) -> tuple[str, ...]:
-    """Names of the bundled profiles made for a device."""
     return tuple(name for name in profile_names() if read_top(find_profile(name)).get("hardware") == device)
 
 
@@ -193,8 +186,9 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
         raw.pop("core_speed", None)
     elif isinstance(raw.get("launch"), dict):
         raw["launch"].pop("kernel_s", None)
-    bound = raw if device is None else {**raw, "hardware": hardware}
-    profile: HardwareProfile = validated(_KINDS[kind], bound, file, HardwareError)
+    if device is not None:
+        raw["hardware"] = hardware
+    profile: HardwareProfile = validated(_KINDS[kind], raw, file, HardwareError)
     return profile
 
 
@@ -218,8 +212,6 @@ def find_profile(name_or_path: str | Path) -> Path:
         return folder if folder.is_dir() else PROFILE_FOLDER / f"{name_or_path}.yaml"
     if os.path.exists(name_or_path):
         return Path(name_or_path)
-    raise HardwareError(
-        f"must be one of {', '.join(profile_names())}, the path of a YAML file or of a folder that calibrate wrote",
-        key="profile",
-        value=str(name_or_path),
-    )
+    names = ", ".join(profile_names())
+    message = f"must be one of {names}, the path of a YAML file or of a folder that calibrate wrote"
+    raise HardwareError(message, key="profile", value=str(name_or_path))

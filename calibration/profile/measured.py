@@ -74,7 +74,6 @@ class Part(NamedTuple):
         return registry.work_of(self.operator)(shape, self.dtype, self.kv_dtype)
 
     def work_of(self, rows: pd.DataFrame) -> Work:
-        """Work of every one of the part's points."""
         return self.work({name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[self.operator]})
 
 
@@ -97,10 +96,9 @@ def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
     """Values of a grid's axes at measured points, shape (points, 3)."""
     q, batch = (rows[name].to_numpy(np.float64) for name in ("q", "batch"))
     if operator in LINEAR_ATTENTION:
-        return np.stack((q, batch, np.ones(len(rows))), axis=1)
+        return np.column_stack((q, batch, np.ones(len(rows))))
     context = rows["context"].to_numpy(np.float64)
-    columns = (q, batch, context) if operator.endswith("decode") else (context / q, batch, q)
-    return np.stack(columns, axis=1)
+    return np.column_stack((q, batch, context) if operator.endswith("decode") else (context / q, batch, q))
 
 
 def curve_keys(operator: str, rows: pd.DataFrame) -> IntArray:
@@ -109,18 +107,15 @@ def curve_keys(operator: str, rows: pd.DataFrame) -> IntArray:
 
 
 def curves_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
-    """Curves of the measured points ``rows`` of one part and group."""
     how = CURVES[part.operator]
 
     def roofline(x: FloatArray, key: Key) -> FloatArray:
         return seconds(part.work({how.x: x, **dict(zip(how.axes, key, strict=True)), **group}))
 
-    keys = curve_keys(part.operator, rows)
-    return CurveSet.from_points(keys, rows[how.x].to_numpy(), rows["seconds"].to_numpy(), roofline)
+    return CurveSet.from_points(curve_keys(part.operator, rows), rows[how.x], rows["seconds"], roofline)
 
 
 def grid_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> AttentionGrid:
-    """Grid of the measured points ``rows`` of one part of attention and group."""
 
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))

@@ -251,26 +251,18 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
     """
     manifest = read_manifest(folder)
     if manifest.hardware != hardware.name:
-        raise HardwareError(
-            f"the table was made on this device, not on {hardware.name}",
-            file=str(folder),
-            key="hardware",
-            value=manifest.hardware,
-        )
+        message = f"the table was made on this device, not on {hardware.name}"
+        raise HardwareError(message, file=str(folder), key="hardware", value=manifest.hardware)
     device = manifest.ceilings.applied(hardware)
     fits, errors = fit_table(LatencyTable.read(folder / TABLE), device)
-    text = yaml.safe_dump(
-        {
-            "schema_version": 1,
-            "kind": "roofline",
-            **picked(manifest, "name hardware date source"),
-            **_sections(fits, hardware),
-            "held_out": [_report(entry) for entry in errors],
-        },
-        sort_keys=False,
-        width=120,
-    )
-    write_text(folder / FIT, text, HardwareError)
+    document = {
+        "schema_version": 1,
+        "kind": "roofline",
+        **picked(manifest, "name hardware date source"),
+        **_sections(fits, hardware),
+        "held_out": [_report(entry) for entry in errors],
+    }
+    write_text(folder / FIT, yaml.safe_dump(document, sort_keys=False, width=120), HardwareError)
     return fits, errors
 
 
@@ -290,20 +282,15 @@ def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
 
 
 def _plain(fit: Roofline) -> dict[str, Any]:
-    """A roofline's numbers and standing as they stand in a file."""
-    numbers = {name: float(f"{getattr(fit, name):.6g}") for name in ("t0_s", "e_c", "e_m", "p")}
+    numbers = {name: _rounded(value) for name, value in picked(fit, "t0_s e_c e_m p").items()}
     return {**numbers, "origin": fit.origin.label, "source": fit.source}
 
 
 def _report(errors: OperatorErrors) -> dict[str, Any]:
     found = errors.interpolated
-    return {
-        **errors.part._asdict(),
-        "points": errors.points,
-        "held_out": found.points,
-        **{name: _rounded(getattr(found, name)) for name in ("median", "p90", "worst")},
-        "worst_point": found.worst_point,
-    }
+    sizes = {name: _rounded(value) for name, value in picked(found, "median p90 worst").items()}
+    counts = {"points": errors.points, "held_out": found.points}
+    return {**errors.part._asdict(), **counts, **sizes, "worst_point": found.worst_point}
 
 
 def _rounded(value: float) -> float | None:

@@ -1,11 +1,9 @@
 """What a device's kernels take: the profile that turns an operator's work into seconds, and how far to trust it.
 
-Two kinds. A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and,
-where fitted, per dtype) for the shapes beyond them, and the host's step time where that was measured. An
-`AffineProfile` holds a whole-step fit ``a + b*rows + c*KV tokens + d*sequences`` of one model on one device. Neither
-knows a model's shapes nor a scheduler: `draftcast.sim.cost.step_cost` puts work and profile together. The
-records are what stands in the YAML files and folders of ``calibration/profiles``, with the device in place of its name;
-`draftcast.calibration.profile.load` reads them.
+A `RooflineProfile` holds measured times, where there are any, one soft roofline per operator family (and, where fitted,
+per dtype) for the shapes beyond them, and the host's step time where that was measured; an `AffineProfile` a whole-step
+fit of one model on one device. Neither knows a model's shapes nor a scheduler. The records are what stands in the files
+of ``calibration/profiles``, with the device in place of its name; `draftcast.calibration.profile.load` reads them.
 """
 
 from __future__ import annotations
