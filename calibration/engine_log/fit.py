@@ -210,11 +210,7 @@ def fit_engine_log(
 
 
 def _points(timed: list[pd.DataFrame]) -> pd.DataFrame:
-    """Points of one log, or of one without and one with speculative decoding; ``stretch`` numbers stretches of time.
-
-    Raises:
-        InputError: fewer than 40 points in a log.
-    """
+    """Points of one log, or of one without and one with speculative decoding; ``stretch`` numbers stretches of time."""
     parts, first = [], 0
     for speculative, points in zip((False, True), timed, strict=False):
         if len(points) < LEAST_POINTS:
@@ -254,7 +250,7 @@ def is_speculative(frame: pd.DataFrame) -> bool:
     """Whether the steps verify drafts: more generation tokens than requests."""
     generation = frame[frame["generation_requests"] > 0]
     more = generation["generation_tokens"] > generation["generation_requests"]
-    return bool(len(more)) and float(more.mean()) > _SPECULATIVE_SHARE
+    return bool(more.mean() > _SPECULATIVE_SHARE)
 
 
 def _method(frame: pd.DataFrame, speculative_frame: pd.DataFrame, method: str | None) -> str:

@@ -60,9 +60,10 @@ def robust_fit(
     if x.shape[1] == 0:
         return RobustFit(np.zeros(0), 0.0, np.zeros(len(y), dtype=np.bool_))
     root = np.sqrt(steps)
-    coefficients = _nnls(x, y - known, root / y) if start is None else start.coefficients
-    scale = 0.0 if start is None else start.scale
-    if start is None:
+    if start is not None:
+        coefficients, scale = start.coefficients, start.scale
+    else:
+        coefficients, scale = _nnls(x, y - known, root / y), 0.0
         for _ in range(_SOFT_ROUNDS):
             size, residual = _residuals(x, y, known, root, coefficients)
             scale = MAD_TO_STD * float(np.median(np.abs(residual)))

@@ -19,7 +19,8 @@ from draftcast.errors import HardwareError
 from draftcast.files import made, picked
 from draftcast.kernels.model.spec import ModelSpec
 
-FORMATS = ("aiconfigurator", "vidur", "llmservingsim")
+FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model", "tp", "dtype")}
+"""What can be imported, and the options that it takes."""
 
 
 def read(
@@ -45,9 +46,8 @@ def read(
     """
     if source not in FORMATS:
         raise HardwareError(f"must be one of {', '.join(FORMATS)}", key="format", value=source)
-    takes = {"aiconfigurator": ("system",), "llmservingsim": ("model", "tp", "dtype"), "vidur": ()}[source]
     for key, value in (("model", model), ("tp", tp), ("dtype", dtype), ("system", system)):
-        if value is not None and key not in takes:
+        if value is not None and key not in FORMATS[source]:
             raise HardwareError(f"{source} does not take it", key=key)
     if source == "aiconfigurator":
         return read_aiconfigurator(path, hardware, system=system)

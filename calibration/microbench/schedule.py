@@ -142,10 +142,6 @@ def next_point(
     """
     if spent_s >= budget_s:
         return None
-
-    def fits(known: Progress) -> bool:
-        return spent_s + known.took_s / known.visits <= budget_s
-
     fresh = next((point for point in points if point.key not in state), None)
     begun = [(point, state[point.key]) for point in points if point.key in state and not state[point.key].failed]
     owed = [(point, known) for point, known in begun if _owed(known, levels)]
@@ -161,7 +157,8 @@ def next_point(
     again = owed or [
         (point, known) for point, known in begun if known.visits < MAX_VISITS and not known.estimate(levels).settled
     ]
-    return min((item for item in again if fits(item[1])), key=lambda item: item[1].visits, default=(None, None))[0]
+    fitting = [item for item in again if spent_s + item[1].took_s / item[1].visits <= budget_s]
+    return min(fitting, key=lambda item: item[1].visits, default=(None, None))[0]
 
 
 def _owed(known: Progress, levels: Levels) -> int:

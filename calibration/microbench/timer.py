@@ -96,11 +96,11 @@ class BurstLimits:
     long_s: float = 0.1  # on the CPU a launch of this length needs no warm-up where it sets nothing up
 
 
+@dataclass(frozen=True)
 class CpuTimer:
     """perf_counter_ns around calls that return when the work is done."""
 
-    def __init__(self, limits: BurstLimits | None = None) -> None:
-        self.limits = limits or BurstLimits()
+    limits: BurstLimits = BurstLimits()
 
     def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
         """One burst over ``launches``: the same kernel on different buffers.
@@ -146,11 +146,11 @@ class CpuTimer:
         return done, first_s
 
 
+@dataclass(frozen=True)
 class CudaTimer:
     """Events on the device's clock around launches, or around the replay of a graph that holds them."""
 
-    def __init__(self, limits: BurstLimits | None = None) -> None:
-        self.limits = limits or BurstLimits(warm_s=0.02, sample_s=0.0005, burst_s=0.02)
+    limits: BurstLimits = BurstLimits(warm_s=0.02, sample_s=0.0005, burst_s=0.02)
 
     def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
         """As `CpuTimer.burst`; with ``graph`` every set is launched once (or more, evenly) within one graph."""

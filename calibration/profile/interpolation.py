@@ -13,10 +13,11 @@ stretched by the roofline and marked not measured.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -67,11 +68,10 @@ class CurveSet:
 
     curves: dict[Key, Curve]  # curve of each measured combination of the axes
     roofline: RooflineSeconds  # the family's fitted seconds
-    _values: tuple[FloatArray, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        columns = zip(*self.curves, strict=True)
-        object.__setattr__(self, "_values", tuple(np.unique(column).astype(np.float64) for column in columns))
+    @functools.cached_property
+    def _values(self) -> tuple[FloatArray, ...]:
+        return tuple(np.unique(column).astype(np.float64) for column in zip(*self.curves, strict=True))
 
     @classmethod
     def from_points(cls, keys: IntArray, x: ArrayLike, seconds: ArrayLike, roofline: RooflineSeconds) -> CurveSet:
