@@ -167,11 +167,7 @@ def write_yaml(data: Any) -> str:
 
 
 def validated(record: TypeAdapter[Record], data: object, file: str, kind: type[InputError] = InputError) -> Record:
-    """``data`` of a file as a record.
-
-    Raises:
-        kind: the first fault, with file and key.
-    """
+    """``data`` of a file as a record. Raises ``kind``: the first fault, with file and key."""
     try:
         return record.validate_python(data)
     except ValidationError as error:

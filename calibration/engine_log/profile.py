@@ -91,11 +91,7 @@ class AffineFit:
 
 
 def new_profile_folder(folder: Path, report: str = REPORT) -> None:
-    """Make the folder unless it is there.
-
-    Raises:
-        InputError: it cannot be made, or holds files that `write_profile_folder` would write.
-    """
+    """Make the folder unless it is there. Raises InputError: it cannot be, or holds a file to be written."""
     for name in (FIT, MANIFEST, report):
         check_new(made(folder) / name)
 

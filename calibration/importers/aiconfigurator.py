@@ -284,11 +284,7 @@ def _package_version(folder: Path) -> str:
 
 
 def read_file(file: Path, kind: FileKind) -> pd.DataFrame:
-    """Checked rows of one file.
-
-    Raises:
-        HardwareError: not Parquet, a column missing or of the wrong kind, another engine's times.
-    """
+    """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
     columns = ("framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency")
     rows = read_rows(file, columns)
     if rows.frame.empty:

@@ -61,11 +61,7 @@ def rounded(seconds: FloatArray) -> FloatArray:
 
 
 def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
-    """Write one profile folder a device below ``out``.
-
-    Raises:
-        HardwareError: see `read_aiconfigurator`.
-    """
+    """Write one profile folder a device below ``out``. Raises HardwareError: see `read_aiconfigurator`."""
     for name in devices:
         hardware = load_hardware(name)
         imported = read_aiconfigurator(source, hardware)

@@ -73,11 +73,7 @@ def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
 def write_profile(
     folder: Path, imported: Imported, hardware: HardwareSpec, *, name: str, date: str, command: str
 ) -> None:
-    """Write table, manifest and fit into ``folder``.
-
-    Raises:
-        HardwareError: the folder cannot be written.
-    """
+    """Write table, manifest and fit into ``folder``. Raises HardwareError: the folder cannot be written."""
     imported.table.write(made(folder, HardwareError) / TABLE)
     write_manifest(
         folder,

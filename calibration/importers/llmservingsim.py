@@ -53,7 +53,6 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
     """Linear layers, norms, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
 
     Args:
-        path: the folder.
         model: the profiled model, for the sizes.
         tp: ranks; absent: the N of the folder's name.
         dtype: number format of weights (the folder above is called after it).

@@ -39,11 +39,10 @@ ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: 
 
 
 def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The rows that can be, and how many were dropped for which reason.
+    """The rows of one device that can be, and how many were dropped for which reason.
 
     Args:
-        frame: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds), one device.
-        hardware: its data sheet, for the floor of `floor_seconds`.
+        frame: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds).
     """
     left_out: dict[str, int] = {}
     if frame.empty:
@@ -70,10 +69,7 @@ def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
 
 
 def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
-    """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps.
-
-    Activations and new keys and values pass from kernel to kernel through the cache in an engine too.
-    """
+    """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps, but no activations."""
     shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
     if part.operator == "linear":
         return shape["k"] * shape["n"] * WEIGHT_BYTES[part.dtype]
@@ -115,10 +111,7 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
 
 
 def above_wider(frame: pd.DataFrame) -> pd.Series:
-    """fp8 rows of experts that take more than `DISTURBED` times as long as bf16 rows of the same shape.
-
-    fp8 moves half the bytes at twice the peak rate, so a tuned kernel is never that much slower.
-    """
+    """fp8 rows of experts more than `DISTURBED` times as slow as bf16 rows, which move twice the bytes."""
     keys = ["operator", *SHAPES]
     wide = frame[frame["dtype"] == "bf16"].groupby(keys)["seconds"].min().rename("wide_s")
     narrow = (frame["operator"] == "moe") & (frame["dtype"] == "fp8")

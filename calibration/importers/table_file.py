@@ -79,9 +79,7 @@ class Rows:
 
 
 def read_rows(path: Path, *headers: tuple[str, ...]) -> Rows:
-    """The rows of a CSV file, or of a Parquet file by its suffix, that has the columns of one of ``headers``.
-
-    Other columns may stand beside them.
+    """The rows of a CSV file, or of a Parquet file by its suffix, that has at least the columns of one of ``headers``.
 
     Raises:
         HardwareError: unreadable, none of the headers, or a line with more or fewer fields than the header.
@@ -149,9 +147,7 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:
-    """Checked table of imported rows: no interval is known, so no point counts as settled.
-
-    Of one point timed several times the median is kept.
+    """Checked table of imported rows, of one point the median; no interval is known, so no point counts as settled.
 
     Raises:
         HardwareError: nothing is left to import, or the rows are no latency table.

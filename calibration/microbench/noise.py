@@ -86,8 +86,7 @@ class NoiseProbe:
 class Levels:
     """Spin and read of the quiet machine: the quickest tenth of all readings so far.
 
-    Attributes:
-        version: grows when the levels move, so that what was judged by them can be judged again.
+    ``version`` grows when they move, so that what was judged by them can be judged again.
     """
 
     def __init__(self) -> None:

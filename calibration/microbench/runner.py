@@ -153,11 +153,7 @@ class Calibration:
         return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s - self._end_s)
 
     def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
-        """Write table, manifest and fit of what the journal holds; ``command`` is what repeats it.
-
-        Raises:
-            HardwareError: nothing was measured.
-        """
+        """Write table, manifest and fit; ``command`` is what repeats it. Raises HardwareError: nothing was measured."""
         table = self.table()
         table.write(self.folder / TABLE)
         left_out = Counter(self.plan.left_out)

@@ -93,11 +93,7 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a profile folder, its data files checked against their checksums.
-
-    Raises:
-        HardwareError: no or no valid manifest; a data file missing or changed.
-    """
+    """The manifest of a profile folder, checked against its files. Raises HardwareError: not valid, a file changed."""
     path = folder / MANIFEST
     manifest = validated(_MANIFEST, read_json(path, HardwareError), str(path), HardwareError)
     if TABLE not in manifest.files and FIT not in manifest.files:
@@ -193,11 +189,7 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
 
 
 def read_top(path: Path) -> dict[str, Any]:
-    """The mapping in a profile's YAML file or folder, not validated yet.
-
-    Raises:
-        HardwareError: unreadable, not YAML, or no mapping.
-    """
+    """The mapping in a profile's YAML file or folder, not validated yet. Raises HardwareError: there is none."""
     file = path / FIT if path.is_dir() else path
     raw = parse_yaml(read_text(file, HardwareError), str(file), HardwareError)
     if not isinstance(raw, dict):

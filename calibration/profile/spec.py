@@ -90,11 +90,7 @@ class HeldOutErrors(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineProfile(Section):
-    """Rooflines of one device, bound to its peaks.
-
-    Raises:
-        HardwareError: an operator family that is unknown or missing.
-    """
+    """Rooflines of one device, bound to its peaks. Raises HardwareError: an operator family unknown or missing."""
 
     schema_version: Literal[1]
     kind: Literal["roofline"]

@@ -144,8 +144,6 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     """Kernel, shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
 
     Args:
-        path: a file that `LatencyTable.write` wrote.
-        operator: whose points.
         wanted: columns of `LABELS` and `SHAPES` and the values they must have.
 
     Raises:
