@@ -90,7 +90,7 @@ class OperatorErrors:
 
 
 def modelled(table: LatencyTable) -> pd.DataFrame:
-    """Points of the operators that a step is built from, ``held_out`` or not; of one shape that of the fastest kernel."""
+    """Points of the operators that a step is built from, ``held_out`` or not; of one shape the fastest kernel's."""
     frame = table.frame[table.frame["operator"].isin(list(FAMILY))]
     shape = [*Part._fields, *SHAPES]
     least = frame.sort_values("seconds", kind="stable").drop_duplicates(shape).sort_index().reset_index(drop=True)
