@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from answer_schemas import command_of
 
-from draftcast.scenarios.cli.scenario_file import schema_of
+from draftcast.scenarios.cli.main import schema_of
 
 
 @pytest.mark.parametrize("section", list(before.SECTIONS))

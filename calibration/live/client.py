@@ -19,7 +19,6 @@ import math
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class Client:
     def __init__(self, plan: LoadPlan, journal: Journal) -> None:
         self._plan = plan
         self._journal = journal
-        self._counts = Counter({"sent": 0, "done": 0, "failed": 0, "tokens": 0})
+        self._counts = dict.fromkeys(("sent", "done", "failed", "tokens"), 0)
         self._lateness_s: list[float] = []
         self._timer_lateness_s: list[float] = []
         self._start = 0.0
@@ -83,15 +82,14 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trace_configs=[trace], read_bufsize=2**18
         ) as self._session:
             self._start, self._start_unix_s = time.perf_counter(), time.time()
-            watchers = [asyncio.create_task(self._report()), asyncio.create_task(self._watch_timer())]
-            load = asyncio.create_task(self._open_loop() if self._plan.due_s is not None else self._closed_loop())
+            load = self._open_loop() if self._plan.due_s is not None else self._closed_loop()
+            tasks = [asyncio.create_task(work) for work in (load, self._report(), self._watch_timer())]
             try:
-                await asyncio.wait([load, *watchers], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (load, *watchers):
-                    if not task.done():
-                        task.cancel()
-                results = await asyncio.gather(load, *watchers, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                results = await asyncio.gather(*tasks, return_exceptions=True)
         for result in results:
             if isinstance(result, ExceptionGroup):  # of the tasks of a loop; all but the first were only stopped
                 raise result.exceptions[0]
@@ -122,9 +120,8 @@ class Client:
         assert self._plan.due_s is not None
         async with asyncio.TaskGroup() as group:
             for request_id, due_s in enumerate(self._plan.due_s):
-                if self._is_over(due_s):
+                if not await self._is_time(due_s):
                     break
-                await self._until(due_s)
                 group.create_task(self._request(request_id, due_s))
 
     async def _closed_loop(self) -> None:
@@ -137,25 +134,24 @@ class Client:
         answered_s = 0.0
         for request_id in requests:
             due_s = answered_s + (self._plan.think_s[request_id] if self._plan.think_s is not None else 0.0)
-            if self._is_over(due_s):
+            if not await self._is_time(due_s):
                 return
-            await self._until(due_s)
             await self._request(request_id, due_s)
             answered_s = self._now()
 
-    def _is_over(self, due_s: float) -> bool:
-        return self._plan.send_for_s is not None and due_s > self._plan.send_for_s
-
-    async def _until(self, due_s: float) -> None:
+    async def _is_time(self, due_s: float) -> bool:
+        """Wait until then; False at once where nothing is sent so late."""
+        if self._plan.send_for_s is not None and due_s > self._plan.send_for_s:
+            return False
         # A sleep may end a little early by the clock: wait for what is left.
         while (wait_s := due_s - self._now()) > 0:
             await asyncio.sleep(wait_s)
+        return True
 
     # ---- one request ----
 
     async def _request(self, request_id: int, due_s: float) -> None:
-        plan, journal = self._plan, self._journal
-        wanted = plan.output_tokens[request_id]
+        plan, journal, wanted = self._plan, self._journal, self._plan.output_tokens[request_id]
         journal.append(["r", request_id, plan.classes[request_id], due_s, len(plan.prompts[request_id]), wanted])
         last_s = 0.0  # when the last token came
         answer = _Answer(plan.answers[request_id] if plan.answers is not None else None)
@@ -182,8 +178,8 @@ class Client:
             self._fail(request_id, "stopped")
             raise
         except TimeoutError:
-            got = f"{answer.tokens} of {wanted} tokens"
-            self._fail(request_id, f"timed out after {plan.request_timeout_s:g} s with {got}")
+            after = f"{plan.request_timeout_s:g} s with {answer.tokens} of {wanted} tokens"
+            self._fail(request_id, f"timed out after {after}")
         except _Failed as error:
             self._fail(request_id, str(error))
         except aiohttp.ClientError as error:

@@ -46,8 +46,6 @@ CONTINUATION, LAYOUT = "continuation.npz", "draft_layout.npz"
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """What a testbed target says."""
-
     order: Tokens  # the tokens of all cycles, one cycle after the other, int64[n]
     cycles: Tokens  # cycle c is ``order[cycles[c]:cycles[c + 1]]``, int64[number + 1]
     vocab_size: int  # of the model
@@ -95,8 +93,6 @@ class Continuation:
 
 @dataclass(frozen=True, eq=False)
 class DraftLayout:
-    """Where a draft errs."""
-
     rates: tuple[float, ...]  # unconditional acceptance by position that it was built for; their number is its k
     starts: Tokens  # positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token
 
@@ -195,8 +191,6 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class NgramTarget:
-    """What n-gram drafting shall find."""
-
     match_rate: float  # share of rounds with a match
     rates: tuple[float, ...]  # unconditional acceptance by position of rounds with a match; their number is k
     prompt_lookup_min: int  # as the server is told

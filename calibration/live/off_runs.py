@@ -68,8 +68,6 @@ class Tokens:
 
 @dataclass(frozen=True)
 class OffRun:
-    """One run without speculation."""
-
     source: str  # file or address, and which run of it
     load: str  # in words, e.g. ``16 clients``
     requests: int  # answered

@@ -44,8 +44,6 @@ _NOISE_FRESH_S = 3.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server that answers, whoever started it."""
-
     url: str  # without ``/v1``
     facts: ServerFacts  # what it says of itself
     log: Path | None = None  # its log, growing; None: not here

@@ -53,8 +53,6 @@ _STRETCHES = 12
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Errors of one run's points against a fit that did not see them."""
-
     run: str  # folder and method
     whole: bool  # the whole run was held out; False: every fourth stretch of it
     errors: Errors

@@ -16,7 +16,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
 from draftcast.scenarios.cli.options import AsJson, option_groups
-from draftcast.scenarios.cli.terminal import print_json, progress_bar
+from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.acceptance.measure import Measurement
@@ -41,8 +41,6 @@ _LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a measured acceptance is printed and kept."""
-
     as_json: AsJson = False
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the acceptance: section here (.json: JSON, else YAML).")
@@ -59,11 +57,8 @@ class Output:
 
         if self.out is not None:
             write_text(self.out, acceptance_text(report["acceptance"], notes, as_json=self.out.suffix == ".json"))
-        if self.as_json:
-            print_json(report)
-            return
-        section = textwrap.indent(acceptance_text(report["acceptance"], [], as_json=False), "  ")
-        typer.echo("\n".join([*lines, "", "acceptance:", section]), nl=False)
+        section = textwrap.indent(acceptance_text(report["acceptance"], [], as_json=False), "  ").rstrip("\n")
+        print_lines(self.as_json, report, [*lines, "", "acceptance:", section])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +90,6 @@ class SuffixOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How much is measured, and with which certainty."""
-
     max_model_len: Annotated[int | None, typer.Option(help="Maximum context, beyond which nothing is drafted.")] = None
     bootstrap: Annotated[int, typer.Option(help="Resamples of the requests behind the 95 % intervals.")] = 1000
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0
@@ -160,9 +153,8 @@ def measure(
     share = measured.figures["draft_share"].value
     if model == "per_position" and share == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
-    rates = [rate.value for rate in measured.rates]
     if model == "per_position":
-        section = fit.per_position_model(rates)
+        section = fit.per_position_model([rate.value for rate in measured.rates])
     else:
         section = fit.arctic_model(measured, head) if method == "arctic" else fit.ngram_model(measured)
     if model == "along_output":
@@ -209,8 +201,8 @@ def fit_record(
         f"std of the requests' means    {moments.spread**0.5:.4f}",
         f"lag-1 autocorrelation         {moments.lag_1:.4f}",
     ]
-    section = {"model": "chain", **section}
-    report = {"file": str(file), "record": record, "num_speculative_tokens": k, "acceptance": section}
+    named = {"file": str(file), "record": record, "num_speculative_tokens": k}
+    report = {**named, "acceptance": {"model": "chain", **section}}
     output.print(report, lines, [f"Fitted to {record} of {file.name}, replayed in rounds of {k}.", *lines])
 
 
@@ -258,20 +250,13 @@ def list_references(
     k, found = num_speculative_tokens, {name: one for name, one in references().items() if text.lower() in name}
     if not found:
         raise InputError("no published measurement has this in its name", key="TEXT", value=text)
-    lengths = {name: 1.0 + sum(one.unconditional(k)) for name, one in found.items()}
-    if as_json:
-        print_json(
-            {
-                name: {**one.model_dump(mode="json"), "rates": one.unconditional(k), "mean_length": lengths[name]}
-                for name, one in found.items()
-            }
-        )
-        return
-    rows = [["name", f"tokens a round, k = {k}", "measured to k", "temperature", "source"]]
+    data, rows = {}, [["name", f"tokens a round, k = {k}", "measured to k", "temperature", "source"]]
     for name, one in found.items():
+        rates = one.unconditional(k)
+        data[name] = {**one.model_dump(mode="json"), "rates": rates, "mean_length": 1.0 + sum(rates)}
         heat = "-" if one.temperature is None else f"{one.temperature:g}"
-        rows.append([name, f"{lengths[name]:.2f}", str(one.measured_to), heat, one.source])
-    typer.echo("\n".join(aligned(rows)))
+        rows.append([name, f"{1.0 + sum(rates):.2f}", str(one.measured_to), heat, one.source])
+    print_lines(as_json, data, aligned(rows))
 
 
 def _rates(text: str) -> list[float]:
@@ -290,15 +275,12 @@ def _measured_lines(measured: Measurement) -> list[str]:
     spread = report["per_request"]["mean_acceptance_length"]
     quantiles = [f"{name} {spread[name]:.3f}" for name in ("std", "p10", "p50", "p90") if spread[name] is not None]
     # Positions up to the last that any draft reached, and one more.
-    reached = sum(rate.value > 0 for rate in measured.rates)
+    rates = measured.rates[: 1 + sum(rate.value > 0 for rate in measured.rates)]
     return [
         f"{report['num_requests']} requests, {report['num_rounds']} rounds, {report['num_drafts']} with a draft; "
         "in [] the 95% interval over requests",
         *(row(label, *measured.figures[name]) for name, label in _LABELS.items()),
-        *(
-            row(f"accepted up to position {position}", *rate)
-            for position, rate in enumerate(measured.rates[: reached + 1])
-        ),
+        *(row(f"accepted up to position {position}", *rate) for position, rate in enumerate(rates)),
         f"mean acceptance length by request: {', '.join(quantiles) or 'no request drafts'}",
         f"rounds cut by a record's end: {report['rounds_cut_by_end']} (drafts beyond it count as rejected)",
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where times come from: one of the three."""
-
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Time the kernels of this machine.")] = None
     engine_log: Annotated[
         list[Path] | None,
@@ -53,8 +51,6 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """The profile to write, for every source."""
-
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Profile folder to write.")] = None
     model: Annotated[
         list[str] | None,
@@ -153,11 +149,11 @@ def calibrate(
     """Measure time: of this machine's kernels, of a server's steps, or from another tool's tables."""
     chosen = source.chosen()
     fitting = OPTIONS[chosen] | _names(Source)
-    for parameter in (name for name in context.params if name not in fitting):
+    for parameter, value in context.params.items():
         came_from = context.get_parameter_source(parameter)
-        if came_from is not None and came_from.name != "DEFAULT":
+        if parameter not in fitting and came_from is not None and came_from.name != "DEFAULT":
             option = "path" if parameter == "path" else f"--{parameter.replace('_', '-')}"
-            raise InputError(f"does not go with {chosen}", file=option, value=_plain(context.params[parameter]))
+            raise InputError(f"does not go with {chosen}", file=option, value=_plain(value))
     if source.device is not None:
         from draftcast.scenarios.cli.calibrate_device import calibrate_device
 
@@ -190,14 +186,14 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
         fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
         speculative = _read(options.speculative_log) if options.speculative_log else None
         fit = fit_engine_log(_read(engine_log), speculative, FitOptions(**fields, seed=seed))
+    notes = written.notes(fit)
+    lines = [*_fit_lines(fit), *(f"note: {note}" for note in notes)]
     if out is not None and model is not None and device is not None:
         command = " ".join(["draftcast calibrate", *(f"--engine-log {path}" for path in engine_log)])
         label = written.ProfileLabel(profile.name or out.resolve().name, model, device, tp or 1, dtype or "bf16")
         written.write_profile_folder(out, written.affine_fit(fit, command), label)
-    lines = [*_fit_lines(fit), *(f"note: {note}" for note in written.notes(fit))]
-    if out is not None:
         lines.append(f"written: {out / FIT}, {out / MANIFEST}, {out / written.REPORT}")
-    print_lines(profile.as_json, {**fit.report(), "notes": written.notes(fit)}, lines)
+    print_lines(profile.as_json, {**fit.report(), "notes": notes}, lines)
 
 
 def _read(paths: list[Path]) -> pd.DataFrame:
@@ -231,8 +227,7 @@ def _fit_lines(fit: EngineLogFit) -> Iterator[str]:
     outliers = f"outliers {found.outlier_points:.1%} of the points, {found.outlier_seconds:.1%} of the time"
     yield f"  {outliers}; drift between stretches of time {found.drift:.1%}"
     if math.isfinite(fit.repeat_error):
-        yield ""
-        yield f"equal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
+        yield f"\nequal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
 
 
 def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptions) -> None:
@@ -245,7 +240,6 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE
     from draftcast.kernels.model.catalog import load_model
-    from draftcast.scenarios.show.tables import make_console, rows_table
 
     out, (model, tp, dtype) = profile.folder("--import"), profile.single("--import")
     if profile.hardware is None:
@@ -258,22 +252,30 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
     with progress_bar("importing"):
         timings = read(source, path, device, model=spec, tp=tp, dtype=dtype, system=system)
     given = {"--hardware": profile.hardware, "--model": model, "--tp": tp, "--dtype": dtype, "--system": system}
+    given |= {"--out": out.name}
     options = [text for option, value in given.items() if value is not None for text in (option, str(value))]
     # The path without the machine's folders above it: a manifest is for others to read.
-    command = ["draftcast", "calibrate", "--import", source, *([path.name] if path else []), *options]
-    name, line = profile.name or out.resolve().name, shlex.join([*command, "--out", out.name])
+    line = shlex.join(["draftcast", "calibrate", "--import", source, *([path.name] if path else []), *options])
+    name = profile.name or out.resolve().name
     write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
     rows = [
         {"operator": operator, "dtype": weights, "kv_dtype": kv_dtype, "points": len(points)}
         for (operator, weights, kv_dtype), points in timings.table.frame.groupby(["operator", "dtype", "kv_dtype"])
     ]
-    if profile.as_json:
-        print_json({"operators": rows, "left_out": dict(timings.left_out), "written": str(out)})
+    answer = {"operators": rows, "left_out": dict(timings.left_out), "written": str(out)}
+    print_profile(profile.as_json, answer, "rows")
+
+
+def print_profile(as_json: bool, answer: dict[str, Any], unit: str, notes: Iterable[str] = ()) -> None:
+    """A profile that was written: its operators, what was left out (so many of ``unit``) and where it lies."""
+    from draftcast.scenarios.show.tables import make_console, rows_table
+
+    if as_json:
+        print_json(answer)
         return
-    make_console().print(rows_table(rows))
-    for reason, count in sorted(timings.left_out.items()):
-        typer.echo(f"left out: {count} rows, {reason}")
-    typer.echo(f"written: {out}")
+    make_console().print(rows_table(answer["operators"]))
+    left_out = [f"left out: {count} {unit}, {reason}" for reason, count in sorted(answer["left_out"].items())]
+    typer.echo("\n".join([*notes, *left_out, f"written: {answer['written']}"]))
 
 
 def _plain(value: object) -> object:

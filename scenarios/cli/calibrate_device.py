@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -21,9 +21,8 @@ from draftcast.errors import InputError
 from draftcast.files import digest
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.registry import operator
-from draftcast.scenarios.cli.calibrate import DeviceOptions, ProfileOptions
-from draftcast.scenarios.cli.terminal import INTERRUPTED, print_json, progress_bar
-from draftcast.scenarios.show.tables import make_console, rows_table
+from draftcast.scenarios.cli.calibrate import DeviceOptions, ProfileOptions, print_profile
+from draftcast.scenarios.cli.terminal import INTERRUPTED, progress_bar
 
 _MODELS = {"cpu": ["testbed-250M"], "cuda": ["Llama-3.1-8B"]}
 _KV_DTYPES = {"cpu": ["bf16"], "cuda": ["bf16", "fp8"]}
@@ -49,7 +48,6 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     kv_dtypes = _checked(timing.kv_dtype or _KV_DTYPES[device], shapes.DTYPES, "--kv-dtype")
     check_folder(out)
     models = [load_model(name) for name in profile.model or _MODELS[device]]
-    tps = sorted(set(profile.tp or [1]))
     machine = find_device(device, timing.threads)
     sheet = hardware_of(machine, profile.hardware)
     kernels = {name: operator(name) for name in {*operators, "linear"}}
@@ -57,10 +55,10 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     settings = shapes.Settings(
         names=tuple(model.name for model in models),
         digest=digest([asdict(model) for model in models])[:16],
-        tps=tuple(tps),
-        dtypes=tuple(dtypes),
-        kv_dtypes=tuple(kv_dtypes),
-        operators=tuple(operators),
+        tps=tuple(sorted(set(profile.tp or [1]))),
+        dtypes=dtypes,
+        kv_dtypes=kv_dtypes,
+        operators=operators,
         max_rows=rows,
         seed=seed,
     )
@@ -83,7 +81,8 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
             if calibration.spent_s > budget_s:
                 took = f"{calibration.spent_s:.0f} s, more than its budget of {budget_s:g} s"
                 print(f"draftcast: note: the calibration took {took}", file=sys.stderr)
-    _print_result(result, profile.as_json)
+    answer = {"operators": _operator_rows(result), "noise": result.noise, "left_out": result.left_out}
+    print_profile(profile.as_json, {**answer, "written": str(result.folder)}, "points", _notes(result.noise))
 
 
 def _budget_seconds(text: str) -> float:
@@ -93,30 +92,21 @@ def _budget_seconds(text: str) -> float:
     return float(parts[1]) * _SECONDS[parts[2]]
 
 
-def _checked(given: Sequence[str], choices: tuple[str, ...], option: str) -> list[str]:
-    for value in given:
-        if value not in choices:
-            raise InputError(f"unknown; known: {', '.join(choices)}", file=option, value=value)
-    return [value for value in choices if value in given]
+def _checked(given: Sequence[str], choices: tuple[str, ...], option: str) -> tuple[str, ...]:
+    if unknown := [value for value in given if value not in choices]:
+        raise InputError(f"unknown; known: {', '.join(choices)}", file=option, value=unknown[0])
+    return tuple(value for value in choices if value in given)
 
 
-def _print_result(result: Result, as_json: bool) -> None:
-    rows, noise = _operator_rows(result), result.noise
-    if as_json:
-        print_json({"operators": rows, "noise": noise, "left_out": result.left_out, "written": str(result.folder)})
-        return
-    make_console().print(rows_table(rows))
-    typer.echo(
+def _notes(noise: Mapping[str, Any]) -> Iterator[str]:
+    yield (
         "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
         "interpolation on the points held out"
     )
-    typer.echo(
+    yield (
         f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "
         f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}"
     )
-    for reason, count in sorted(result.left_out.items()):
-        typer.echo(f"left out: {count} points, {reason}")
-    typer.echo(f"written: {result.folder}")
 
 
 def _operator_rows(result: Result) -> list[dict[str, Any]]:

@@ -86,10 +86,8 @@ def evidence(
     console = make_console()
     for source, members in report.by_source(forecasts).items():
         console.print(make_table([report.COLUMNS, *report.rows(members)], title=f"{source}  {members[0].point.url}"))
-    reasons = report.reason_lines(forecasts)
-    for line in ["Without a forecast:", *(f"- {reason}" for reason in reasons)] if reasons else []:
-        console.print(line, markup=False)
+    if reasons := report.reason_lines(forecasts):
+        console.print("Without a forecast:", *(f"- {reason}" for reason in reasons), sep="\n", markup=False)
     errors_by_kind = [report.SUMMARY, *report.summary_rows(forecasts)]
     console.print(make_table(errors_by_kind, title="Errors; each source counts once"))
-    for line in (report.counts_line(forecasts), *report.sign_lines(forecasts)):
-        console.print(line)
+    console.print(report.counts_line(forecasts), *report.sign_lines(forecasts), sep="\n")

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """How vLLM servers are started and what may take how long."""
-
     vllm: Annotated[
         str | None, typer.Option(metavar="COMMAND", help="Command of vLLM's server. Default: found here or on PATH.")
     ] = None
@@ -50,7 +48,7 @@ class ServerOptions:
         from draftcast.scenarios.live.run import LiveOptions
 
         return LiveOptions(
-            vllm=split_command(self.vllm),
+            vllm=_words(self.vllm) if self.vllm is not None else (),
             server_arguments=tuple(self.server_arg or ()),
             start_timeout_s=self.start_timeout,
             request_timeout_s=self.request_timeout,
@@ -74,11 +72,11 @@ def summary(recorded: LiveRun) -> dict[str, Any]:
 
 
 def summary_line(recorded: LiveRun) -> str:
-    counts, client = summary(recorded), recorded.manifest["client"]
+    counts, late_s = summary(recorded), recorded.manifest["client"].get("lateness_p99_s")
     parts = [f"{counts['finished']} of {counts['requests']} requests"]
     parts.append(f"{counts['output_tokens']} tokens in {counts['span_s']:.1f} s")
-    if client.get("lateness_p99_s") is not None:
-        parts.append(f"client late by {client['lateness_p99_s'] * 1e3:.1f} ms (p99)")
+    if late_s is not None:
+        parts.append(f"client late by {late_s * 1e3:.1f} ms (p99)")
     if (text := recorded.manifest["known_continuation"]) is not None:
         parts.append(f"{text['checked_tokens'] - text['wrong_tokens']} of {text['checked_tokens']} tokens as known")
     if counts["acceptance_rates"] is not None:
@@ -91,14 +89,13 @@ def print_run(recorded: LiveRun, as_json: bool) -> None:
     print_lines(as_json, data, [summary_line(recorded)])
 
 
-def split_command(text: str | None) -> tuple[str, ...]:
-    """The words of a command line; () for None. Raises InputError: unbalanced quotes, or no word."""
+def _words(command: str) -> tuple[str, ...]:
     try:
-        words = tuple(shlex.split(text)) if text is not None else ()
+        words = tuple(shlex.split(command))
     except ValueError as error:
-        raise InputError(f"cannot be split into words: {error}", file="--vllm", value=text) from None
-    if text is not None and not words:
-        raise InputError("must be a command", file="--vllm", value=text)
+        raise InputError(f"cannot be split into words: {error}", file="--vllm", value=command) from None
+    if not words:
+        raise InputError("must be a command", file="--vllm", value=command)
     return words
 
 
@@ -190,8 +187,6 @@ def checkpoint(
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Which server a run uses."""
-
     url: Annotated[str | None, typer.Option(help="Use this running server; none is started.")] = None
     server_log: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --url: the server's log, if it is on this machine.")
@@ -211,8 +206,7 @@ def run(
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
 
-    loaded = subject.load()
-    log = endpoint.server_log
+    loaded, log = subject.load(), endpoint.server_log
     if log is not None and (endpoint.url is None or not log.is_file()):
         raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))
     live_options = server.live_options(**vars(endpoint))

@@ -1,4 +1,4 @@
-"""The ``draftcast`` command: its subcommands, the lists of what is bundled, and the dashboard's server.
+"""The ``draftcast`` command: its subcommands, the small ones (servers, scenario files, lists of what is bundled) here.
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (overloaded), 5 no steady state
 (not settled: more requests are needed, and no SLO is judged) or the cutover cannot be told, 6 a live run failed or is
@@ -9,29 +9,30 @@ output; progress, notes and errors go to standard error. Heavy imports wait insi
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 import draftcast
-from draftcast.files import picked
+from draftcast.errors import InputError, naming
+from draftcast.files import check_new, picked, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import AsJson
+from draftcast.scenarios.cli.options import AsJson, CalibrateTo, Subject, option_groups
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
-from draftcast.scenarios.cli.scenario_file import init, schema
-from draftcast.scenarios.cli.serve import serve
 from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
-from draftcast.scenarios.cli.terminal import print_lines, run_script
+from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
 from draftcast.scenarios.cli.validate import validate
 
 if TYPE_CHECKING:
@@ -48,6 +49,73 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+@option_groups
+def serve(
+    subject: Subject,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
+    ] = "127.0.0.1",
+    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds per second.")] = 1.0,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Count text with this folder's tokenizer.json. Default: 4 bytes a token."),
+    ] = None,
+    calibrate_to: CalibrateTo = None,
+) -> None:
+    """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
+    require("serve", "starlette", "uvicorn", "prometheus_client", "tokenizers", place="draftcast serve")
+    from draftcast.scenarios.serve.app import run_server
+
+    loaded = subject.load(calibrate_to=calibrate_to)
+    replicas = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}"
+
+    def tell(address: str) -> None:
+        typer.echo(f"{loaded.engine.model} at {address} ({replicas}, {speed:g}x speed)")
+
+    with naming(subject.scenario):
+        run_server(loaded, host, port, speed, tokenizer, tell)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(help="File to write; nothing is overwritten.")] = Path("scenario.yaml"),
+    as_json: AsJson = False,
+) -> None:
+    """Write the default scenario with a comment at every key, to be changed."""
+    from draftcast.scenarios.schema.describe import commented_scenario
+
+    check_new(file)
+    write_text(file, commented_scenario())
+    print_lines(as_json, {"written": str(file)}, [f"written: {file}", f"next: draftcast simulate {file}"])
+
+
+def schema(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="A command, for the schema of its --json. Default: a scenario file.")
+    ] = None,
+) -> None:
+    """Print the JSON Schema of a scenario file, or of a command's --json, for editors and checks."""
+    print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(" ".join(command or ()))})
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Of a command's ``--json``, inferred from real answers (``answers.json``); of a scenario file for "".
+
+    Raises:
+        InputError: no such command, or one without --json.
+    """
+    if not command:
+        from draftcast.scenarios.schema import Scenario
+
+        return Scenario.model_json_schema()
+    known = json.loads(files("draftcast.scenarios").joinpath("cli/answers.json").read_text("utf-8"))
+    if command not in known["commands"]:
+        raise InputError(f"has no schema; choose from {', '.join(known['commands'])}", file="schema", value=command)
+    return {"title": f"draftcast {command} --json", "$defs": known["$defs"], **known["commands"][command]}
+
+
 # In the order of use, with an example each.
 EXAMPLES: dict[Callable[..., None], str] = {
     simulate: "draftcast simulate default --rates 10,30,50 --set slo.tpot_ms=20",
@@ -169,8 +237,8 @@ def dashboard(
     for path in scenarios or []:
         load_scenario(path)
     require("dashboard", "streamlit", place="draftcast dashboard")
-    files = [str(path.absolute()) for path in scenarios or []]
-    command = streamlit_command(files, port=port, address=address, open_browser=open_browser)
+    given = [str(path.absolute()) for path in scenarios or []]
+    command = streamlit_command(given, port=port, address=address, open_browser=open_browser)
     sys.stdout.flush()
     os.execv(command[0], command)
 

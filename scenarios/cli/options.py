@@ -108,8 +108,6 @@ CalibrateTo = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A scenario with changes."""
-
     scenario: ScenarioName
     overrides: Overrides = None
     speculative_config: SpeculativeConfig = None
@@ -155,8 +153,6 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Question(Subject):
-    """A scenario with changes, and how the answer is printed."""
-
     replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
     calibrate_to: CalibrateTo = None
     as_json: AsJson = False

@@ -104,8 +104,7 @@ def compare(
     console = make_console()
     console.print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
     if timed:
-        console.print()
-        console.print(rows_table(timed, "points timed in both, and how far apart"))
+        console.print("", rows_table(timed, "points timed in both, and how far apart"), sep="\n")
 
 
 @app.command()

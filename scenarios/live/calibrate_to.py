@@ -65,8 +65,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     Raises:
         InputError: a source that cannot be read or is refused, runs of another model, a factor out of range.
     """
-    given = [sources] if isinstance(sources, str | Path) else list(sources)
-    names = [str(each) for each in given]
+    names = [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
     runs: list[OffRun] = []
     logs: list[pd.DataFrame] = []
     with ExitStack() as stack:

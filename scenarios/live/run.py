@@ -141,10 +141,8 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     return NgramTarget(acceptance.match_probability, rates, lookup_min)
 
 
-def load_plan(
-    scenario: Scenario, endpoint: Endpoint, table: RequestTable, prompts: Prompts, seed: int, options: LiveOptions
-) -> LoadPlan:
-    loop = scenario.workload.arrivals
+def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed: int, options: LiveOptions) -> LoadPlan:
+    prompts, loop = live_prompts(scenario, table, seed), scenario.workload.arrivals
     closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
     if isinstance(loop, ClosedLoopArrivals):
         think_s = loop.draw_think_s(seed, len(table)).tolist()
@@ -185,17 +183,16 @@ def record_scenario(
     """
     seed = scenario.statistics.seed if seed is None else seed
     table = live_requests(scenario, seed)
-    plan = load_plan(scenario, endpoint, table, live_prompts(scenario, table, seed), seed, options)
+    plan = load_plan(scenario, endpoint, table, seed, options)
     warmup = None
     if warm and options.warmup_requests:
         few = table.slice(0, options.warmup_requests)
         # Other prompts of the same lengths, two at a time: every kind of step has run once before it counts.
-        sent = load_plan(scenario, endpoint, few, live_prompts(scenario, few, seed + _WARMUP_SEED), seed, options)
+        sent = load_plan(scenario, endpoint, few, seed + _WARMUP_SEED, options)
         warmup = replace(sent, due_s=None, think_s=None, concurrency=min(2, len(few)), send_for_s=None)
     config = speculative_config(scenario)
     writer.update(name=scenario.name, scenario=to_mapping(scenario), seed=seed, speculative_config=config)
-    load = partial(progress.load, len(plan))
-    return record(writer, endpoint, plan, noise=noise, warmup=warmup, progress=load)
+    return record(writer, endpoint, plan, noise=noise, warmup=warmup, progress=partial(progress.load, len(plan)))
 
 
 def live_run(

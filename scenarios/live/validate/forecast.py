@@ -41,8 +41,6 @@ class Assumptions:
 
 @dataclass(frozen=True)
 class Replay:
-    """One replication as the client saw it."""
-
     requests: pd.DataFrame  # as of a simulation, with the client's times
     steps: pd.DataFrame  # the engine's, with ``step_s``, what each took
     itl_counts: IntArray  # histogram of the gaps between emissions

@@ -10,6 +10,7 @@ import pandas as pd
 from draftcast.calibration.engine_log.profile import ProfileLabel
 from draftcast.calibration.engine_log.regression import SEARCHES
 from draftcast.calibration.live.run_directory import LiveRun
+from draftcast.calibration.live.server import CONFIG
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import load_model
@@ -21,30 +22,12 @@ from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.request_table import RequestTable
 
 # What a server resolved and the scheduler depends on; where it does not say, the scenario's own holds.
-SERVER_KEYS = (
-    "model",
-    "tensor_parallel_size",
-    "gpu_memory_utilization",
-    "num_gpu_blocks",
-    "block_size",
-    "max_num_batched_tokens",
-    "max_num_scheduled_tokens",
-    "max_num_seqs",
-    "max_model_len",
-    "async_scheduling",
-    "enable_prefix_caching",
-    "enable_chunked_prefill",
-    "long_prefill_token_threshold",
-    "watermark",
-    "scheduling_policy",
-    "enforce_eager",
-)
+_OF_THE_SCENARIO = ("cache_dtype", "dtype", "quantization", "data_parallel_size")
+SERVER_KEYS = ("model", *(key for keys in CONFIG.values() for key in keys if key not in _OF_THE_SCENARIO))
 
 
 @dataclass(frozen=True)
 class Question:
-    """What `draftcast.scenarios.live.validate.forecast` plays."""
-
     live: LiveRun  # the recorded run
     scenario: Scenario  # the one asked about, with the server's configuration, speculation and clients in it
     deployment: Deployment  # the engine, resolved

@@ -35,8 +35,6 @@ BELOW_CAPACITY = 0.8
 
 @dataclass(frozen=True)
 class Cell:
-    """One judged run of the sweep."""
-
     entry: dict[str, Any]  # of the sweep's index
     validation: Validation = field(repr=False)
     # Offered tokens a second over what the mode's closed loops reached at most; NaN in closed loops
@@ -58,8 +56,6 @@ class ModeSteps:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A mode's acceptance over all its judged runs."""
-
     mode: str
     drafts: int  # rounds with drafts that the servers counted
     # measured, forecast: unconditional rates by draft position, runs weighted by their rounds

@@ -19,8 +19,7 @@ from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.cli.scenario_file import schema_of
+from draftcast.scenarios.cli.main import app, schema_of
 from draftcast.scenarios.live import sweep as module
 from draftcast.scenarios.live.run import LiveOptions, Progress
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario
