@@ -23,7 +23,6 @@ from draftcast.calibration.live.composition import TimedRun, composed_steps, tim
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
-from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 
 TARGET = {
@@ -69,18 +68,15 @@ class StepFit:
     # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
     all: Errors
-    outlier_points: float  # share of the points that the fit sets aside
-    outlier_seconds: float  # share of the time that they hold
-    seconds_over_fit: float  # measured over fitted time, outliers included
+    regression: Regression
 
     @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
 
     def seconds(self, run: TimedRun) -> FloatArray:
-        curve = {f"rows_{b:.0f}": after - before for (_, before), (b, after) in pairwise(self.rows)}
         columns = _columns(run.steps.assign(steps=1.0), run.method)
-        return np.asarray(columns.to_numpy() @ pd.Series(self.coefficients | curve)[columns.columns].to_numpy())
+        return np.asarray(columns.to_numpy() @ pd.Series(self.regression.values)[columns.columns].to_numpy())
 
 
 def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
@@ -118,7 +114,7 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
             for run, (out, whole) in zip(timed, sets, strict=True)
         ),
         all=Errors.of(fitted[every], points[every]),
-        **picked(regression, "outlier_points outlier_seconds seconds_over_fit"),
+        regression=regression,
     )
 
 

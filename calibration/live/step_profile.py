@@ -54,7 +54,8 @@ class LiveCalibration:
         fit = self.fit
         held_out = [{"run": each.run, "whole_run": each.whole, **vars(each.errors)} for each in fit.held_out]
         report = {
-            **picked(fit, "coefficients rows sequences outlier_points outlier_seconds seconds_over_fit"),
+            **picked(fit, "coefficients rows sequences"),
+            **picked(fit.regression, "outlier_points outlier_seconds seconds_over_fit"),
             **picked(self, "front_end notes"),
             "not_fitted": fit.folded,
             "runs": [
@@ -141,10 +142,11 @@ def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
     lines += [f"{each.run}: held out in stretches, no other run drafts so" for each in fit.held_out if not each.whole]
     if len({run.clock for run in fit.runs}) > 1:
         lines.append("some runs are timed by their stamps and some by the engine's own figure")
-    if abs(fit.seconds_over_fit - 1.0) > 0.03:
+    found = fit.regression
+    if abs(found.seconds_over_fit - 1.0) > 0.03:
         lines.append(
-            f"measured time is {fit.seconds_over_fit:.2f} times the fitted time: {fit.outlier_points:.1%} of the "
-            f"points are outliers and hold {fit.outlier_seconds:.1%} of the time"
+            f"measured time is {found.seconds_over_fit:.2f} times the fitted time: {found.outlier_points:.1%} of the "
+            f"points are outliers and hold {found.outlier_seconds:.1%} of the time"
         )
     if not front_end.arrivals:
         lines.append("no request met an idle engine, so a request's way into the engine is not known and taken as 0")

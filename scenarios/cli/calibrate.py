@@ -43,7 +43,7 @@ class Source:
         given = {"--device": self.device, "--engine-log": self.engine_log, "--import": self.import_from}
         names = [name for name, value in given.items() if value]
         if len(names) != 1:
-            choices = ", ".join(f"{name} ({meaning})" for name, meaning in _MEANING.items())
+            choices = "--device (what to time), --engine-log (a log of vLLM), --import (whose timings)"
             others = f", not {' and '.join(names)}" if names else ""
             raise InputError(f"exactly one of {choices} is needed{others}", file="calibrate")
         return names[0]
@@ -131,8 +131,6 @@ OPTIONS = {
 }
 """By source, the parameters that go with it."""
 _IN_MS = ("fixed_s", "draft_fixed_s", "draft_pass_s", "ngram_step_s")
-_SCALES = {"ms": 1e3, "us": 1e6}
-_MEANING = {"--device": "what to time", "--engine-log": "a log of vLLM", "--import": "whose timings"}
 
 
 @option_groups
@@ -214,8 +212,8 @@ def _fit_lines(fit: EngineLogFit) -> Iterator[str]:
     yield ""
     found = fit.regression
     for name, coefficient in found.coefficients.items():
-        unit = "ms" if name in _IN_MS else "us"
-        value, low, high = (_SCALES[unit] * x for x in (coefficient.value, coefficient.low, coefficient.high))
+        unit, scale = ("ms", 1e3) if name in _IN_MS else ("us", 1e6)
+        value, low, high = (scale * x for x in (coefficient.value, coefficient.low, coefficient.high))
         interval = f"[{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
         yield f"  {name:<18}{value:>10.4g} {unit:<3}{interval:<24}{coefficient.standing}"
     for kind, errors in found.held_out.items():

@@ -81,7 +81,7 @@ def test_errors_are_of_runs_that_were_not_seen(calibrated: LiveCalibration) -> N
     # Noise of 2 % a step: a perfect fit errs by 1.3 % at the median and 3.3 % at the ninth decile.
     assert 0.01 < fit.all.median < 0.03
     assert fit.all.p90 < 0.06
-    assert abs(fit.seconds_over_fit - 1.0) < 0.01
+    assert abs(fit.regression.seconds_over_fit - 1.0) < 0.01
 
 
 def test_front_end_is_measured_not_fitted_to_latencies(played: Any, calibrated: LiveCalibration) -> None:
