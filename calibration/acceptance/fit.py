@@ -16,7 +16,6 @@ from typing import Any
 import yaml
 
 from draftcast.calibration.acceptance.measure import Measurement
-from draftcast.calibration.acceptance.references import conditional_rate
 
 WIDTH = 110
 _DIGITS = 6
@@ -113,7 +112,12 @@ def match_probability(share: float, rates: Sequence[float], persistence: float, 
 
 def share_of_longer_drafts(mean_draft_tokens: float, k: int) -> float:
     """q with 1 + q + ... + q^(k-1) = the mean length of drafts cut at k; 1.0 when (nearly) all have k tokens."""
-    return 1.0 if mean_draft_tokens >= k - 1e-9 else conditional_rate(k - 1, mean_draft_tokens - 1.0)
+    if mean_draft_tokens >= k - 1e-9:
+        return 1.0
+    # Imported here: everything else of acceptance runs without scipy.
+    from scipy.optimize import brentq
+
+    return float(brentq(lambda share: sum(share**i for i in range(k)) - mean_draft_tokens, 0.0, 1.0, xtol=1e-15))
 
 
 def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: bool) -> str:

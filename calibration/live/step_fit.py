@@ -131,13 +131,12 @@ def _check(runs: Sequence[TimedRun]) -> None:
         if run.method not in ("", *DRAFTERS, *SEARCHES):
             message = f"a whole-step fit holds only {', '.join((*DRAFTERS, *SEARCHES))}"
             raise InputError(message, file=str(run.run.folder), key="method", value=run.method)
-    for run in runs:
-        count = sum(len(other.points) for other in runs if other.method == run.method)
+    for method in dict.fromkeys(run.method for run in runs):
+        own = [run for run in runs if run.method == method]
+        count = sum(len(run.points) for run in own)
         if count < LEAST_POINTS:
-            message = (
-                f"{count} timed steps with {run.method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
-            )
-            raise InputError(message, file=str(run.run.folder))
+            message = f"{count} timed steps with {method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
+            raise InputError(message, file=str(own[0].run.folder))
 
 
 def _held_out(numbers: IntArray, number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:

@@ -121,17 +121,15 @@ def validate_sweep(
         raise InputError("no run of the sweep can be judged", file=str(folder))
     used = cells[0].validation.question.deployment.profile
     effects = _effects(cells)
-    closed: dict[str, list[Effect]] = defaultdict(list)
-    for each in effects:
-        if each.load_kind == "concurrency":
-            closed[each.mode].append(each)
+    closed = [each for each in effects if each.load_kind == "concurrency"]
+    cutovers = [cutover([each for each in closed if each.mode == mode]) for mode in _modes(cells)]
     return SweepValidation(
         folder=folder,
         profile=used.name,
         calibrated_on=tuple(sorted(used.fitted_runs.values())) if isinstance(used, AffineProfile) else (),
         cells=_with_capacity(cells),
         effects=tuple(effects),
-        cutovers=tuple(where for mode in _modes(cells) if (where := cutover(closed[mode])) is not None),
+        cutovers=tuple(filter(None, cutovers)),
         steps=_steps(cells),
         acceptance=_acceptance(cells),
         continuation=continuation,
@@ -209,15 +207,13 @@ def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
 
 
 def _steps(cells: Sequence[Cell]) -> dict[str, ModeSteps]:
-    points: dict[str, list[pd.DataFrame]] = defaultdict(list)
-    for cell in cells:
-        if cell.validation.steps is not None:
-            points[cell.entry["mode"]].append(cell.validation.steps.timed.points)
-    if not points:
+    runs = [(cell.entry["mode"], cell.validation.steps) for cell in cells]
+    frames = [steps.timed.points.assign(mode=mode) for mode, steps in runs if steps is not None]
+    if not frames:
         return {}
-    by_mode = {mode: pd.concat(frames, ignore_index=True) for mode, frames in points.items()}
-    by_mode["all"] = pd.concat(list(by_mode.values()), ignore_index=True)
+    every = pd.concat(frames, ignore_index=True)
+    by_mode = {str(mode): points for mode, points in every.groupby("mode", sort=False)} | {"all": every}
     return {
-        mode: ModeSteps(Errors.of(frame["predicted_s"].to_numpy(np.float64), frame), repeat_spread(frame))
-        for mode, frame in by_mode.items()
+        mode: ModeSteps(Errors.of(points["predicted_s"].to_numpy(np.float64), points), repeat_spread(points))
+        for mode, points in by_mode.items()
     }
