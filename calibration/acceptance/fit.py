@@ -39,8 +39,11 @@ def ngram_model(measured: Measurement) -> dict[str, Any]:
     starts, so suffix decoding's drafts come out too long: what is accepted is exact, what is verified an upper bound).
     The section's rates are then those of the drafts proposed.
     """
-    share, persistence = measured.figures["draft_share"].value, _persistence(measured)
+    share = measured.figures["draft_share"].value
     rates = [rate.value for rate in measured.rates] if share > 0 else [0.0] * measured.num_speculative_tokens
+    autocorrelation = measured.figures["match_autocorrelation"].value
+    # nan (all positions alike) compares false.
+    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
     match = match_probability(share, rates, persistence)
     model: dict[str, Any] = {"model": "ngram", "match_probability": round(match, _DIGITS)}
     longer = 1.0
@@ -62,7 +65,8 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     as the head's and go on with one and the same probability.
     """
     figures, head, k = measured.figures, len(head_rates), measured.num_speculative_tokens
-    share, persistence = figures["draft_share"].value, _persistence(measured)
+    share, autocorrelation = figures["draft_share"].value, figures["match_autocorrelation"].value
+    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
     rates = [rate.value for rate in measured.rates] if share > 0 else []
     match = match_probability(share, rates, persistence, head_rates)
     longer = share_of_longer_drafts(figures["mean_draft_tokens"].value - head + 1, k - head + 1) if share > 0 else 1.0
@@ -72,12 +76,6 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     reached = [longer ** max(position - head + 1, 0) for position in range(k)]
     good, bad = _equal_rate(math.fsum(rates), reached), _equal_rate(math.fsum(head_rates), [1.0] * head)
     return model | {"alpha_good": good, "alpha_bad": bad, "persistence": round(persistence, _DIGITS)}
-
-
-def _persistence(measured: Measurement) -> float:
-    autocorrelation = measured.figures["match_autocorrelation"].value
-    # nan (all positions alike) compares false.
-    return min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
 
 
 def _equal_rate(accepted: float, reached: Sequence[float]) -> float:

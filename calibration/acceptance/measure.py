@@ -186,8 +186,7 @@ def measure_suffix(
 
 
 def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: int) -> Measurement:
-    sums = np.array([request_sums(*each, k) for each in found])
-    measured = summarise(method, k, settings, sums, **resampling)
+    measured = summarise(method, k, settings, np.array([request_sums(*each, k) for each in found]), **resampling)
     return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
 
 

@@ -231,9 +231,8 @@ def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAccep
 
 def _from_trtllm(text: str, file: str) -> ServerAcceptance:
     lines = [parse_json(line, file, line=n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    steps = lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines
     sums = dict.fromkeys(TRTLLM_KEYS, 0)
-    for step in steps:
+    for step in lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines:
         stats = (step.get("specDecodingStats") if isinstance(step, dict) else None) or {}
         if any(not isinstance(stats.get(key, 0), int) or stats.get(key, 0) < 0 for key in TRTLLM_KEYS):
             raise InputError("must hold whole numbers, 0 or more", file=file, key="specDecodingStats", value=stats)

@@ -201,8 +201,7 @@ def _depths(speculative_config: Mapping[str, Any] | None, drafting: FloatArray) 
     """Drafts made for each of ``drafting`` requests."""
     if not speculative_config:
         return np.zeros(len(drafting))
-    k = float(speculative_config.get("num_speculative_tokens") or 0)
-    depth = np.full(len(drafting), k)
+    depth = np.full(len(drafting), float(speculative_config.get("num_speculative_tokens") or 0))
     for first, last, scheduled in speculative_config.get("num_speculative_tokens_per_batch_size") or ():
         depth[(drafting >= first) & (drafting <= last)] = scheduled
     return depth

@@ -258,8 +258,7 @@ def continuation_prompts(
         others = continuation.order[free[continuation.order]]
         if not len(others):
             raise InputError(f"request {index} uses up the vocabulary", key="output_tokens", value=outputs)
-        filler = rng.choice(others, length - 1 - len(copied))
-        prompts.append(np.concatenate((filler, copied, [last])))
+        prompts.append(np.concatenate((rng.choice(others, length - 1 - len(copied)), copied, [last])))
         answers.append(answer)
     return Prompts(tuple(prompts), tuple(answers))
 

@@ -75,18 +75,18 @@ def run_load(
             file.write_text(json.dumps(asdict(plan)), encoding="utf-8")
         except OSError as error:
             raise LiveError(f"{file}: cannot be written: {error.strerror}") from None
-        process = subprocess.Popen(
+        with subprocess.Popen(
             [sys.executable, "-m", "draftcast.calibration.live.client", str(file), str(journal)],
             bufsize=0,  # or select would not see lines that wait in a buffer of ours
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
             start_new_session=True,
-        )
-        try:
-            summary, reason = _watch(process, trouble, progress)
-        finally:
-            _stop(process)
+        ) as process:
+            try:
+                summary, reason = _watch(process, trouble, progress)
+            finally:
+                _stop(process)
         if not summary and not reason:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
@@ -115,12 +115,9 @@ def _watch(
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """The client ends when its standard input closes; the journal is whole then."""
     assert process.stdin is not None
-    assert process.stdout is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
     try:
         process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
-    process.stdout.close()

@@ -150,8 +150,7 @@ def measure(
         else:
             options = matchers.SUFFIX._replace(**keys)
             measured = matchers.measure_suffix(requests, num_speculative_tokens, options, **settings)
-    share = measured.figures["draft_share"].value
-    if model == "per_position" and share == 0:
+    if model == "per_position" and measured.figures["draft_share"].value == 0:
         raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
     if model == "per_position":
         section = fit.per_position_model([rate.value for rate in measured.rates])

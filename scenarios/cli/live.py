@@ -20,7 +20,7 @@ import typer
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios.cli import options
 from draftcast.scenarios.cli.options import AsJson, NewRunDirectory, Overrides, ScenarioName, SpeculativeConfig
-from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_json, print_lines, progress_bar
+from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_lines, progress_bar
 from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
 
@@ -319,12 +319,8 @@ def sweep(
             typer.echo(summary_line(LiveRun.read(out / cell["dir"])))
     judged = any(cell["complete"] and cell["purpose"] == "validation" for cell in index["cells"])
     data, shown = report_sweep(out) if judged else (None, "no complete run to compare with the forecast")
-    if as_json:
-        print_json({**index, "report": data})
-    else:
-        typer.echo(f"\n{shown}")
-    if not index["complete"]:
-        short = [cell for cell in index["cells"] if not cell["complete"]]
+    print_lines(as_json, {**index, "report": data}, ["", shown])
+    if short := [cell for cell in index["cells"] if not cell["complete"]]:
         raise LiveError(f"{out}: {len(short)} runs are incomplete; the first: {short[0]['incomplete_reason']}")
 
 

@@ -134,13 +134,6 @@ def _target(run: OffRun) -> str:
     raise InputError("has no TPOT, latency or throughput", file=run.source)
 
 
-def _check_model(scenario: Scenario, run: OffRun) -> None:
-    measured, asked = run.model, scenario.engine.model
-    known = is_bundled_model(measured) and is_bundled_model(asked)
-    if known and canonical_name(measured) != canonical_name(asked):
-        raise InputError(f"was measured on another model than the scenario's {asked}", file=run.source, value=measured)
-
-
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
     values: dict[str, Any] = {
@@ -152,8 +145,7 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
         "statistics.warmup": "none",
     }
     if run.arrivals is not None:
-        names = ("prompt_tokens", "output_tokens")
-        lengths = {name: _lengths(getattr(run, name), scenario, name) for name in names}
+        lengths = {name: _lengths(getattr(run, name), scenario, name) for name in ("prompt_tokens", "output_tokens")}
         load = {"arrivals": dict(run.arrivals), "lengths": lengths, "num_requests": run.requests}
         values["workload"] = load | {"max_model_len_action": scenario.workload.max_model_len_action}
         values["acceptance"] = None
@@ -207,8 +199,12 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
     Raises:
         InputError: another model, a factor out of range.
     """
+    model = scenario.engine.model
     for run in runs:
-        _check_model(scenario, run)
+        known = is_bundled_model(run.model) and is_bundled_model(model)
+        if known and canonical_name(run.model) != canonical_name(model):
+            message = f"was measured on another model than the scenario's {model}"
+            raise InputError(message, file=run.source, value=run.model)
     targets = [_target(run) for run in runs]
     less = np.array([-1.0 if name == "output_throughput" else 1.0 for name in targets])
     measured = np.array([run.figures[name] for run, name in zip(runs, targets, strict=True)])
@@ -284,8 +280,7 @@ def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tup
 
 def _with_intervals(plain_s: FloatArray, factor: float, seconds: float, sigma: FloatArray) -> dict[str, Any]:
     """The values with 95 % intervals: of the least squares, from how far two runs of one set-up differ."""
-    measured_s = factor * plain_s + seconds
-    weights = 1.0 / (sigma * measured_s)
+    weights = 1.0 / (sigma * (factor * plain_s + seconds))
     columns = [plain_s, np.ones(len(plain_s))] if seconds > 0.0 else [plain_s]
     design = np.column_stack(columns) * weights[:, None]
     half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
@@ -325,8 +320,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
     if drafting.any():
         message = "a server with speculation; calibrate to one without"
         raise InputError(message, file=source, key="method", value=str(frame.loc[drafting, "method"].iloc[0]))
-    off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
-    deployment = deploy(off)
+    deployment = deploy(with_values(scenario, {"engine.speculative_config": None, "policy": None}))
     resolved = {"kv_capacity_tokens": deployment.memory.kv_tokens, "block_size": deployment.settings.block_size}
     steps = timed_steps(with_kv_tokens(frame.fillna(resolved))).frame
     steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]

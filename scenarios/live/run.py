@@ -136,9 +136,8 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
         raise ScenarioError("needed for n-gram prompts on a testbed", key="acceptance.match_probability", value=None)
     if acceptance.factors is not None:
         raise ScenarioError("a testbed's prompts match alike everywhere", key="acceptance.factors", value="given")
-    rates = tuple(acceptance.unconditional(spec.k).tolist())
     lookup_min = spec.prompt_lookup_min or spec.prompt_lookup_max or _PROMPT_LOOKUP
-    return NgramTarget(acceptance.match_probability, rates, lookup_min)
+    return NgramTarget(acceptance.match_probability, tuple(acceptance.unconditional(spec.k).tolist()), lookup_min)
 
 
 def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed: int, options: LiveOptions) -> LoadPlan:

@@ -218,8 +218,7 @@ def _front_end(asked: Question) -> FrontEnd:
     """The fit's, if it measured one; a profile of kernels has what the engine's generation takes into the engine."""
     if isinstance(asked.deployment.profile, AffineProfile):
         return asked.deployment.profile.front_end or NOTHING
-    work_s = front_end_work_s(asked.deployment, asked.table.prompt_tokens)
-    return FrontEnd(float(work_s.mean()), 0.0, 0.0, 0.0)
+    return FrontEnd(float(front_end_work_s(asked.deployment, asked.table.prompt_tokens).mean()), 0.0, 0.0, 0.0)
 
 
 def _shares(measured: float, values: list[float]) -> dict[str, float]:

@@ -168,8 +168,7 @@ def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
     sent = np.sort(requests["arrival_s"].to_numpy(np.float64))
     ended = np.sort(requests["finish_s"].to_numpy(np.float64))
     there = np.searchsorted(sent, time_s, side="right") - np.searchsorted(ended, time_s, side="right")
-    usage = steps["kv_usage"].to_numpy(np.float64)
-    return Timeline(time_s, np.maximum(there - running, 0.0), running, usage)
+    return Timeline(time_s, np.maximum(there - running, 0.0), running, steps["kv_usage"].to_numpy(np.float64))
 
 
 def simulated_timeline(steps: pd.DataFrame, num_blocks: int) -> Timeline:

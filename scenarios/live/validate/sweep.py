@@ -108,7 +108,8 @@ def validate_sweep(
         if entry["purpose"] != "validation":
             continue
         scenario = recorded_scenario(live.manifest, entry["dir"])
-        if run_digest(live) in _seen_by(named or scenario.profile, scenario.hardware):
+        used = load_profile(named or scenario.profile, load_hardware(scenario.hardware))
+        if isinstance(used, AffineProfile) and run_digest(live) in used.fitted_runs:
             notes.append(f"{entry['dir']}: the profile has seen it, not judged")
         elif not (live.requests["finish_s"].notna() & (live.requests["error"] == "")).any():
             notes.append(f"{entry['dir']}: no request was answered, not judged: {live.manifest['incomplete_reason']}")
@@ -149,11 +150,6 @@ def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
     asked = recorded_scenario(runs[0].manifest, entries[0]["dir"])
     write_live_profile(found, out / PROFILE, profile_label(asked, f"{folder.resolve().name}-calibration"))
     return str(out / PROFILE)
-
-
-def _seen_by(profile: str | None, hardware: str) -> set[str]:
-    found = load_profile(profile, load_hardware(hardware))
-    return set(found.fitted_runs) if isinstance(found, AffineProfile) else set()
 
 
 def _modes(cells: Sequence[Cell]) -> list[str]:
