@@ -9,7 +9,6 @@ from draftcast.calibration.profile.engines import DEFAULT_VERSION
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import POINT
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.scenarios.show.profile_view import OpenProfile
 from draftcast.sim.cost import step_time as st
@@ -111,7 +110,7 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
         # The batches here are captured sizes, so rows are not padded.
         matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
         linear = sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts)
-        collectives = _collectives(device, model, np.array([rows]))
+        collectives = float(device.all_reduces(model, np.array([rows])).sum())
         parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
         parts["target: linear"] = linear
         if step.tp > 1:
@@ -132,9 +131,3 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
     parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
     parts["device + host"] = parts["device"] + out["host_s"]
     return {name: float(value) for name, value in parts.items()}
-
-
-def _collectives(device: OperatorTables, model: ModelSpec, rows: np.ndarray[Any, Any]) -> float:
-    sent = layers.all_reduce_bytes(model, rows, tp=device.tp, act_bytes=device.act_bytes)
-    message = np.asarray(rows * (model.hidden_size * device.act_bytes), dtype=np.float64)
-    return float(device.collective(sent, message, rows, layers.all_reduce_count(model)).sum())

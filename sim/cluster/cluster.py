@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from draftcast.kernels.arrays import IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
-from draftcast.sim.engine.replica import STOP_FINISHED, Replica
+from draftcast.sim.engine.replica import Replica
 from draftcast.sim.output.steady_state import ALWAYS_STABLE, FINITE, Stability, assess
 from draftcast.sim.progress import Progress
-from draftcast.sim.state.engine import FINISHED
+from draftcast.sim.state.engine import FINISHED, STOP_FINISHED
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.request_table import RequestTable
 

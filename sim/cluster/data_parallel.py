@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.cost.step_time import FEATURES, PIECEWISE_GRAPHS, TIMES, decode_features, empty_record, step_time
 from draftcast.sim.engine import step
-from draftcast.sim.engine.replica import STOP_FINISHED, Replica
-from draftcast.sim.state.engine import FINISHED, STOP_IDLE, STOP_TIME, Engine
+from draftcast.sim.engine.replica import Replica
+from draftcast.sim.state.engine import FINISHED, STOP_FINISHED, STOP_IDLE, STOP_TIME, Engine
 
 SYNC_INTERVAL = 16
 """``dp_sync_interval``; the ranks also agree in the first step of a wave."""

@@ -4,9 +4,9 @@ numba passes a NamedTuple of arrays as one argument per array field and counts r
 operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer to pass than the helper runs. So:
 
 - ``ref = reference(bundle)`` once, in the function that Python calls; ``ref`` is one address;
-- every function below takes ``ref`` and begins with ``s = borrowed(ref)``: attribute access as on the NamedTuple, each
-  field loaded where it is used, owned by nobody; a NamedTuple inside the bundle comes as a reference again.
-  ``borrowed`` takes a NamedTuple as well.
+- every function below takes ``ref`` as it would the NamedTuple: attribute access, each field loaded where it is used,
+  owned by nobody; a NamedTuple inside the bundle comes as a reference again;
+- one that may be given the NamedTuple itself begins with ``s = borrowed(ref)``, which then owns nothing either.
 
 Python, which calls one compiled function over and over, holds the bundle in a :class:`Held` and passes its address.
 

@@ -11,7 +11,9 @@ collide. It is made for simulation, not for secrets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 from numba import njit
@@ -24,12 +26,10 @@ UInt64Array = NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio, the odd increment of splitmix64
 _STREAM_STEP = 0xD1B54A32D192ED03  # another odd 64-bit constant, so that (seed, stream + 1) is not (seed + 1, stream)
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
 
 GOLDEN = np.uint64(_GOLDEN)
-MIX_1 = np.uint64(_MIX_1)
-MIX_2 = np.uint64(_MIX_2)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
 S11 = np.uint64(11)
 S27 = np.uint64(27)
 S30 = np.uint64(30)
@@ -71,11 +71,8 @@ def uniform(key: np.uint64, position: int) -> float:
     return float(mix64(np.uint64(key) + (np.uint64(position) + U1) * GOLDEN) >> S11) * TO_UNIT
 
 
-def mix64_array(x: UInt64Array) -> UInt64Array:
-    """`mix64` of every element, in NumPy. Unsigned array arithmetic wraps silently, as wanted."""
-    x = (x ^ (x >> S30)) * MIX_1
-    x = (x ^ (x >> S27)) * MIX_2
-    return x ^ (x >> S31)
+mix64_array = cast("Callable[[UInt64Array], UInt64Array]", mix64.py_func)
+"""`mix64` of every element, in NumPy. Unsigned array arithmetic wraps silently, as wanted."""
 
 
 def uniform_array(keys: UInt64Array, positions: int | IntArray) -> FloatArray:
@@ -85,11 +82,8 @@ def uniform_array(keys: UInt64Array, positions: int | IntArray) -> FloatArray:
 
 
 def _mix_int(x: int) -> int:
-    """`mix64` on a Python int, for the few scalars where wrapping must not warn."""
-    x &= _MASK
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
-    return x ^ (x >> 31)
+    """`mix64` on a Python int."""
+    return int(mix64_array(np.array([x & _MASK], np.uint64))[0])  # an array: wrapping must not warn
 
 
 def stream_key(seed: int, stream: int) -> int:
@@ -106,11 +100,6 @@ def request_keys(seed: int, stream: int, n: int) -> UInt64Array:
 def request_uniforms(seed: int, stream: int, n: int, position: int = 0) -> FloatArray:
     """One draw in [0, 1) per request index, shape ``(n,)``; ``position`` tells several draws of a request apart."""
     return uniform_array(request_keys(seed, stream, n), position)
-
-
-def generator(seed: int, stream: int) -> np.random.Generator:
-    """A NumPy generator (Philox) of its own for one stream, for draws that are not addressed by request."""
-    return np.random.Generator(np.random.Philox(key=stream_key(seed, stream)))
 
 
 def replication_seed(seed: int, replication: int) -> int:

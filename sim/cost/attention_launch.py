@@ -30,7 +30,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.kernels.arrays import FloatArray
-from draftcast.sim.cost.attention_time import spot
+from draftcast.sim.cost.attention_time import Sums, flat_axes, on_plane, spot
 
 TILE_ROWS = {"flash_attention_2": 64.0, "flash_attention_3": 128.0}
 TILE_KEYS = 128.0
@@ -110,8 +110,8 @@ def measured_launches(
     equal = of_prompt & (longest == context)
     flat = None
     if equal.any():
-        grid = AttentionGrid.from_points(points[equal], seconds[equal] / modelled[equal], _ones)
-        flat = _flat_ratios(grid)
+        grid = AttentionGrid.from_points(points[equal], seconds[equal] / modelled[equal], lambda m, *_: np.ones_like(m))
+        flat = flat_axes(grid, grid.log_s)
         modelled[of_prompt] *= np.exp(grid.log_seconds(*points[of_prompt].T)[0])
     unequal = longest > context
     beyond_s = (seconds - modelled)[unequal] / (longest - context)[unequal] * kind["layers"]
@@ -122,72 +122,45 @@ def measured_launches(
     return flat
 
 
-def _ones(*axes: FloatArray) -> FloatArray:
-    return np.ones(np.broadcast_shapes(*(axis.shape for axis in axes)))
-
-
-def _flat_ratios(grid: AttentionGrid) -> FloatArray:
-    """Lengths of the axes, their logs, and the log ratios."""
-    lengths = np.asarray([len(axis) for axis in grid.axes], dtype=np.float64)
-    return np.concatenate([lengths, *(np.log(axis) for axis in grid.axes), grid.log_s.ravel()])
-
-
-@njit(cache=True, error_model="numpy", forceinline=True)
-def _mean(grids: FloatArray, at: int, low: int, up: int, share: float) -> float:
-    return float(grids[at + low] + share * (grids[at + up] - grids[at + low]))
-
-
 @njit(cache=True, error_model="numpy")
 def _log_ratio(grids: FloatArray, start: int, m: float, prefix: float, seqs: float, context: float) -> float:
     """Interpolated linearly between the 16 nodes around the point, clamped to the grid."""
     nh, ni, nj, nk = int(grids[start]), int(grids[start + 1]), int(grids[start + 2]), int(grids[start + 3])
     axis = start + 4
-    h, h_up, share_h, _ = spot(grids, axis, nh, math.log(m))
-    i, i_up, share_i, _ = spot(grids, axis + nh, ni, math.log(prefix + PREFIX_OFFSET))
-    j, j_up, share_j, _ = spot(grids, axis + nh + ni, nj, math.log(seqs))
-    k, k_up, share_k, _ = spot(grids, axis + nh + ni + nj, nk, math.log(context))
+    h = spot(grids, axis, nh, math.log(m))
+    i = spot(grids, axis + nh, ni, math.log(prefix + PREFIX_OFFSET))
+    j = spot(grids, axis + nh + ni, nj, math.log(seqs))
+    k = spot(grids, axis + nh + ni + nj, nk, math.log(context))
     nodes = axis + nh + ni + nj + nk
     total = 0.0
-    for a, weight_a in ((h, 1.0 - share_h), (h_up, share_h)):
-        for b, weight_b in ((i, 1.0 - share_i), (i_up, share_i)):
-            row = nodes + (a * ni + b) * nj * nk
-            low = _mean(grids, row + j * nk, k, k_up, share_k)
-            up = _mean(grids, row + j_up * nk, k, k_up, share_k)
-            total += weight_a * weight_b * (low + share_j * (up - low))
+    for a, weight_a in ((h.low, 1.0 - h.share), (h.up, h.share)):
+        for b, weight_b in ((i.low, 1.0 - i.share), (i.up, i.share)):
+            total += weight_a * weight_b * on_plane(grids, nodes + (a * ni + b) * nj * nk, nk, j, k)
     return total
 
 
 @njit(cache=True, error_model="numpy")
 def launch_seconds(
-    kind: Any,
-    grids: FloatArray,
-    decode_s: float,
-    prefill_s: float,
-    rows: float,
-    seqs: float,
-    kv: float,
-    longest: float,
-    chunk: float,
-    prompt_pairs: float,
+    kind: Any, grids: FloatArray, decode_s: float, decode: Sums, longest: float, prefill_s: float, prompts: Sums
 ) -> float:
     """Seconds of the attention of one kind of layers in a step, from those of its decodes and prompts launched apart.
 
     Args:
-        rows, seqs, kv, longest: of the decoding sequences: queries, sequences, context tokens and those of the longest.
-        chunk, prompt_pairs: prompt tokens, and (query, context token) pairs of prompts.
+        longest: context tokens of the longest decoding sequence.
     """
     apart = decode_s + prefill_s
-    if seqs <= 0.0 or kind.layers == 0.0:
+    if decode.seqs <= 0.0 or kind.layers == 0.0:
         return apart
-    mean = kv / seqs
+    mean = decode.kv / decode.seqs
     beyond = max(longest - mean, 0.0)
-    if chunk <= 0.0 and rows <= seqs:
-        return apart + (kind.decode_tail_kv_s * beyond if seqs >= kind.split_seqs else 0.0)
+    chunk = prompts.rows
+    if chunk <= 0.0 and decode.rows <= decode.seqs:
+        return apart + (kind.decode_tail_kv_s * beyond if decode.seqs >= kind.split_seqs else 0.0)
     if kind.tile_kv_s == 0.0 or (chunk <= 0.0 and kind.verify_measured):
         return apart
-    shared = shared_seconds(kind.tile_kv_s, kind.serial_kv_s, prefill_s, decode_s, seqs, kv)
+    shared = shared_seconds(kind.tile_kv_s, kind.serial_kv_s, prefill_s, decode_s, decode.seqs, decode.kv)
     if kind.launch_grid >= 0 and chunk > 0.0:
-        prefix = max(prompt_pairs / chunk - 0.5 * (chunk + 1.0), 0.0)
-        shared *= math.exp(_log_ratio(grids, int(kind.launch_grid), chunk, prefix, seqs, mean))
+        prefix = max(prompts.qkv / chunk - 0.5 * (chunk + 1.0), 0.0)
+        shared *= math.exp(_log_ratio(grids, int(kind.launch_grid), chunk, prefix, decode.seqs, mean))
     # More rows never make a step faster, whatever a table says.
     return float(max(shared + kind.shared_tail_kv_s * beyond, decode_s, prefill_s))

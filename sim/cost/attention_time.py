@@ -8,17 +8,37 @@ logs, at the mean request of the batch; beyond the grid, and for a batch whose s
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, never_falling
 from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
 from draftcast.kernels.arrays import FloatArray
 
-Logs = tuple[float, float, float]
-"""What `log_sizes` gives: logs of context tokens, rows and sequences."""
+
+class Sums(NamedTuple):
+    """What attends to what over a batch, from `sums_of`: several kinds of layers attend over the same."""
+
+    qkv: float  # (query, context token) pairs
+    kv: float  # context tokens, new ones included
+    rows: float  # queries
+    seqs: float
+    log_kv: float
+    log_rows: float
+    log_seqs: float
+
+
+class Spot(NamedTuple):
+    """Where a number stands on an axis, from `spot`."""
+
+    low: int  # the nodes on either side, one node twice where it stands on that or beyond the axis
+    up: int
+    share: float  # of the way to the upper
+    inside: bool
+
 
 # Rows of StepCost.attention, one per kind of attention layer.
 (
@@ -74,14 +94,13 @@ def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
 
     Seconds never fall along an axis.
     """
-    return np.concatenate(
-        [
-            np.asarray([len(axis) for axis in grid.axes], dtype=np.float64),
-            *(np.log(axis) for axis in grid.axes),
-            (never_falling(grid.log_s) + math.log(layers)).ravel(),
-            grid.measured.astype(np.float64).ravel(),
-        ]
-    )
+    return flat_axes(grid, never_falling(grid.log_s) + math.log(layers), grid.measured)
+
+
+def flat_axes(grid: AttentionGrid, *nodes: NDArray[Any]) -> FloatArray:
+    """Lengths of a grid's axes, their logs, and numbers at its nodes, as one array."""
+    lengths = [float(len(axis)) for axis in grid.axes]
+    return np.concatenate([lengths, *(np.log(axis) for axis in grid.axes), *(each.ravel() for each in nodes)])
 
 
 def stretch_contexts(flat: FloatArray, times: int) -> None:
@@ -91,38 +110,50 @@ def stretch_contexts(flat: FloatArray, times: int) -> None:
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def log_sizes(grids: FloatArray, kv: float, rows: float, seqs: float) -> Logs:
-    """Logs of a batch's sums, as `attention_seconds` takes them; zeros where no kind has a grid to look them up in.
-
-    Several kinds of layers attend over the same batch, and logs are a good part of what a step takes to compute.
-    """
-    if grids.size == 0:
-        return 0.0, 0.0, 0.0
-    log_rows = math.log(rows)
-    return math.log(kv), log_rows, log_rows if rows == seqs else math.log(max(seqs, 1.0))
+def sums_of(grids: FloatArray, qkv: float, kv: float, rows: float, seqs: float) -> Sums:
+    """`Sums` of a batch; logs are a good part of what a step takes to compute, and zeros where no kind has a grid."""
+    log_kv = log_rows = log_seqs = 0.0
+    if grids.size > 0 and rows > 0.0:
+        log_kv, log_rows = math.log(kv), math.log(rows)
+        log_seqs = log_rows if rows == seqs else math.log(max(seqs, 1.0))
+    return Sums(float(qkv), float(kv), float(rows), float(seqs), log_kv, log_rows, log_seqs)
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def spot(grids: FloatArray, start: int, size: int, log_value: float) -> tuple[int, int, float, bool]:
-    """Lower and upper node, share towards the upper, and whether ``log_value`` lies on the axis."""
+def spot(grids: FloatArray, start: int, size: int, log_value: float) -> Spot:
+    """`Spot` of ``log_value`` on the axis of ``size`` nodes that starts at ``start``."""
     # Differences of logs may miss a node by some ulps: within NEAR of it they are taken for the node.
     if log_value <= grids[start] + NEAR:
-        return 0, 0, 0.0, log_value > grids[start] - NEAR
+        return Spot(0, 0, 0.0, log_value > grids[start] - NEAR)
     last = start + size - 1
     if log_value >= grids[last] - NEAR:
-        return size - 1, size - 1, 0.0, log_value < grids[last] + NEAR
+        return Spot(size - 1, size - 1, 0.0, log_value < grids[last] + NEAR)
     i = start
     while grids[i + 1] <= log_value + NEAR:
         i += 1
     above = log_value - grids[i]
     if above <= NEAR:
-        return i - start, i - start, 0.0, True
-    return i - start, i + 1 - start, above / (grids[i + 1] - grids[i]), True
+        return Spot(i - start, i - start, 0.0, True)
+    return Spot(i - start, i + 1 - start, above / (grids[i + 1] - grids[i]), True)
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def _between(low: float, up: float, share: float) -> float:
-    return low + share * (up - low)
+def _on_line(grids: FloatArray, start: int, z: Spot) -> float:
+    low = grids[start + z.low]
+    return float(low + z.share * (grids[start + z.up] - low))
+
+
+@njit(cache=True, error_model="numpy", forceinline=True)
+def on_plane(grids: FloatArray, start: int, nz: int, y: Spot, z: Spot) -> float:
+    """What stands at the spots of two axes, the latter of ``nz`` nodes, interpolated linearly."""
+    low = _on_line(grids, start + y.low * nz, z)
+    return float(low + y.share * (_on_line(grids, start + y.up * nz, z) - low))
+
+
+@njit(cache=True, error_model="numpy", forceinline=True)
+def _in_grid(grids: FloatArray, start: int, ny: int, nz: int, x: Spot, y: Spot, z: Spot) -> float:
+    low = on_plane(grids, start + x.low * ny * nz, nz, y, z)
+    return float(low + x.share * (on_plane(grids, start + x.up * ny * nz, nz, y, z) - low))
 
 
 @njit(cache=True, error_model="numpy")
@@ -131,105 +162,67 @@ def _roofline(kind: Any, qkv: float, kv: float, rows: float) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def _grid_seconds(
-    kind: Any,
-    grids: FloatArray,
-    qkv: float,
-    kv: float,
-    rows: float,
-    seqs: float,
-    logs: Logs,
-) -> tuple[float, bool]:
+def _grid_seconds(kind: Any, grids: FloatArray, batch: Sums) -> tuple[float, bool]:
     """Seconds from the kind's grid and whether they lie between measured nodes."""
     prefill = kind.is_prefill > 0.0
-    log_kv, log_rows, log_seqs = logs
+    log_per_seq = batch.log_rows - batch.log_seqs
     at = int(kind.grid)
-    nx = int(grids[at])
-    ny = int(grids[at + 1])
-    nz = int(grids[at + 2])
+    nx, ny, nz = int(grids[at]), int(grids[at + 1]), int(grids[at + 2])
     axis_x = at + 3
     axis_y = axis_x + nx
     axis_z = axis_y + ny
     nodes = axis_z + nz
     flags = nodes + nx * ny * nz
-    i, i_up, share_x, on_x = spot(grids, axis_x, nx, log_kv - log_rows if prefill else log_rows - log_seqs)
-    j, j_up, share_y, on_y = spot(grids, axis_y, ny, log_seqs)
-    k, k_up, share_z, on_z = spot(grids, axis_z, nz, log_rows - log_seqs if prefill else log_kv - log_seqs)
-    low_low, low_up = (i * ny + j) * nz, (i * ny + j_up) * nz
-    up_low, up_up = (i_up * ny + j) * nz, (i_up * ny + j_up) * nz
-    low = _between(
-        _between(grids[nodes + low_low + k], grids[nodes + low_low + k_up], share_z),
-        _between(grids[nodes + low_up + k], grids[nodes + low_up + k_up], share_z),
-        share_y,
-    )
-    up = _between(
-        _between(grids[nodes + up_low + k], grids[nodes + up_low + k_up], share_z),
-        _between(grids[nodes + up_up + k], grids[nodes + up_up + k_up], share_z),
-        share_y,
-    )
-    total = _between(low, up, share_x)
-    inside = on_x and on_y and on_z
-    known = grids[flags + low_low + k] * grids[flags + low_low + k_up]
-    known *= grids[flags + low_up + k] * grids[flags + low_up + k_up]
-    known *= grids[flags + up_low + k] * grids[flags + up_low + k_up]
-    known *= grids[flags + up_up + k] * grids[flags + up_up + k_up]
-    measured = inside and known > 0.0
-    seconds = math.exp(total)
+    on_x = spot(grids, axis_x, nx, batch.log_kv - batch.log_rows if prefill else log_per_seq)
+    on_y = spot(grids, axis_y, ny, batch.log_seqs)
+    on_z = spot(grids, axis_z, nz, log_per_seq if prefill else batch.log_kv - batch.log_seqs)
+    seconds = math.exp(_in_grid(grids, nodes, ny, nz, on_x, on_y, on_z))
+    inside = on_x.inside and on_y.inside and on_z.inside
+    measured = inside and _in_grid(grids, flags, ny, nz, on_x, on_y, on_z) == 1.0  # all of the nodes around
     if not inside or prefill:
-        seqs = max(seqs, 1.0)
-        x = kv / rows if prefill else rows / seqs
-        z = rows / seqs if prefill else kv / seqs
+        seqs = max(batch.seqs, 1.0)
+        x = batch.kv / batch.rows if prefill else batch.rows / seqs
+        z = batch.rows / seqs if prefill else batch.kv / seqs
         # Off an axis, the nearest node is where the grid was read.
-        if not on_x:
-            x = math.exp(grids[axis_x + i])
-        if not on_y:
-            seqs = math.exp(grids[axis_y + j])
-        if not on_z:
-            z = math.exp(grids[axis_z + k])
+        if not on_x.inside:
+            x = math.exp(grids[axis_x + on_x.low])
+        if not on_y.inside:
+            seqs = math.exp(grids[axis_y + on_y.low])
+        if not on_z.inside:
+            z = math.exp(grids[axis_z + on_z.low])
         if prefill:
             equal_qkv, equal_kv, equal_rows = seqs * z * (x * z - 0.5 * (z - 1.0)), seqs * x * z, seqs * z
         else:
             equal_qkv, equal_kv, equal_rows = seqs * x * z, seqs * z, seqs * x
-        if equal_qkv != qkv or equal_kv != kv or equal_rows != rows:  # a lone prompt is its own mean
-            seconds *= _roofline(kind, qkv, kv, rows) / _roofline(kind, equal_qkv, equal_kv, equal_rows)
+        if equal_qkv != batch.qkv or equal_kv != batch.kv or equal_rows != batch.rows:  # a lone prompt is its own mean
+            of_equal = _roofline(kind, equal_qkv, equal_kv, equal_rows)
+            seconds *= _roofline(kind, batch.qkv, batch.kv, batch.rows) / of_equal
     return seconds, measured
 
 
 @njit(cache=True, error_model="numpy")
-def attention_seconds(
-    kind: Any,
-    grids: FloatArray,
-    qkv: float,
-    kv: float,
-    rows: float,
-    seqs: float,
-    logs: Logs,
-    times: float,
-    out: Any,
-) -> float:
+def attention_seconds(kind: Any, grids: FloatArray, batch: Sums, times: float, out: Any) -> float:
     """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``.
 
+    No time passes when the model has no such layer or no row attends.
+
     Args:
-        kind: a row of ``StepCost.attention``; no time passes when the model has no such layer or no row attends.
+        kind: a row of ``StepCost.attention``.
         grids: ``StepCost.attention_grids``.
-        qkv: (query, context token) pairs over the batch.
-        kv: context tokens over the batch, new ones included.
-        rows, seqs: queries and sequences of the batch.
-        logs: `log_sizes` of the batch.
     """
-    if kind.layers == 0.0 or rows <= 0.0:
+    if kind.layers == 0.0 or batch.rows <= 0.0:
         return 0.0
-    window = kind.window
-    if window > 0.0 and kv > seqs * window:
+    rows, seqs = batch.rows, batch.seqs
+    if kind.window > 0.0 and batch.kv > seqs * kind.window:
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
-        qkv *= seqs * window / kv
-        kv = seqs * window
-        logs = (math.log(kv), logs[1], logs[2])
+        kv = seqs * kind.window
+        qkv = batch.qkv * (kv / batch.kv)
+        batch = Sums(qkv, kv, rows, seqs, math.log(kv), batch.log_rows, batch.log_seqs)
     if kind.grid >= 0.0:
-        seconds, measured = _grid_seconds(kind, grids, qkv, kv, rows, seqs, logs)
+        seconds, measured = _grid_seconds(kind, grids, batch)
         origin = INTERPOLATED if measured else EXTRAPOLATED
     else:
-        seconds = _roofline(kind, qkv, kv, rows)
+        seconds = _roofline(kind, batch.qkv, batch.kv, rows)
         origin = int(kind.origin)
         if rows < kind.low_rows or rows > kind.high_rows:
             origin = EXTRAPOLATED

@@ -118,9 +118,11 @@ class EngineConfig:
             "max_num_seqs",
             "max_model_len",
             "api_server_count",
+            "num_speculative_tokens",
         ):
-            _check_at_least(name, getattr(self, name), 1)
-        _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1 if self.method.drafts else 0)
+            least = 0 if name == "num_speculative_tokens" and not self.method.drafts else 1
+            if getattr(self, name) < least:
+                raise ScenarioError(f"must be at least {least}", key=name, value=getattr(self, name))
         if not self.method.drafts and self.num_speculative_tokens:
             raise ScenarioError(
                 "must be 0 without a method", key="num_speculative_tokens", value=self.num_speculative_tokens
@@ -201,9 +203,9 @@ def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stages - 1 - left <= stage < stages - 1) for stage in range(stages))
 
 
-def _check_at_least(key: str, value: int, low: int) -> None:
-    if value < low:
-        raise ScenarioError(f"must be at least {low}", key=key, value=value)
+def graph_sizes(largest: int) -> list[int]:
+    """Rows that vLLM captures as CUDA graphs, up to ``largest``: 1, 2, 4, by 8 below 256, then by 16."""
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
 
 
 def _kv_dtype(name: str, dtype: str) -> str:

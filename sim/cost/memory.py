@@ -17,18 +17,17 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
+from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, stage_layers
 from draftcast.sim.cost.methods import METHODS
 
-GIB: int = 2**30
-MIB: int = 2**20
+GIB = 2**30
 # CUDA context growth, cuBLAS workspaces and, with several ranks, NCCL buffers. vLLM start-up logs: "non_torch_memory
 # takes" 0.11 to 0.26 GiB on one A100/H100; 0.6 to 0.7 GiB with two ranks (PCIe), 2.1 GiB with eight.
 _NON_TORCH_BYTES = 0.15 * GIB
 _NON_TORCH_PARALLEL_BYTES = 0.75 * GIB
 # vLLM start-up logs, "Estimated CUDA graph memory": 51 piecewise + 35 full graphs take 0.64 to 0.78 GiB, 35 + 19 take
 # 0.37 GiB, on models of 28 to 36 layers: about 8 MiB a graph, 0.25 MiB a layer.
-_GRAPH_BYTES_PER_LAYER: float = 0.25 * MIB
+_GRAPH_BYTES_PER_LAYER = 0.25 * 2**20
 _GRAPH_CEILING = 512
 # Attention kernels read KV in pages of a multiple of so many tokens (FlashAttention, FlashInfer).
 _SMALLEST_PAGE_TOKENS = 16
@@ -41,7 +40,6 @@ class MemoryBudget:
     ``num_gpu_blocks`` counts like vLLM's: its null block is among them and never holds tokens.
     """
 
-    device_memory_bytes: float
     usable_bytes: float  # device memory x gpu_memory_utilization
     weight_bytes: float  # target
     draft_weight_bytes: float
@@ -60,7 +58,6 @@ class MemoryBudget:
     window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
     window_cap: int
     num_gpu_blocks: int
-    is_given: bool  # num_gpu_blocks came from the user, not from memory
     without_sd: MemoryBudget | None  # the same engine with speculative decoding off, where it is on
 
     @property
@@ -115,7 +112,9 @@ def memory_budget(
             fit into the blocks; the message gives the sizes.
         ModelError: a degree does not divide the heads.
     """
-    budget = _budget(config, model, draft, hardware)
+    stages = range(config.pipeline_parallel_size)
+    # All stages have as many blocks as the one with the fewest (vLLM 0.32).
+    budget = min((_stage_budget(config, model, draft, hardware, stage) for stage in stages), key=_num_blocks)
     if budget.blocks_of(config.max_model_len) > budget.num_gpu_blocks - 1:
         raise CapacityError(
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
@@ -125,12 +124,6 @@ def memory_budget(
             value=config.max_model_len,
         )
     return budget
-
-
-def _budget(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> MemoryBudget:
-    """Of the pipeline stage with the fewest blocks: all stages have as many (vLLM 0.32)."""
-    stages = range(config.pipeline_parallel_size)
-    return min((_stage_budget(config, model, draft, hardware, stage) for stage in stages), key=_num_blocks)
 
 
 def _num_blocks(budget: MemoryBudget) -> tuple[int, float]:
@@ -200,8 +193,10 @@ def _stage_budget(
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2 and most_requests != 0
     if not fits:
         drafts = f", draft weights {draft_weights / GIB:.1f} GiB" if draft_weights else ""
+        degrees = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+        others = "".join(f", {name} {getattr(config, name)}" for name in degrees if getattr(config, name) > 1)
         raise CapacityError(
-            f"does not fit into {hardware.name} with tensor_parallel_size {tp}{_other_ranks(config)}: "
+            f"does not fit into {hardware.name} with tensor_parallel_size {tp}{others}: "
             f"usable memory {usable / GIB:.1f} GiB "
             f"({hardware.memory_bytes / GIB:.1f} GiB x gpu_memory_utilization {config.gpu_memory_utilization:g}), "
             f"weights {weights / GIB:.1f} GiB in {config.weight_dtype}{drafts}, activations and graphs "
@@ -217,7 +212,6 @@ def _stage_budget(
         off = dataclasses.replace(config, method=METHODS["none"], num_speculative_tokens=0)
         without = _stage_budget(off, model, None, hardware, stage)
     return MemoryBudget(
-        device_memory_bytes=hardware.memory_bytes,
         usable_bytes=usable,
         weight_bytes=weights,
         draft_weight_bytes=draft_weights,
@@ -234,15 +228,8 @@ def _stage_budget(
         window_groups=window_groups,
         window_cap=config.window_cap,
         num_gpu_blocks=blocks,
-        is_given=config.num_gpu_blocks > 0,
         without_sd=without,
     )
-
-
-def _other_ranks(config: EngineConfig) -> str:
-    """Of a message: the degrees beside tensor parallelism that are not 1."""
-    names = ("pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
-    return "".join(f", {name} {getattr(config, name)}" for name in names if getattr(config, name) > 1)
 
 
 def _hybrid_windows(
@@ -369,11 +356,10 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
 def cuda_graph_bytes(num_layers: int, max_num_seqs: int, k: int = 0) -> float:
     """Memory of captured CUDA graphs: piecewise graphs of all sizes and full graphs of the decode sizes.
 
-    vLLM's sizes: 1, 2, 4, multiples of 8 below 256, multiples of 16 up to ``min(2 * max_num_seqs * (1+k), 512)``.
+    vLLM's sizes: `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``.
     """
     decode_rows = max_num_seqs * (1 + k)
     largest = min(2 * decode_rows, _GRAPH_CEILING)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
-    piecewise = [size for size in sizes if size <= largest]
+    piecewise = graph_sizes(largest)
     full = [size for size in piecewise if size <= decode_rows]
     return num_layers * (len(piecewise) + len(full)) * _GRAPH_BYTES_PER_LAYER

@@ -6,12 +6,14 @@ rooflines. It knows no method and no scheduler: `sim/cost/step_tables.py` says w
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
 from draftcast.calibration.profile.interpolation import AttentionGrid
-from draftcast.calibration.profile.roofline import Origin, Roofline
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model.dtypes import activation_bytes, wide_dtype
@@ -44,45 +46,39 @@ MANY_ROWS = 1024
 EXCHANGE_SHARE = 0.7
 
 
+@dataclass(eq=False)
 class OperatorTables:
     """Seconds of operators on one device and rank, as ``(rows, 3)`` tables by origin.
 
-    Args:
+    Attributes:
         tp: tensor-parallel ranks.
         dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
         expert_parallel: the ranks hold whole experts, not a part of each.
         dcp: tensor-parallel ranks that share out the tokens of the KV cache.
         triton_experts: fp8 experts run by Triton's kernels where they were timed.
+        grids: what ``StepCost.attention_grids`` consists of: the measured grids of the kinds of attention asked for.
     """
 
-    def __init__(
-        self,
-        profile: RooflineProfile,
-        tp: int,
-        dtype: str,
-        *,
-        dp: int = 1,
-        expert_parallel: bool = False,
-        dcp: int = 1,
-        triton_experts: bool = False,
-    ) -> None:
-        self.profile = profile
-        self.triton_experts = triton_experts
-        self.tp = tp
-        self.dp = dp
-        self.expert_parallel = expert_parallel
-        self.dcp = dcp
-        self.dtype = dtype
-        self.act_bytes = activation_bytes(dtype)
+    profile: RooflineProfile
+    tp: int
+    dtype: str
+    dp: int = 1
+    expert_parallel: bool = False
+    dcp: int = 1
+    triton_experts: bool = False
+    grids: list[FloatArray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.act_bytes = activation_bytes(self.dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
-        self.wide_dtype = wide_dtype(dtype)
+        self.wide_dtype = wide_dtype(self.dtype)
 
     def fitted(self, family: str, dtype: str, work: Work, rows: IntArray, launches: float = 1.0) -> FloatArray:
         """Table of a family's roofline: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
         entry = self.profile.operator(family, dtype)
         seconds = self.profile.seconds_of(family, dtype)(work)
         seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.t0_s, 0.0)
-        return _by_origin(seconds, entry, rows)
+        return _split(seconds, entry.origins(rows))
 
     def measured(
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
@@ -94,8 +90,7 @@ class OperatorTables:
         curves = self.profile.measured.curves(operator, dtype, self.profile.seconds_of(family, dtype), without, **group)
         if curves is None:
             return None
-        seconds, origins = curves.seconds(x, key)
-        return _split(seconds, origins)
+        return _split(*curves.seconds(x, key))
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         dtype, _ = layer.stored(self.dtype)
@@ -116,21 +111,26 @@ class OperatorTables:
         work = Work(np.zeros(len(rows)), bytes_moved * launches)
         table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
         latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
-        return table + _by_origin(latency, self.profile.operator("all_reduce", self.wide_dtype), rows)
+        return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origins(rows))
+
+    def all_reduces(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """The collectives of a forward pass."""
+        message = np.asarray(rows * model.hidden_size * self.act_bytes, dtype=np.float64)
+        sent = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
+        return self.collective(sent, message, rows, layers.all_reduce_count(model))
+
+    def matrices(self, chosen: Iterable[layers.LinearLayer], rows: IntArray) -> FloatArray:
+        return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
 
     def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
         """A forward pass over each number of rows, without attention and lm_head."""
-        table = np.zeros((len(rows), 3))
         experts = self._experts(model, rows) if "pass" in scopes else None
-        for layer in layers.linear_layers(model, self.tp):
-            if layer.scope in scopes and not (layer.num_experts and experts is not None):
-                table += self.linear(layer, rows)
+        chosen = (layer for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
+        table = self.matrices((layer for layer in chosen if experts is None or not layer.num_experts), rows)
         if experts is not None:
             table += experts
         table += self._elementwise(model, rows, experts_measured=experts is not None)
-        hidden = np.asarray(rows * model.hidden_size * self.act_bytes, dtype=np.float64)
-        sent = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        table += self.collective(sent, hidden, rows, layers.all_reduce_count(model))
+        table += self.all_reduces(model, rows)
         if self.dcp > 1 and "pass" in scopes:
             table += self._context_parallel(model, rows)
         return table
@@ -142,7 +142,11 @@ class OperatorTables:
         """
         if self.dp > 1:
             return np.zeros((len(rows), 3))
-        return self.routed(model, rows) if self.expert_parallel else self._measured_experts(model, rows)
+        return self.routed(model, rows) if self.expert_parallel else self._measured(self._routed_layers(model), rows)
+
+    def _routed_layers(self, model: ModelSpec) -> list[layers.LinearLayer]:
+        matrices = layers.linear_layers(model, self.tp, 1 if self.expert_parallel else self.tp * self.dp)
+        return [layer for layer in matrices if layer.num_experts]
 
     def routed(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """All layers' routed experts on the fullest rank, and between data-parallel ranks the exchange of rows.
@@ -151,11 +155,10 @@ class OperatorTables:
         every other and sums up the outputs the same way.
         """
         ranks = self.tp * self.dp
-        matrices = layers.linear_layers(model, self.tp, 1 if self.expert_parallel else ranks)
-        routed = [layer for layer in matrices if layer.num_experts]
-        table = self._measured_experts(model, rows, routed)
+        routed = self._routed_layers(model)
+        table = self._measured(routed, rows)
         if table is None:
-            table = sum((self.linear(layer, rows) for layer in routed), np.zeros((len(rows), 3)))
+            table = self.matrices(routed, rows)
         if not routed:
             return table
         if self.expert_parallel and ranks > 1:
@@ -164,8 +167,7 @@ class OperatorTables:
             launches = np.minimum(launches, seconds)
             undivided = np.where(rows < MANY_ROWS, *UNDIVIDED_SHARE)
             share = undivided + (1.0 - undivided) / ranks
-            table = np.zeros((len(rows), 3))
-            table[:, Origin.EXTRAPOLATED] = launches + (seconds - launches) * share
+            table = _split(launches + (seconds - launches) * share, Origin.EXTRAPOLATED)
         if self.dp > 1:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
             # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
@@ -178,9 +180,7 @@ class OperatorTables:
         hardware = self.profile.hardware
         latency = hardware.link_latency_s * (1.0 + np.log2(ranks)) / 2.0
         moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
-        table = np.zeros((len(rows), 3))
-        table[:, Origin.EXTRAPOLATED] = np.where(rows > 0, count * (latency + moved), 0.0)
-        return table
+        return _split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
 
     def _context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered."""
@@ -195,24 +195,14 @@ class OperatorTables:
             table += self.exchange(message, rows, self.dcp, model.num_attention_layers)
         return table
 
-    def _measured_experts(
-        self, model: ModelSpec, rows: IntArray, routed: list[layers.LinearLayer] | None = None
-    ) -> FloatArray | None:
+    def _measured(self, routed: list[layers.LinearLayer], rows: IntArray) -> FloatArray | None:
         """All layers' routed experts as one measured kernel each; None when nothing of the kind was measured."""
-        if routed is None:
-            routed = [layer for layer in layers.linear_layers(model, self.tp) if layer.num_experts]
         if not routed:
             return None
         down = routed[-1]
-        table = self.measured(
-            "moe",
-            "moe",
-            down.stored(self.dtype)[0],
-            rows,
-            (down.n, down.k),
-            num_experts=down.num_experts,
-            top_k=down.num_experts_per_tok,
-        )
+        dtype, _ = down.stored(self.dtype)
+        experts = {"num_experts": down.num_experts, "top_k": down.num_experts_per_tok}
+        table = self.measured("moe", "moe", dtype, rows, (down.n, down.k), **experts)
         return None if table is None else down.count * table
 
     def _elementwise(self, model: ModelSpec, rows: IntArray, *, experts_measured: bool) -> FloatArray:
@@ -237,8 +227,7 @@ class OperatorTables:
 
     def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
         """Only the matrices of one scope."""
-        chosen = [layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope]
-        return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
+        return self.matrices((layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope), rows)
 
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """lm_head and the gathering of logits, for each number of rows."""
@@ -255,21 +244,16 @@ class OperatorTables:
 
     def sampler(self, model: ModelSpec, rows: IntArray, verify_rows: int) -> FloatArray:
         """Sampling of ``rows`` of logits; with more than one row a request, their rejection sampler."""
-        if verify_rows > 1:
-            requests = rows / verify_rows
-            table = self.measured(
-                "rejection_sampler", "sampler", self.wide_dtype, requests, (model.vocab_size,), q=verify_rows
-            )
-        else:
-            table = self.measured("sampler", "sampler", self.wide_dtype, rows, (model.vocab_size,))
+        operator, group = ("rejection_sampler", {"q": verify_rows}) if verify_rows > 1 else ("sampler", {})
+        requests = rows / verify_rows
+        table = self.measured(operator, "sampler", self.wide_dtype, requests, (model.vocab_size,), **group)
         if table is not None:
             return table
-        work = sampler_work(rows, model.vocab_size, self.act_bytes)
-        return self.fitted("sampler", self.wide_dtype, work, rows)
+        return self.fitted("sampler", self.wide_dtype, sampler_work(rows, model.vocab_size, self.act_bytes), rows)
 
-    def launches(self, model: ModelSpec, scopes: Collection[str] = ("pass",)) -> float:
+    def launches(self, model: ModelSpec) -> float:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
-        matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
+        matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope == "pass")
         # Attention and KV write; of latent attention both latents' norms and the rotary embedding too.
         attention = (5 if model.is_mla else 2) * model.num_attention_layers
         attention += 2 * model.num_linear_layers  # convolution and delta rule
@@ -283,32 +267,23 @@ class OperatorTables:
 
     def attention(
         self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int, *, sparse: bool = False
-    ) -> tuple[Record, FloatArray | None]:
+    ) -> Record:
         """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
 
-        Also the phase's grid if one was measured. ``sparse``: over an indexer's choice, by the roofline of decodes
-        as over compressed entries: prompts run absorbed too.
+        ``sparse``: over an indexer's choice, by the roofline of decodes as over compressed entries: prompts run
+        absorbed too.
         """
         if count == 0:
-            return _no_kind(), None
+            return _no_kind()
         sparse |= model.kv_compression > 0
         # Of a context split over tensor-parallel ranks each attends to its part with the heads of all of them. Prompts
         # gather it.
         dcp = self.dcp if phase == "decode" else 1
         tp = self.tp // dcp
-
-        def unit(query_tokens: float, kv_tokens: float, query_kv: float) -> Work:
-            return attention_work(
-                model,
-                query_tokens,
-                kv_tokens,
-                query_kv,
-                tp=tp,
-                kv_cache_dtype=kv_cache_dtype,
-                act_bytes=self.act_bytes,
-                absorbed=sparse or phase == "decode",
-            )
-
+        absorbed = sparse or phase == "decode"
+        unit = partial(
+            attention_work, model, tp=tp, kv_cache_dtype=kv_cache_dtype, act_bytes=self.act_bytes, absorbed=absorbed
+        )
         family, shape = layer_shape(model, phase, tp)
         pair, key, row = unit(0, 0, 1), unit(0, 1, 0), unit(1, 0, 0)
         flops, heads = float(pair.flops), None if sparse else shape
@@ -316,16 +291,15 @@ class OperatorTables:
         if sparse and model.is_mla:
             flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
-        kind, grid = self._kind(
-            family, kv_cache_dtype, heads, count, flops / dcp, float(key.bytes) / dcp, float(row.bytes)
-        )
-        if grid is not None and dcp > 1:
-            at.stretch_contexts(grid, dcp)
+        work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
+        kind = self._kind(family, kv_cache_dtype, heads, count, *work)
+        if kind["grid"] >= 0 and dcp > 1:
+            at.stretch_contexts(self.grids[-1], dcp)
         kind["window"] = window
         kind["is_prefill"] = phase == "prefill"
-        return kind, grid
+        return kind
 
-    def linear_attention(self, model: ModelSpec, phase: str) -> tuple[Record, FloatArray | None]:
+    def linear_attention(self, model: ModelSpec, phase: str) -> Record:
         """`attention` of the model's linear attention layers."""
         heads = linear_shape(model, self.tp)
         state = model.linear_state_dtype(self.dtype)
@@ -351,7 +325,7 @@ class OperatorTables:
         narrow, _ = self.profile.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
         flops = float(pair.flops) * wide / narrow
         count = model.num_indexed_layers
-        indexer, _ = self._kind(family, "bf16", None, count, flops, float(key.bytes), float(row.bytes))
+        indexer = self._kind(family, "bf16", None, count, flops, float(key.bytes), float(row.bytes))
         for name in ("t0_s", "qkv_s", "kv_s", "row_s", "layers"):
             kind[name] += indexer[name]
         for name in ("p", "origin", "low_rows", "high_rows", "grid"):
@@ -367,8 +341,8 @@ class OperatorTables:
         pair_flops: float,
         kv_bytes: float,
         row_bytes: float,
-    ) -> tuple[Record, FloatArray | None]:
-        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row; their grid.
+    ) -> Record:
+        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row.
 
         Without ``heads`` nothing of the kind was measured.
         """
@@ -385,7 +359,14 @@ class OperatorTables:
         kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
         kind["layers"] = count
         grid = None if heads is None else self._grid(family, dtype, heads)
-        return kind, None if grid is None else at.flat_grid(grid, count)
+        if grid is not None:
+            kind["grid"] = self.place(at.flat_grid(grid, count))
+        return kind
+
+    def place(self, grid: FloatArray) -> int:
+        """Add a measured grid; where it starts."""
+        self.grids.append(grid)
+        return sum(len(before) for before in self.grids[:-1])
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
         if self.profile.measured is None:
@@ -401,8 +382,9 @@ class OperatorTables:
             return None
         _, heads = layer_shape(model, "decode", self.tp)
         fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))
-        grids = [self._grid(f"attention_{phase}", kv_cache_dtype, heads) for phase in ("prefill", "decode")]
-        of_prompts, of_decodes = grids
+        of_prompts, of_decodes = (
+            self._grid(f"attention_{phase}", kv_cache_dtype, heads) for phase in ("prefill", "decode")
+        )
         if self.profile.measured is None or of_prompts is None or of_decodes is None:
             return None
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
@@ -417,10 +399,6 @@ def _no_kind() -> Record:
     return kind
 
 
-def _by_origin(seconds: FloatArray, entry: Roofline, rows: IntArray) -> FloatArray:
-    return _split(seconds, entry.origins(rows))
-
-
-def _split(seconds: FloatArray, origins: IntArray) -> FloatArray:
+def _split(seconds: FloatArray, origins: IntArray | Origin) -> FloatArray:
     """Seconds of shape (rows,) as (rows, 3): each in the column of its `Origin`."""
     return np.stack([np.where(origins == origin, seconds, 0.0) for origin in Origin], axis=1)

@@ -8,7 +8,7 @@ and setting it was fitted on, and refuses any other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 
@@ -46,17 +46,9 @@ def compile_step_cost(
     method = config.method
     params = np.zeros(1, PARAMS)
     p = params[0]
-    p["plan"] = method.plan
-    p["is_tree"] = method.is_tree
-    for name in (
-        "extra_first_rows",
-        "block_rows_beyond_k",
-        "head_drafts",
-        "drafts_ahead",
-        "tree_width",
-        "max_tree_nodes",
-    ):
-        p[name] = getattr(method, name)
+    for field in fields(method):
+        if field.name in (PARAMS.names or ()):
+            p[field.name] = getattr(method, field.name)
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, hardware, config)
         return _affine(params, profile, config)

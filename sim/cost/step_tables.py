@@ -9,6 +9,7 @@ launches over prompts and decodes and unequal contexts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
+from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, stage_layers
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_time import Record, StepCost
@@ -73,22 +74,17 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
     if largest is None:
         largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
         if verify_rows > 1:
-            requests = {*_grid(min(config.max_num_seqs, ceiling)), min(config.max_num_seqs, ceiling)}
+            requests = {*graph_sizes(min(config.max_num_seqs, ceiling)), min(config.max_num_seqs, ceiling)}
             sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
         elif config.max_num_seqs <= largest:
             sizes = {config.max_num_seqs}
     elif largest < 0:
         raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
     largest = min(largest, limit)
-    sizes |= set(_grid(largest))
+    sizes |= set(graph_sizes(largest))
     if limit <= largest:
         sizes.add(limit)
     return tuple(sorted(size for size in sizes if size <= limit))
-
-
-def _grid(largest: int) -> list[int]:
-    small = [size for size in (1, 2, 4) if size <= largest]
-    return small + list(range(8, min(largest + 1, 256), 8)) + list(range(256, largest + 1, 16))
 
 
 def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
@@ -137,7 +133,15 @@ def fill_roofline(
             key="max_num_batched_tokens",
             value=config.max_num_batched_tokens,
         )
-    device = _device(profile, config, config.tensor_parallel_size, config.weight_dtype)
+    device = OperatorTables(
+        profile,
+        config.tensor_parallel_size,
+        config.weight_dtype,
+        dp=config.lockstep_ranks,
+        expert_parallel=config.enable_expert_parallel,
+        dcp=config.decode_context_parallel_size,
+        triton_experts=config.generation.runs_triton_experts(config.version),
+    )
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)
     sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
@@ -149,14 +153,11 @@ def fill_roofline(
     _fill_generation(p, config, model, profile.hardware, device.launches(model))
     attention = np.zeros(at.N_KINDS, at.ATTENTION)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
-    grids = _fill_attention(attention, 0, device, model, config.kv_dtype, np.zeros(1), own_window=False)
+    _fill_attention(attention, at.DECODE, device, model, config.kv_dtype, 0)
     if model.num_linear_layers:
         p["linear_layers"] = model.num_linear_layers
-        for row, phase in ((at.LINEAR_DECODE, "decode"), (at.LINEAR_PREFILL, "prefill")):
-            attention[row], grid = device.linear_attention(model, phase)
-            if grid is not None:
-                attention[row]["grid"] = len(grids)
-                grids = np.concatenate([grids, grid])
+        attention[at.LINEAR_DECODE] = device.linear_attention(model, "decode")
+        attention[at.LINEAR_PREFILL] = device.linear_attention(model, "prefill")
     experts = empty = np.zeros((1, 3))
     if config.lockstep_ranks > 1:
         p["ranks"] = config.lockstep_ranks
@@ -177,27 +178,15 @@ def fill_roofline(
         draft_logits=empty,
         draft_serial=empty,
         attention=attention,
-        attention_grids=grids,
+        attention_grids=np.zeros(0),
         experts=experts,
         stages=np.array(stages) / model.num_hidden_layers,
     )
     _fill_search(p, profile, config)
     head = head_of(method, model, draft_model, method.of_head(config.num_speculative_tokens))
-    return cost if head is None else _fill_draft(cost, model, head, profile, config, sizes)
-
-
-def _device(profile: RooflineProfile, config: EngineConfig, tp: int, dtype: str) -> OperatorTables:
-    """Operators on one rank of a target or of a draft with ``tp`` tensor-parallel ranks."""
-    dcp = config.decode_context_parallel_size if tp == config.tensor_parallel_size else 1
-    return OperatorTables(
-        profile,
-        tp,
-        dtype,
-        dp=config.lockstep_ranks,
-        expert_parallel=config.enable_expert_parallel,
-        dcp=dcp,
-        triton_experts=config.generation.runs_triton_experts(config.version),
-    )
+    if head is not None:
+        cost = _fill_draft(cost, device, model, head, config, sizes)
+    return cost._replace(attention_grids=np.concatenate([np.zeros(0), *device.grids]))
 
 
 def _fill_generation(
@@ -234,55 +223,37 @@ def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
 
 
 def _fill_attention(
-    attention: Record,
-    first: int,
-    device: OperatorTables,
-    model: ModelSpec,
-    kv_cache_dtype: str,
-    grids: FloatArray,
-    *,
-    own_window: bool,
-) -> FloatArray:
-    """Fill four rows of ``attention`` from ``first`` on; ``grids`` with their measured grids appended."""
+    attention: Record, first: int, device: OperatorTables, model: ModelSpec, kv_cache_dtype: str, window: int
+) -> None:
+    """Fill four rows of ``attention`` from ``first`` on."""
     (full, _), (sliding, windowed) = model.attention_kinds()
-    window = model.sliding_window if own_window else 0
-    for offset, phase in ((0, "decode"), (2, "prefill")):
-        kinds = (
-            device.attention(model, phase, full, kv_cache_dtype, 0),
-            device.attention(windowed, phase, sliding, kv_cache_dtype, window, sparse=model.is_sparse),
-        )
-        for row, (kind, grid) in enumerate(kinds, first + offset):
-            attention[row] = kind
-            if grid is not None:
-                attention[row]["grid"] = len(grids)
-                grids = np.concatenate([grids, grid])
+    for row, phase in ((first, "decode"), (first + at.PREFILL, "prefill")):
+        attention[row] = device.attention(model, phase, full, kv_cache_dtype, 0)
+        attention[row + 1] = device.attention(windowed, phase, sliding, kv_cache_dtype, window, sparse=model.is_sparse)
         if model.num_indexed_layers:
-            device.add_indexer(attention[first + offset], model, phase)
+            device.add_indexer(attention[row], model, phase)
     for row, shape in ((first, model), (first + 1, windowed)):
-        launches = device.shared_launch(attention[row], attention[row + 2], shape, kv_cache_dtype)
+        launches = device.shared_launch(attention[row], attention[row + at.PREFILL], shape, kv_cache_dtype)
         # Launches were measured over whole contexts: they say nothing of layers with a window.
         if launches is not None and row == first:
-            attention[row]["launch_grid"] = len(grids)
-            grids = np.concatenate([grids, launches])
-    return grids
+            attention[row]["launch_grid"] = device.place(launches)
 
 
 def _fill_draft(
     cost: StepCost,
+    target: OperatorTables,
     model: ModelSpec,
     head: ModelSpec,
-    profile: RooflineProfile,
     config: EngineConfig,
     sizes: tuple[int, ...],
 ) -> StepCost:
     method = config.method
     tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
-    device = _device(profile, config, tp, config.draft_weight_dtype)
+    device = replace(target, tp=tp, dtype=config.draft_weight_dtype, dcp=target.dcp if tp == target.tp else 1)
     if config.lockstep_ranks > 1 and head.is_moe:
         # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
         usual = np.array([config.max_num_seqs])
-        target = _device(profile, config, config.tensor_parallel_size, config.weight_dtype).routed(model, usual)
-        cost.params[0]["draft_experts"] = device.routed(head, usual).sum() / target.sum()
+        cost.params[0]["draft_experts"] = device.routed(head, usual).sum() / target.routed(model, usual).sum()
     last_row = config.max_num_batched_tokens
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
@@ -290,16 +261,7 @@ def _fill_draft(
     cost.params[0]["draft_launch_s"] = launches * constants.eager_launch_s.of(method.name)
     cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
     cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name)
-    grids = _fill_attention(
-        cost.attention,
-        at.DRAFT_DECODE,
-        device,
-        head,
-        config.draft_kv_dtype,
-        cost.attention_grids,
-        own_window=True,
-    )
-    cost = cost._replace(attention_grids=grids)
+    _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
     if method.plan == DraftPlan.HEADS:
         serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs, ())

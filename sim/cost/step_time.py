@@ -32,16 +32,15 @@ from draftcast.sim.cost.attention_time import (
     LINEAR_PREFILL,
     N_KINDS,
     PREFILL,
-    PREFILL_WINDOW,
-    Logs,
+    Sums,
     attention_seconds,
-    log_sizes,
+    sums_of,
 )
 from draftcast.sim.cost.methods import DraftPlan
 
 Record = Any
 """One row of a structured array: numba's fields are attributes, NumPy's are items."""
-NO_LOGS: Logs = (0.0, 0.0, 0.0)
+NO_SUMS = Sums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 # What one step consists of. S is the context a request attends to, its new tokens included.
 FEATURES = np.dtype(
@@ -85,13 +84,9 @@ TIMES = np.dtype(
         ("sample_s", "f8"),  # lm_head and sampler
         ("prefill_s", "f8"),  # the part of target_s that would not be there without prefill rows
         ("by_origin_s", "f8", (3,)),  # draft_s + target_s + sample_s by `Origin`
-        # What the attention of prefill rows took, in the target and in either kind of the draft's layers: parts of the
-        # above, and most of what a step's time takes to compute.
-        ("prefill_attention_s", "f8"),
-        ("prefill_window_attention_s", "f8"),
-        ("prefill_linear_attention_s", "f8"),
-        ("draft_prefill_attention_s", "f8"),
-        ("draft_prefill_window_attention_s", "f8"),
+        # What prefill rows took in each kind of attention layers: parts of the above, and most of what a step's time
+        # takes to compute.
+        ("prefill_attention_s", "f8", (N_KINDS,)),
         ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
         ("verify_s", "f8"),  # what verification took besides kernels
         ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
@@ -306,119 +301,71 @@ def _experts(table: FloatArray, p: Record, f: Record, rows: float, times: float,
 
 
 @njit(cache=True, error_model="numpy")
-def _linear_attention(
-    cost: StepCost,
-    rows: float,
-    seqs: float,
-    prefill_rows: float,
-    prefill_seqs: float,
-    new_prefill: float,
-    out: Record,
-) -> float:
-    """Seconds of linear attention over decoding requests; over prompts, where new, in ``out``."""
-    kinds = cost.attention
+def _prefill_attention(cost: StepCost, row: int, prompts: Sums, new_prefill: float, out: Record) -> float:
+    """Seconds of prompts in layers of kind ``row``; those of the call before where they are not new."""
+    if new_prefill > 0.0:
+        out.prefill_attention_s[row] = attention_seconds(cost.attention[row], cost.attention_grids, prompts, 1.0, out)
+    return float(out.prefill_attention_s[row])
+
+
+@njit(cache=True, error_model="numpy")
+def _target_attention(
+    cost: StepCost, row: int, decode: Sums, longest: float, prompts: Sums, new_prefill: float, out: Record
+) -> tuple[float, float]:
+    """Seconds of the target's layers of kind ``row`` (of decodes): with the prompts, and without."""
+    kind = cost.attention[row]
     grids = cost.attention_grids
-    if prefill_rows > 0.0 and new_prefill > 0.0:
-        logs = log_sizes(grids, prefill_seqs, prefill_rows, prefill_seqs)
-        out.prefill_linear_attention_s = attention_seconds(
-            kinds[LINEAR_PREFILL], grids, prefill_rows, prefill_seqs, prefill_rows, prefill_seqs, logs, 1.0, out
-        )
-    if rows <= 0.0:
-        return 0.0
-    logs = log_sizes(grids, seqs, rows, seqs)
-    return float(attention_seconds(kinds[LINEAR_DECODE], grids, rows, seqs, rows, seqs, logs, 1.0, out))
+    prefill_s = _prefill_attention(cost, row + PREFILL, prompts, new_prefill, out)
+    decode_s = attention_seconds(kind, grids, decode, 1.0, out)
+    alone = launch_seconds(kind, grids, decode_s, decode, longest, 0.0, NO_SUMS)
+    both = launch_seconds(kind, grids, decode_s, decode, longest, prefill_s, prompts)
+    _book_difference(out, both - decode_s - prefill_s, kind.launch_grid >= 0)
+    return both, alone
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _target_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new_prefill: float, out: Record) -> None:
+def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> None:
     p = cost.params[0]
-    kinds = cost.attention
     grids = cost.attention_grids
     rows = f.tokens
     decode_rows = f.decode_tokens
-    prefill_rows = f.prefill_tokens
-    seqs = f.decode_seqs
-    kv = f.decode_kv
-    if p.expands and decode_rows > seqs:
-        seqs, kv = decode_rows, f.decode_qkv
-        decode = log_sizes(grids, kv, decode_rows, seqs)
+    if p.expands and decode_rows > f.decode_seqs:
+        decode = sums_of(grids, f.decode_qkv, f.decode_qkv, decode_rows, decode_rows)
     seconds = _add_table(cost.target, rows, 1.0, out)
     if p.ranks > 0.0:
         seconds += _experts(cost.experts, p, f, rows, 1.0, out)
-    compute_prefill = prefill_rows > 0.0 and new_prefill > 0.0
-    if new_prefill > 0.0:
-        out.prefill_attention_s = out.prefill_window_attention_s = 0.0
-    if compute_prefill:
-        out.prefill_attention_s = attention_seconds(
-            kinds[PREFILL], grids, f.prefill_qkv, f.prefill_kv, prefill_rows, f.prefill_seqs, prefilled, 1.0, out
-        )
-    decode_s = attention_seconds(kinds[DECODE], grids, f.decode_qkv, kv, decode_rows, seqs, decode, 1.0, out)
-    longest = f.decode_longest
-    without_prefill = seconds + launch_seconds(
-        kinds[DECODE], grids, decode_s, 0.0, decode_rows, seqs, kv, longest, 0.0, 0.0
-    )
-    attention = launch_seconds(
-        kinds[DECODE],
-        grids,
-        decode_s,
-        out.prefill_attention_s,
-        decode_rows,
-        seqs,
-        kv,
-        longest,
-        prefill_rows,
-        f.prefill_qkv,
-    )
-    _book_difference(out, attention - decode_s - out.prefill_attention_s, kinds[DECODE].launch_grid >= 0)
-    seconds += attention
+    both, alone = _target_attention(cost, DECODE, decode, f.decode_longest, prompts, new_prefill, out)
+    without_prefill = seconds + alone
+    seconds += both
     if p.window > 0.0:
-        qkv = f.win_decode_qkv
-        kv = qkv if seqs == decode_rows else f.win_decode_kv
-        logs = log_sizes(grids, kv, decode_rows, seqs)
-        decode_s = attention_seconds(kinds[DECODE_WINDOW], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
-        if compute_prefill:
-            qkv = f.win_prefill_qkv
-            logs = log_sizes(grids, f.win_prefill_kv, prefill_rows, f.prefill_seqs)
-            out.prefill_window_attention_s = attention_seconds(
-                kinds[PREFILL_WINDOW], grids, qkv, f.win_prefill_kv, prefill_rows, f.prefill_seqs, logs, 1.0, out
-            )
-        longest = min(longest, p.window)
-        without_prefill += launch_seconds(
-            kinds[DECODE_WINDOW], grids, decode_s, 0.0, decode_rows, seqs, kv, longest, 0.0, 0.0
-        )
-        attention = launch_seconds(
-            kinds[DECODE_WINDOW],
-            grids,
-            decode_s,
-            out.prefill_window_attention_s,
-            decode_rows,
-            seqs,
-            kv,
-            longest,
-            prefill_rows,
-            f.win_prefill_qkv,
-        )
-        _book_difference(out, attention - decode_s - out.prefill_window_attention_s, False)
-        seconds += attention
+        kv = f.win_decode_qkv if decode.seqs == decode_rows else f.win_decode_kv
+        decode = sums_of(grids, f.win_decode_qkv, kv, decode_rows, decode.seqs)
+        cut = sums_of(grids, f.win_prefill_qkv, f.win_prefill_kv, f.prefill_tokens, f.prefill_seqs)
+        longest = min(f.decode_longest, p.window)
+        both, alone = _target_attention(cost, DECODE_WINDOW, decode, longest, cut, new_prefill, out)
+        without_prefill += alone
+        seconds += both
     if p.linear_layers > 0:
-        linear_s = _linear_attention(cost, decode_rows, f.decode_seqs, prefill_rows, f.prefill_seqs, new_prefill, out)
-        without_prefill += linear_s
-        seconds += linear_s
-        if prefill_rows > 0.0:
-            seconds += out.prefill_linear_attention_s
+        states = sums_of(grids, f.prefill_tokens, f.prefill_seqs, f.prefill_tokens, f.prefill_seqs)
+        prefill_s = _prefill_attention(cost, LINEAR_PREFILL, states, new_prefill, out)
+        states = sums_of(grids, decode_rows, f.decode_seqs, decode_rows, f.decode_seqs)
+        decode_s = attention_seconds(cost.attention[LINEAR_DECODE], grids, states, 1.0, out)
+        without_prefill += decode_s
+        seconds += decode_s
+        seconds += prefill_s
     mode = out.graph_mode
     floor = p.target_launch_s if mode == EAGER else 0.0
     kernels = seconds
     seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
     out.overhead_s = seconds - kernels
     out.target_s = seconds
-    if compute_prefill:
+    if f.prefill_tokens > 0.0 and new_prefill > 0.0:
         alone = 0.0
         if decode_rows > 0.0:
             alone = without_prefill - _table_seconds(cost.target, rows) + _table_seconds(cost.target, decode_rows)
             if p.ranks > 0.0:
                 group = f.group_tokens if f.group_tokens > 0.0 else rows * p.ranks
-                left = max(group - prefill_rows, decode_rows)
+                left = max(group - f.prefill_tokens, decode_rows)
                 alone -= _table_seconds(cost.experts, group) - _table_seconds(cost.experts, left)
             # As if the decoding requests ran alone in the same way: a mixed step's graphs are its prompts' doing.
             way = p.uncaptured_mode if decode_rows > p.cuda_graph_rows else p.uniform_mode
@@ -434,39 +381,25 @@ def _draft_over_target_rows(
     f: Record,
     extra_rows: float,
     extra_qkv: float,
-    decode: Logs,
-    prefilled: Logs,
+    decode: Sums,
+    prompts: Sums,
     new_prefill: float,
     out: Record,
 ) -> float:
     """Seconds of a draft pass over every target row and ``extra_rows`` more, without lm_head."""
     p = cost.params[0]
-    kinds = cost.attention
     grids = cost.attention_grids
     rows = f.tokens + extra_rows
-    decode_rows = f.decode_tokens + extra_rows
-    prefill_rows = f.prefill_tokens
     seconds = _add_table(cost.draft_first, rows, 1.0, out)
     if p.draft_experts > 0.0:
         seconds += _experts(cost.experts, p, f, rows, p.draft_experts, out)
     # Requests that draft right after their prefill attend through draft_kv alone.
-    qkv, kv, seqs = f.decode_qkv + extra_qkv, f.decode_kv, f.decode_seqs
-    logs = decode
     if extra_rows != 0.0:
-        logs = log_sizes(grids, kv, decode_rows, seqs)
-    seconds += attention_seconds(kinds[DRAFT_DECODE], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
-    seconds += attention_seconds(kinds[DRAFT_DECODE_WINDOW], grids, qkv, kv, decode_rows, seqs, logs, 1.0, out)
-    if prefill_rows > 0.0:
-        if new_prefill > 0.0:
-            qkv, kv, seqs = f.prefill_qkv, f.prefill_kv, f.prefill_seqs
-            out.draft_prefill_attention_s = attention_seconds(
-                kinds[DRAFT_PREFILL], grids, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out
-            )
-            out.draft_prefill_window_attention_s = attention_seconds(
-                kinds[DRAFT_PREFILL_WINDOW], grids, qkv, kv, prefill_rows, seqs, prefilled, 1.0, out
-            )
-        seconds += out.draft_prefill_attention_s
-        seconds += out.draft_prefill_window_attention_s
+        decode = sums_of(grids, f.decode_qkv + extra_qkv, f.decode_kv, f.decode_tokens + extra_rows, f.decode_seqs)
+    for row in (DRAFT_DECODE, DRAFT_DECODE_WINDOW):
+        seconds += attention_seconds(cost.attention[row], grids, decode, 1.0, out)
+    for row in (DRAFT_PREFILL, DRAFT_PREFILL_WINDOW):
+        seconds += _prefill_attention(cost, row, prompts, new_prefill, out)
     return _drafted(seconds, rows, 1.0, p, out)
 
 
@@ -475,21 +408,17 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
     """``times`` x seconds of a draft pass over ``rows`` rows of the drafting requests with ``kv`` context tokens."""
     c = borrowed(cost)
     p = c.params[0]
-    kinds = c.attention
-    grids = c.attention_grids
-    seqs = f.draft_seqs
     seconds = _add_table(c.draft_next, rows, times, out)
     if p.draft_experts > 0.0:
         seconds += _experts(c.experts, p, f, rows, times * p.draft_experts, out)
-    qkv = kv * rows / seqs
-    logs = log_sizes(grids, kv, rows, seqs)
-    seconds += attention_seconds(kinds[DRAFT_DECODE], grids, qkv, kv, rows, seqs, logs, times, out)
-    seconds += attention_seconds(kinds[DRAFT_DECODE_WINDOW], grids, qkv, kv, rows, seqs, logs, times, out)
+    batch = sums_of(c.attention_grids, kv * rows / f.draft_seqs, kv, rows, f.draft_seqs)
+    for row in (DRAFT_DECODE, DRAFT_DECODE_WINDOW):
+        seconds += attention_seconds(c.attention[row], c.attention_grids, batch, times, out)
     return _drafted(seconds, rows, times, p, out)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new_prefill: float, out: Record) -> float:
+def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> float:
     p = cost.params[0]
     plan = p.plan
     seqs = f.draft_seqs
@@ -504,7 +433,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Logs, prefilled: Logs, new
         if plan == PARALLEL:
             extra = max(tokens + p.block_rows_beyond_k * seqs, 0.0) if drafting else 0.0
             extra_qkv = kv * extra / seqs if drafting else 0.0
-        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prefilled, new_prefill, out)
+        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prompts, new_prefill, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens if plan == PARALLEL else seqs, 1.0, out)
         later = passes - 1.0 + p.drafts_ahead  # one more: the guess at the token that the target adds
@@ -620,17 +549,13 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
     if p.affine:
         _affine(c, f, out)
     else:
-        grids = c.attention_grids
-        decode = prefilled = NO_LOGS
-        if f.decode_tokens > 0.0:
-            decode = log_sizes(grids, f.decode_kv, f.decode_tokens, f.decode_seqs)
-        if f.prefill_tokens > 0.0 and new_prefill > 0.0:
-            prefilled = log_sizes(grids, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
-        _target_seconds(c, f, decode, prefilled, new_prefill, out)
+        decode = sums_of(c.attention_grids, f.decode_qkv, f.decode_kv, f.decode_tokens, f.decode_seqs)
+        prompts = sums_of(c.attention_grids, f.prefill_qkv, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
+        _target_seconds(c, f, decode, prompts, new_prefill, out)
         sample = _add_table(c.logits, f.logit_rows, 1.0, out)
         out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
         before = (out.by_origin_s[0], out.by_origin_s[1], out.by_origin_s[2])
-        out.draft_s = _draft_seconds(c, f, decode, prefilled, new_prefill, out)
+        out.draft_s = _draft_seconds(c, f, decode, prompts, new_prefill, out)
         if p.drafts_ahead > 0.0:
             out.draft_s = _shown_ahead(c, f, before, out)
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess

@@ -17,7 +17,6 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import CHUNKED
 from draftcast.sim.state.engine import Engine
 
@@ -37,9 +36,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 
 @njit(cache=True)
-def reset_blocks(ref: Engine) -> None:
+def reset_blocks(s: Engine) -> None:
     """All blocks free, in order, none hashed. Block 0 is vLLM's null block and is never handed out."""
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     e.free_blocks = c.num_gpu_blocks - 1
@@ -69,9 +67,8 @@ def _home(key: int, mask: int) -> int:
 
 
 @njit(cache=True)
-def _find(ref: Engine, key: int) -> int:
+def _find(s: Engine, key: int) -> int:
     """Slot of ``key``, or -1 - the empty slot where it would go."""
-    s = borrowed(ref)
     mask = s.cache_key.size - 1
     slot = _home(key, mask)
     while s.cache_key[slot] != EMPTY_SLOT:
@@ -82,11 +79,10 @@ def _find(ref: Engine, key: int) -> int:
 
 
 @njit(cache=True)
-def _insert(ref: Engine, key: int, block: int) -> None:
-    s = borrowed(ref)
+def _insert(s: Engine, key: int, block: int) -> None:
     s.blocks[block].key = key
     s.blocks[block].twin = -1
-    slot = _find(ref, key)
+    slot = _find(s, key)
     if slot < 0:
         slot = -1 - slot
         s.cache_key[slot] = key
@@ -99,14 +95,13 @@ def _insert(ref: Engine, key: int, block: int) -> None:
 
 
 @njit(cache=True)
-def _evict(ref: Engine, block: int) -> None:
+def _evict(s: Engine, block: int) -> None:
     """Forget the block's hash; linear probing's gap is closed by shifting back."""
-    s = borrowed(ref)
     key = s.blocks[block].key
     s.blocks[block].key = 0
     if s.blocks[block].twin == UNLISTED:
         return
-    slot = _find(ref, key)
+    slot = _find(s, key)
     first = s.cache_block[slot]
     if first == block:
         twin = s.blocks[block].twin
@@ -132,9 +127,8 @@ def _evict(ref: Engine, block: int) -> None:
 
 
 @njit(cache=True)
-def block_hash(ref: Engine, i: int, index: int) -> int:
+def block_hash(s: Engine, i: int, index: int) -> int:
     """Key of block ``index`` of request ``i``."""
-    s = borrowed(ref)
     c = s.config[0]
     if c.num_keys_per_hash > 0:
         at = index // c.num_keys_per_hash
@@ -153,17 +147,16 @@ def block_hash(ref: Engine, i: int, index: int) -> int:
 
 
 @njit(cache=True)
-def find_hits(ref: Engine, i: int) -> int:
+def find_hits(s: Engine, i: int) -> int:
     """Leading blocks of request ``i`` that are cached; at least the last token is always recomputed."""
-    s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
     most = (r.tokens - 1) // c.block_size
     hits = 0
     while hits < most:
-        key = block_hash(ref, i, hits)
+        key = block_hash(s, i, hits)
         # Blocks of its own are listed once the request has been preempted, not before.
-        if (key >= OWN_KEY and r.preemptions == 0) or _find(ref, key) < 0:
+        if (key >= OWN_KEY and r.preemptions == 0) or _find(s, key) < 0:
             break
         hits += 1
     if c.drops_last_hit and hits > 0:
@@ -172,26 +165,25 @@ def find_hits(ref: Engine, i: int) -> int:
 
 
 @njit(cache=True)
-def count_evictable(ref: Engine, i: int, hits: int) -> int:
+def count_evictable(s: Engine, i: int, hits: int) -> int:
     """Hit blocks that stand in the free list: adopting them takes free blocks too."""
-    s = borrowed(ref)
     count = 0
     for index in range(hits):
-        block = s.cache_block[_find(ref, block_hash(ref, i, index))]
+        block = s.cache_block[_find(s, block_hash(s, i, index))]
         if s.blocks[block].refs == 0:
             count += 1
     return count
 
 
 @njit(cache=True)
-def adopt_hits(ref: Engine, i: int, hits: int) -> None:
+def adopt_hits(s: Engine, i: int, hits: int) -> None:
     """Pin the ``hits`` leading cached blocks for request ``i``, which holds none yet."""
-    s = borrowed(ref)
     e = s.engine[0]
     r = s.requests[i]
-    take_table(ref, i)
+    e.num_free_tables -= 1
+    r.table = s.free_table[e.num_free_tables]
     for index in range(hits):
-        block = s.cache_block[_find(ref, block_hash(ref, i, index))]
+        block = s.cache_block[_find(s, block_hash(s, i, index))]
         if s.blocks[block].refs == 0:
             before, after = s.blocks[block].prev, s.blocks[block].next
             s.blocks[before].next = after
@@ -203,38 +195,26 @@ def adopt_hits(ref: Engine, i: int, hits: int) -> None:
     r.num_cached = hits
 
 
-@njit(cache=True)
-def take_table(ref: Engine, i: int) -> None:
-    """Give request ``i`` a row of the block table."""
-    s = borrowed(ref)
-    e = s.engine[0]
-    e.num_free_tables -= 1
-    s.requests[i].table = s.free_table[e.num_free_tables]
-
-
 @njit(cache=True, forceinline=True)
-def holds(ref: Engine, i: int, tokens: int) -> bool:
+def holds(s: Engine, i: int, tokens: int) -> bool:
     """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
-    s = borrowed(ref)
     c = s.config[0]
     return bool(tokens <= (s.requests[i].num_blocks - c.fixed_blocks) * c.block_size)
 
 
 @njit(cache=True, forceinline=True)
-def fills_block(ref: Engine, i: int, tokens: int) -> bool:
+def fills_block(s: Engine, i: int, tokens: int) -> bool:
     """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
-    s = borrowed(ref)
     return bool(tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size)
 
 
 @njit(cache=True)
-def extend(ref: Engine, i: int, tokens: int) -> bool:
+def extend(s: Engine, i: int, tokens: int) -> bool:
     """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]
-    if holds(ref, i, tokens):
+    if holds(s, i, tokens):
         return True
     need = blocks_for(tokens, c.block_size) + c.fixed_blocks - r.num_blocks
     taken = need
@@ -247,7 +227,7 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
         block = s.blocks[head].next
         for index in range(r.num_blocks, r.num_blocks + need):
             if s.blocks[block].key != 0:
-                _evict(ref, block)
+                _evict(s, block)
             s.blocks[block].refs = 1
             s.block_table[r.table, index] = block
             block = s.blocks[block].next
@@ -259,9 +239,8 @@ def extend(ref: Engine, i: int, tokens: int) -> bool:
 
 
 @njit(cache=True)
-def drop_skipped(ref: Engine, i: int) -> None:
+def drop_skipped(s: Engine, i: int) -> None:
     """Give back the blocks of request ``i`` that no later token sees in layers with a window."""
-    s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
     settled = max(r.computed - r.in_flight, 0)
@@ -274,40 +253,37 @@ def drop_skipped(ref: Engine, i: int) -> None:
 
 
 @njit(cache=True)
-def cache_full_blocks(ref: Engine, i: int, tokens: int) -> None:
+def cache_full_blocks(s: Engine, i: int, tokens: int) -> None:
     """Hash the blocks that the first ``tokens`` tokens of request ``i`` fill."""
-    s = borrowed(ref)
     c = s.config[0]
     r = s.requests[i]
-    if not fills_block(ref, i, tokens):
+    if not fills_block(s, i, tokens):
         return
     full = tokens // c.block_size
     for index in range(r.num_cached, full):
-        key = block_hash(ref, i, index)
+        key = block_hash(s, i, index)
         block = s.block_table[r.table, index]
         if key >= OWN_KEY:
             s.blocks[block].key = key
             s.blocks[block].twin = UNLISTED
         else:
-            _insert(ref, key, block)
+            _insert(s, key, block)
     r.num_cached = full
 
 
 @njit(cache=True)
-def list_own_blocks(ref: Engine, i: int) -> None:
+def list_own_blocks(s: Engine, i: int) -> None:
     """Make the blocks of a request that is about to be preempted findable, so that it can hit them on its return."""
-    s = borrowed(ref)
     r = s.requests[i]
     for index in range(r.num_cached):
         block = s.block_table[r.table, index]
         if s.blocks[block].twin == UNLISTED:
-            _insert(ref, s.blocks[block].key, block)
+            _insert(s, s.blocks[block].key, block)
 
 
 @njit(cache=True)
-def free_request(ref: Engine, i: int) -> None:
+def free_request(s: Engine, i: int) -> None:
     """Give back all blocks of request ``i``: its last block is evicted first, hashed ones least recently used."""
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.state.engine import Array, Engine
 
 
@@ -25,8 +24,7 @@ def _before(requests: Array, a: int, b: int) -> bool:
 
 
 @njit(cache=True)
-def _sift_up(ref: Engine, hole: int) -> None:
-    s = borrowed(ref)
+def _sift_up(s: Engine, hole: int) -> None:
     queue = s.queue
     item = queue[hole]
     while hole > 0:
@@ -39,8 +37,7 @@ def _sift_up(ref: Engine, hole: int) -> None:
 
 
 @njit(cache=True)
-def _sift_down(ref: Engine, hole: int) -> None:
-    s = borrowed(ref)
+def _sift_down(s: Engine, hole: int) -> None:
     queue = s.queue
     size = s.engine[0].num_waiting
     item = queue[hole]
@@ -58,58 +55,50 @@ def _sift_down(ref: Engine, hole: int) -> None:
 
 
 @njit(cache=True)
-def push(ref: Engine, i: int) -> None:
+def push(s: Engine, i: int) -> None:
     """Insert request ``i`` by its ``queue_key``."""
-    s = borrowed(ref)
     e = s.engine[0]
     s.queue[e.num_waiting] = i
     e.num_waiting += 1
-    _sift_up(ref, e.num_waiting - 1)
+    _sift_up(s, e.num_waiting - 1)
 
 
 @njit(cache=True)
-def append(ref: Engine, i: int) -> None:
+def _enqueue(s: Engine, i: int, key: int) -> None:
+    r = s.requests[i]
+    r.queue_key = r.priority if s.config[0].priority else key
+    push(s, i)
+
+
+@njit(cache=True)
+def append(s: Engine, i: int) -> None:
     """Append request ``i`` (priority policy: insert it by priority)."""
-    s = borrowed(ref)
-    e = s.engine[0]
-    if s.config[0].priority:
-        s.requests[i].queue_key = s.requests[i].priority
-    else:
-        e.queue_back += 1
-        s.requests[i].queue_key = e.queue_back
-    push(ref, i)
+    s.engine[0].queue_back += 1
+    _enqueue(s, i, s.engine[0].queue_back)
 
 
 @njit(cache=True)
-def prepend(ref: Engine, i: int) -> None:
+def prepend(s: Engine, i: int) -> None:
     """Put request ``i`` before all others (priority policy: insert it by priority)."""
-    s = borrowed(ref)
-    e = s.engine[0]
-    if s.config[0].priority:
-        s.requests[i].queue_key = s.requests[i].priority
-    else:
-        e.queue_front -= 1
-        s.requests[i].queue_key = e.queue_front
-    push(ref, i)
+    s.engine[0].queue_front -= 1
+    _enqueue(s, i, s.engine[0].queue_front)
 
 
 @njit(cache=True)
-def pop(ref: Engine) -> int:
+def pop(s: Engine) -> int:
     """Remove and return the first request."""
-    s = borrowed(ref)
     e = s.engine[0]
     first = s.queue[0]
     e.num_waiting -= 1
     if e.num_waiting > 0:
         s.queue[0] = s.queue[e.num_waiting]
-        _sift_down(ref, 0)
+        _sift_down(s, 0)
     return int(first)
 
 
 @njit(cache=True)
-def remove(ref: Engine, i: int) -> None:
+def remove(s: Engine, i: int) -> None:
     """Remove request ``i`` from wherever it stands; it must be waiting. O(waiting), and rare."""
-    s = borrowed(ref)
     e = s.engine[0]
     at = 0
     while s.queue[at] != i:
@@ -117,5 +106,5 @@ def remove(ref: Engine, i: int) -> None:
     e.num_waiting -= 1
     if at < e.num_waiting:
         s.queue[at] = s.queue[e.num_waiting]
-        _sift_down(ref, at)
-        _sift_up(ref, at)
+        _sift_down(s, at)
+        _sift_up(s, at)

@@ -34,7 +34,6 @@ from draftcast.sim.state.engine import (
     RUNNING,
     STEP,
     STOP_DECIDE,
-    STOP_FINISHED,
     STOP_MAX_STEPS,
     STOP_STEPS_FULL,
     STOP_STUCK,
@@ -111,9 +110,7 @@ def check_fits(config: EngineConfig, rows: Array) -> None:
         )
     if config.enable_chunked_prefill:
         return
-    budget = config.max_num_batched_tokens - config.slots
-    if config.max_num_scheduled_tokens is not None:
-        budget = min(budget, config.max_num_scheduled_tokens)
+    budget = min(config.max_num_batched_tokens - config.slots, config.max_num_scheduled_tokens)
     # After a preemption everything but the next token is prefilled again.
     tokens = np.minimum(rows["prompt"] + rows["max_tokens"] - 1, config.max_model_len - 1)
     long = np.flatnonzero(tokens > budget)
@@ -352,6 +349,3 @@ class Replica:
             free += 1
             block = int(s.blocks["next"][block])
         assert free == e["free_blocks"] == c["num_gpu_blocks"] - 1 - np.count_nonzero(refs), "blocks leaked"
-
-
-__all__ = ["STOP_FINISHED", "Replica", "check_fits", "request_rows"]

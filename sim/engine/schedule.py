@@ -11,14 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.state.engine import PREEMPTED, RUNNING, Array, Engine
 
 
 @njit(cache=True, forceinline=True)
-def _add_entry(ref: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
-    s = borrowed(ref)
+def _add_entry(s: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
     x = entries[np.uint64(size)]  # unsigned: an index that numba need not test for being negative
     x.request = i
     x.tokens = n
@@ -40,9 +38,8 @@ def _remove_entry(entries: Array, size: int, i: int) -> int:
 
 
 @njit(cache=True)
-def _victim(ref: Engine) -> int:
+def _victim(s: Engine) -> int:
     """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival)."""
-    s = borrowed(ref)
     e = s.engine[0]
     if not s.config[0].priority:
         return int(e.num_running - 1)
@@ -57,9 +54,15 @@ def _victim(ref: Engine) -> int:
 
 
 @njit(cache=True)
-def _preempt(ref: Engine, at: int) -> int:
+def add_clocks(s: Engine, i: int, times: float) -> None:
+    """Add ``times`` the clocks to those of request ``i``: -1 where it begins to decode, 1 where it stops."""
+    for clock in range(s.clocks.size):
+        s.requests[i].clock_s[clock] += times * s.clocks[clock]
+
+
+@njit(cache=True)
+def _preempt(s: Engine, at: int) -> int:
     """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue."""
-    s = borrowed(ref)
     e = s.engine[0]
     i = s.running[at]
     for j in range(at, e.num_running - 1):
@@ -68,8 +71,8 @@ def _preempt(ref: Engine, at: int) -> int:
     e.num_preemptions += 1
     r = s.requests[i]
     if s.config[0].enable_prefix_caching:
-        blocks.list_own_blocks(ref, i)
-    blocks.free_request(ref, i)
+        blocks.list_own_blocks(s, i)
+    blocks.free_request(s, i)
     r.status = PREEMPTED
     r.computed = 0
     r.spec = 0
@@ -80,29 +83,27 @@ def _preempt(ref: Engine, at: int) -> int:
         r.paused = 1
         r.pause_start_s = max(e.mark_s, r.first_scheduled_s)
         if r.first_token_s >= 0.0:
-            for clock in range(s.clocks.size):
-                r.clock_s[clock] += s.clocks[clock]
-    queue.prepend(ref, i)
+            add_clocks(s, i, 1.0)
+    queue.prepend(s, i)
     return int(i)
 
 
 @njit(cache=True)
-def schedule(ref: Engine) -> int:
+def schedule(s: Engine) -> int:
     """Fill the next free batch with what runs in this step; the number of requests scheduled.
 
     Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``. An engine that computes
     prompts in steps of their own lets them go before: decoding requests wait while any prompt can run.
     """
-    if borrowed(ref).config[0].prompts_alone:
-        size = _schedule(ref, True)
+    if s.config[0].prompts_alone:
+        size = _schedule(s, True)
         if size > 0:
             return size
-    return _schedule(ref, False)
+    return _schedule(s, False)
 
 
 @njit(cache=True)
-def _schedule(ref: Engine, only_prompts: bool) -> int:
-    s = borrowed(ref)
+def _schedule(s: Engine, only_prompts: bool) -> int:
     c = s.config[0]
     e = s.engine[0]
     requests = s.requests
@@ -144,12 +145,12 @@ def _schedule(ref: Engine, only_prompts: bool) -> int:
             continue
 
         if c.window_groups > 0:
-            blocks.drop_skipped(ref, i)
+            blocks.drop_skipped(s, i)
         need = min(r.computed + n + lookahead, max_model_len)
-        allocated = blocks.holds(ref, i, need) or blocks.extend(ref, i, need)
+        allocated = blocks.holds(s, i, need) or blocks.extend(s, i, need)
         while not allocated:
-            victim_at = _victim(ref)
-            victim = _preempt(ref, victim_at)
+            victim_at = _victim(s)
+            victim = _preempt(s, victim_at)
             preempted = True
             if victim_at < at:
                 at -= 1
@@ -160,7 +161,7 @@ def _schedule(ref: Engine, only_prompts: bool) -> int:
                     input_budget += restored + slots
             if victim == i:
                 break
-            allocated = blocks.extend(ref, i, need)
+            allocated = blocks.extend(s, i, need)
         if not allocated:
             break
 
@@ -169,25 +170,25 @@ def _schedule(ref: Engine, only_prompts: bool) -> int:
             drafts = max(min(n + r.computed - r.tokens - r.placeholders, r.spec), 0)
             r.spec = 0
         prefill_scheduled |= r.is_chunk != 0
-        _add_entry(ref, entries, size, i, n, drafts, False)
+        _add_entry(s, entries, size, i, n, drafts, False)
         size += 1
         token_budget -= n
         input_budget -= n + slots
         at += 1
         known = min(r.computed + n, r.tokens)
-        if caching and blocks.fills_block(ref, i, known):
-            blocks.cache_full_blocks(ref, i, known)
+        if caching and blocks.fills_block(s, i, known):
+            blocks.cache_full_blocks(s, i, known)
 
     s.batch[slot].num_running = size
     if not preempted and (only_prompts or not c.prompts_alone):
-        size = _admit(ref, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
+        size = _admit(s, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
     s.batch[slot].size = size
     return size
 
 
 @njit(cache=True)
 def _admit(
-    ref: Engine,
+    s: Engine,
     entries: Array,
     size: int,
     token_budget: int,
@@ -196,7 +197,6 @@ def _admit(
     prefill_scheduled: bool,
 ) -> int:
     """Admit waiting requests in order until one does not fit; the batch's new size."""
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     max_model_len = c.max_model_len
@@ -206,11 +206,11 @@ def _admit(
         i = s.queue[0]
         r = s.requests[i]
         if r.stale > 0:  # an output from before its preemption is still to be delivered
-            s.skipped[num_skipped] = queue.pop(ref)
+            s.skipped[num_skipped] = queue.pop(s)
             num_skipped += 1
             continue
 
-        hits = blocks.find_hits(ref, i) if c.enable_prefix_caching else 0
+        hits = blocks.find_hits(s, i) if c.enable_prefix_caching else 0
         hit_tokens = hits * c.block_size
         request_budget = min(token_budget, input_budget - c.slots)
         n = r.tokens - hit_tokens
@@ -231,7 +231,7 @@ def _admit(
 
         # The whole prompt must fit, and the watermark must stay free, before the first chunk may start.
         watermark = c.watermark_blocks if e.num_running > 0 else 0
-        evictable = blocks.count_evictable(ref, i, hits) if hits else 0
+        evictable = blocks.count_evictable(s, i, hits) if hits else 0
         whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
         slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
         first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable
@@ -241,12 +241,12 @@ def _admit(
         if max(whole, first) + c.fixed_blocks + watermark > e.free_blocks:
             break
 
-        queue.pop(ref)
+        queue.pop(s)
         if c.enable_prefix_caching:
-            blocks.adopt_hits(ref, i, hits)
+            blocks.adopt_hits(s, i, hits)
             e.cached_tokens += hit_tokens
             e.looked_up_tokens += r.tokens
-        blocks.extend(ref, i, slots_for)
+        blocks.extend(s, i, slots_for)
         s.running[e.num_running] = i
         e.num_running += 1
         r.computed = hit_tokens
@@ -254,25 +254,24 @@ def _admit(
         if r.first_scheduled_s < 0.0:
             r.first_scheduled_s = e.host_s
             r.hit_tokens = hit_tokens
-        _add_entry(ref, entries, size, i, n, c.max_drafts if padded else 0, padded)
+        _add_entry(s, entries, size, i, n, c.max_drafts if padded else 0, padded)
         size += 1
         token_budget -= n
         input_budget -= n + c.slots
         if c.enable_prefix_caching:
-            blocks.cache_full_blocks(ref, i, min(hit_tokens + n, r.tokens))
+            blocks.cache_full_blocks(s, i, min(hit_tokens + n, r.tokens))
     for j in range(num_skipped):
-        queue.push(ref, s.skipped[j])
+        queue.push(s, s.skipped[j])
     return size
 
 
 @njit(cache=True, forceinline=True)
-def advance_computed(ref: Engine, slot: int, j: int) -> None:
+def advance_computed(s: Engine, slot: int, j: int) -> None:
     """Count the tokens of entry ``j`` as computed at once; a later rejection takes them back.
 
     Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders
     as the policy put into ``next_drafts``.
     """
-    s = borrowed(ref)
     x = s.entries[slot, j]
     r = s.requests[x.request]
     if r.undrafted:

@@ -12,11 +12,10 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance.compiled import accepted_drafts, drafts_of_head, proposed_drafts
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
 from draftcast.sim.cost.step_time import fill_times, graph_mode, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.engine.schedule import advance_computed, schedule
+from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.registry import PYTHON, decide, learn
@@ -44,12 +43,11 @@ from draftcast.sim.state.engine import (
 
 
 @njit(cache=True)
-def draw(ref: Engine, slot: int) -> None:
+def draw(s: Engine, slot: int) -> None:
     """Settle what the scheduled drafts will yield; the engine only learns it when the output is collected.
 
     A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
     """
-    s = borrowed(ref)
     by_match = s.config[0].proposes_by_match
     is_async = s.config[0].async_scheduling
     entries = s.entries[slot]
@@ -65,12 +63,12 @@ def draw(ref: Engine, slot: int) -> None:
             x.proposed = x.drafts
             if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
                 x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
-            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, draft_levels(ref, x.proposed))
+            x.accepted = accepted_drafts(s.acceptance, x.request, r.future, draft_levels(s, x.proposed))
         r.future += x.accepted + 1
 
 
 @njit(cache=True)
-def commit(ref: Engine, slot: int) -> None:
+def commit(s: Engine, slot: int) -> None:
     """Count the batch's tokens as computed and fill its feature vectors (``draftcast.sim.cost.step_time``).
 
     ``features`` are the step's. ``kept_features`` are those of the same step without the rows of drafts that will be
@@ -79,7 +77,6 @@ def commit(ref: Engine, slot: int) -> None:
     (padding, a text search without a match) are rejected rows without a draft. They are filled only where the batch
     has rejected rows.
     """
-    s = borrowed(ref)
     c = s.config[0]
     window, kind = float(c.sliding_window), c.window_kind
     on_host = c.proposes_on_host != 0
@@ -97,7 +94,7 @@ def commit(ref: Engine, slot: int) -> None:
     window_kept_kv = window_kept_qkv = 0.0
     kept_draft_seqs = kept_draft_tokens = kept_draft_kv = kept_levels = 0
     for j in range(batch.size):
-        advance_computed(ref, slot, j)
+        advance_computed(s, slot, j)
         x = entries[j]
         rows = int(x.tokens)
         end = x.computed + rows
@@ -145,7 +142,7 @@ def commit(ref: Engine, slot: int) -> None:
             kept = levels = max(made - x.proposed + x.accepted, 0)
             drafts_on = int(kept > 0)  # no branch: which drafts are kept cannot be guessed
             if is_tree:
-                levels = drafts_on * (draft_levels(ref, x.drafted) - draft_levels(ref, x.proposed) + x.accepted)
+                levels = drafts_on * (draft_levels(s, x.drafted) - draft_levels(s, x.proposed) + x.accepted)
             kept_draft_seqs += drafts_on
             kept_draft_tokens += kept
             kept_draft_kv += drafts_on * (end - rejected)
@@ -179,7 +176,7 @@ def commit(ref: Engine, slot: int) -> None:
     f.ahead_seqs = ahead_seqs
     f.draft_tokens = draft_tokens
     # A tree's nodes come out of as many passes as it is deep; fewer nodes, proportionally fewer levels.
-    f.draft_passes = draft_levels(ref, most)
+    f.draft_passes = draft_levels(s, most)
     f.draft_kv = draft_kv
     f.propose_tokens = draft_kv if on_host else 0
     if rejected_rows == 0:
@@ -201,12 +198,11 @@ def commit(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _pass_stages(ref: Engine, slot: int) -> None:
+def _pass_stages(s: Engine, slot: int) -> None:
     """Send a batch through the pipeline: each stage takes its share of the pass when it and the batch are there.
 
     The last also samples and drafts. ``launch_s`` becomes when the first begins, ``device_s`` when the last ends.
     """
-    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
     p = s.cost.params[0]
@@ -226,47 +222,61 @@ def _pass_stages(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def launch(ref: Engine, slot: int) -> None:
+def launch(s: Engine, slot: int) -> None:
     """Send the scheduled batch to the device: when it starts, how long it takes, what its time is made of."""
-    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
-    commit(ref, slot)
-    t = s.times[0]
-    fill_times(s.cost, s.features[0], 1.0, t)
+    commit(s, slot)
+    _time(s, slot)
     batch.schedule_s = e.host_s
-    batch.host_s = t.host_s
-    batch.draft_s = t.draft_s
-    batch.target_s = t.target_s + t.sample_s
-    batch.prefill_s = t.prefill_s
-    busy = batch.draft_s + batch.target_s
+    busy_s = batch.draft_s + batch.target_s
     if s.cost.params[0].host_hides or not s.config[0].async_scheduling:
         e.host_s += batch.host_s
         batch.launch_s = max(e.host_s, e.device_s)
     else:  # the profile's host time is what was left exposed: it delays the device in any case
         batch.launch_s = max(e.host_s, e.device_s) + batch.host_s
     if s.stage_free_s.size > 1:
-        _pass_stages(ref, slot)
+        _pass_stages(s, slot)
     else:
-        e.device_s = batch.launch_s + busy
-    batch.end_s = e.device_s
-    batch.step = e.step
-    e.busy_s += busy
-    e.scheduled_tokens += batch.tokens
-    for origin in range(3):
-        e.by_origin_s[origin] += t.by_origin_s[origin]
-    e.step += 1
-    e.in_flight += 1
-    batch.rejected_draft_s = batch.rejected_target_s = 0.0
-    if batch.rejected_rows > 0:
-        _time_rejected(ref, slot)
+        e.device_s = batch.launch_s + busy_s
+    _send(s, slot, busy_s)
+    _time_rejected(s, slot)
 
 
 @njit(cache=True)
-def _time_rejected(ref: Engine, slot: int) -> None:
-    """Of the drafts that are rejected: the batch's time less what its other rows alone would take."""
-    s = borrowed(ref)
+def _time(s: Engine, slot: int) -> None:
+    """The times of a batch whose features are filled."""
     batch = s.batch[slot]
+    t = s.times[0]
+    fill_times(s.cost, s.features[0], 1.0, t)
+    batch.host_s = t.host_s
+    batch.draft_s = t.draft_s
+    batch.target_s = t.target_s + t.sample_s
+    batch.prefill_s = t.prefill_s
+    for origin in range(3):
+        s.engine[0].by_origin_s[origin] += t.by_origin_s[origin]
+
+
+@njit(cache=True)
+def _send(s: Engine, slot: int, busy_s: float) -> None:
+    """Count a batch that keeps the device busy until ``device_s`` as in flight."""
+    e = s.engine[0]
+    batch = s.batch[slot]
+    batch.end_s = e.device_s
+    batch.step = e.step
+    e.busy_s += busy_s
+    e.scheduled_tokens += batch.tokens
+    e.step += 1
+    e.in_flight += 1
+
+
+@njit(cache=True)
+def _time_rejected(s: Engine, slot: int) -> None:
+    """Of the drafts that are rejected: the batch's time less what its other rows alone would take."""
+    batch = s.batch[slot]
+    batch.rejected_draft_s = batch.rejected_target_s = 0.0
+    if batch.rejected_rows == 0:
+        return
     t = s.times[0]
     fill_times(s.cost, s.kept_features[0], 0.0, t)
     # Measured tables may be faster at more rows, but no cause takes less than no time or more than its whole.
@@ -277,28 +287,27 @@ def _time_rejected(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def decide_drafts(ref: Engine, slot: int) -> None:
+def decide_drafts(s: Engine, slot: int) -> None:
     """Let the compiled policy fill ``next_drafts`` of the batch."""
-    decide(borrowed(ref).config[0].policy, ref, slot)
+    decide(s.config[0].policy, s, slot)
 
 
 @njit(cache=True)
-def start_batch(ref: Engine) -> int:
+def start_batch(s: Engine) -> int:
     """Schedule a batch of a rank that steps with others and fill its features; the number of requests."""
-    s = borrowed(ref)
     c = s.config[0]
     slot = (s.engine[0].first_batch + s.engine[0].in_flight) & c.last_slot
-    size = schedule(ref)
+    size = schedule(s)
     if size > 0:
-        draw(ref, slot)
-        decide(c.policy, ref, slot)
-        commit(ref, slot)
+        draw(s, slot)
+        decide_drafts(s, slot)
+        commit(s, slot)
         s.features[0].graph_mode = graph_mode(s.cost.params[0], s.features[0])
     return size
 
 
 @njit(cache=True)
-def time_batch(ref: Engine, rows: float, others: float, group: float, mode: int) -> None:
+def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> None:
     """Times of the started batch, as `launch` has them, beside the batches of other ranks.
 
     Args:
@@ -307,39 +316,27 @@ def time_batch(ref: Engine, rows: float, others: float, group: float, mode: int)
         group: rows of all ranks through the experts.
         mode: how all ranks' passes run.
     """
-    s = borrowed(ref)
     e = s.engine[0]
     slot = (e.first_batch + e.in_flight) & s.config[0].last_slot
-    batch = s.batch[slot]
     f = s.features[0]
-    t = s.times[0]
     f.tokens = rows
     f.group_tokens = group
     f.graph_mode = mode
-    fill_times(s.cost, f, 1.0, t)
-    batch.host_s = t.host_s
-    batch.draft_s = t.draft_s
-    batch.target_s = t.target_s + t.sample_s
-    batch.prefill_s = t.prefill_s
-    for origin in range(3):
-        e.by_origin_s[origin] += t.by_origin_s[origin]
-    batch.rejected_draft_s = batch.rejected_target_s = 0.0
-    if batch.rejected_rows > 0:
-        kept = s.kept_features[0]
-        kept.tokens = max(kept.tokens, others)
-        kept.group_tokens = max(group - batch.rejected_rows, kept.tokens)
-        kept.graph_mode = mode
-        _time_rejected(ref, slot)
-        kept.group_tokens = 0.0
+    _time(s, slot)
+    kept = s.kept_features[0]
+    kept.tokens = max(kept.tokens, others)
+    kept.group_tokens = max(group - s.batch[slot].rejected_rows, kept.tokens)
+    kept.graph_mode = mode
+    _time_rejected(s, slot)
     f.group_tokens = 0.0
 
 
 @njit(cache=True)
-def send_batch(ref: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float) -> None:
+def send_batch(s: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float) -> None:
     """Run the timed batch together with the other ranks', as long as the longest of them, which takes these times."""
-    s = borrowed(ref)
     e = s.engine[0]
-    batch = s.batch[(e.first_batch + e.in_flight) & s.config[0].last_slot]
+    slot = (e.first_batch + e.in_flight) & s.config[0].last_slot
+    batch = s.batch[slot]
     batch.schedule_s = e.host_s
     e.host_s += batch.host_s
     batch.launch_s = start_s
@@ -349,18 +346,12 @@ def send_batch(ref: Engine, start_s: float, draft_s: float, target_s: float, pre
     batch.rejected_draft_s = min(batch.rejected_draft_s, draft_s)
     batch.rejected_target_s = min(batch.rejected_target_s, target_s - prefill_s)
     e.device_s = start_s + draft_s + target_s
-    batch.end_s = e.device_s
-    batch.step = e.step
-    e.busy_s += draft_s + target_s
-    e.scheduled_tokens += batch.tokens
-    e.step += 1
-    e.in_flight += 1
+    _send(s, slot, draft_s + target_s)
 
 
 @njit(cache=True)
-def _advance_clocks(ref: Engine, slot: int, now: float) -> None:
+def _advance_clocks(s: Engine, slot: int, now: float) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
-    s = borrowed(ref)
     e = s.engine[0]
     batch = s.batch[slot]
     elapsed = now - e.mark_s
@@ -376,65 +367,49 @@ def _advance_clocks(ref: Engine, slot: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _first_token(ref: Engine, i: int, now: float) -> None:
-    """Request ``i`` has its first token: prefill ends, its decoding clocks start unless it is paused."""
-    s = borrowed(ref)
+def _start_clocks(s: Engine, i: int, now: float) -> None:
+    """Request ``i`` has its first token, or emits again after a preemption: it decodes from now on unless paused."""
     r = s.requests[i]
-    r.first_token_s = now
     if r.paused and r.status == RUNNING:
         r.paused = 0
         r.pressure_s += now - r.pause_start_s
-    # A first token that was in flight at the preemption arrives while the request is paused.
-    paused_s = r.pressure_s + (now - r.pause_start_s if r.paused else 0.0)
-    r.prefill_s = now - r.first_scheduled_s - paused_s
+    if r.first_token_s < 0.0:
+        r.first_token_s = now
+        # A first token that was in flight at the preemption arrives while the request is paused.
+        paused_s = r.pressure_s + (now - r.pause_start_s if r.paused else 0.0)
+        r.prefill_s = now - r.first_scheduled_s - paused_s
     if not r.paused:
-        for clock in range(s.clocks.size):
-            r.clock_s[clock] -= s.clocks[clock]
+        add_clocks(s, i, -1.0)
 
 
 @njit(cache=True)
-def _unpause(ref: Engine, i: int, now: float) -> None:
-    """Request ``i`` emits again after a preemption: the pause ends, its clocks go on."""
-    s = borrowed(ref)
-    r = s.requests[i]
-    r.paused = 0
-    r.pressure_s += now - r.pause_start_s
-    for clock in range(s.clocks.size):
-        r.clock_s[clock] -= s.clocks[clock]
-
-
-@njit(cache=True)
-def _count_gaps(ref: Engine, segment: int, gap_s: float, count: int) -> None:
+def _count_gaps(s: Engine, segment: int, gap_s: float, count: int) -> None:
     """Add ``count`` equal gaps between emissions to the histogram."""
-    s = borrowed(ref)
     bits = int(np.float64(gap_s).view(np.int64))
     bin_ = (bits >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
     s.itl[segment, min(max(bin_, 0), ITL_BINS - 1)] += count
 
 
 @njit(cache=True)
-def _finish(ref: Engine, i: int, now: float) -> None:
+def _finish(s: Engine, i: int, now: float) -> None:
     """Request ``i`` has all its tokens: blocks free, times closed. A running one is removed by the caller."""
-    s = borrowed(ref)
     e = s.engine[0]
     r = s.requests[i]
     if r.paused:
         r.pressure_s += now - r.pause_start_s
     else:
-        for clock in range(s.clocks.size):
-            r.clock_s[clock] += s.clocks[clock]
+        add_clocks(s, i, 1.0)
     if r.status != RUNNING:
-        queue.remove(ref, i)
-    blocks.free_request(ref, i)
+        queue.remove(s, i)
+    blocks.free_request(s, i)
     r.status = FINISHED
     r.finish_s = now
     e.num_finished += 1
 
 
 @njit(cache=True)
-def _drop_ended(ref: Engine) -> None:
+def _drop_ended(s: Engine) -> None:
     """Take what has ended out of ``running``, order kept."""
-    s = borrowed(ref)
     e = s.engine[0]
     kept = 0
     for at in range(e.num_running):
@@ -446,22 +421,20 @@ def _drop_ended(ref: Engine) -> None:
 
 
 @njit(cache=True)
-def abort(ref: Engine, i: int) -> None:
+def abort(s: Engine, i: int) -> None:
     """End request ``i``, which waits or runs; its outputs in flight are dropped (vLLM: ``finish_requests``)."""
-    s = borrowed(ref)
     was_running = s.requests[i].status == RUNNING
-    _finish(ref, i, s.engine[0].host_s)
+    _finish(s, i, s.engine[0].host_s)
     if was_running:
-        _drop_ended(ref)
+        _drop_ended(s)
 
 
 @njit(cache=True)
-def keep_empty(ref: Engine, slot: int) -> None:
+def keep_empty(s: Engine, slot: int) -> None:
     """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight.
 
     With two in flight at most it makes no difference: it is taken at once.
     """
-    s = borrowed(ref)
     e = s.engine[0]
     if s.config[0].depth > 2:
         s.batch[slot].size = 0
@@ -471,12 +444,11 @@ def keep_empty(ref: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def collect(ref: Engine) -> int:
+def collect(s: Engine) -> int:
     """Take the oldest output: rejections rolled back, tokens delivered, ended requests freed; how many ended.
 
     vLLM: ``Scheduler.update_from_output`` and, without asynchronous scheduling, ``update_draft_token_ids``.
     """
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     is_async = c.async_scheduling != 0
@@ -493,7 +465,7 @@ def collect(ref: Engine) -> int:
     e.host_s = now
 
     elapsed_s = now - e.mark_s
-    _advance_clocks(ref, slot, now)
+    _advance_clocks(s, slot, now)
 
     ended = 0
     ended_running = 0
@@ -531,19 +503,19 @@ def collect(ref: Engine) -> int:
                 r.accepted += accepted
                 rounds += 1
                 total_accepted += accepted
-                rejections += accepted < draft_levels(ref, x.proposed)
+                rejections += accepted < draft_levels(s, x.proposed)
                 s.rounds_by_accepted[np.uint64(r.segment), np.uint64(accepted)] += 1  # unsigned: no test for below 0
         count = min(accepted + 1, r.prompt + r.max_tokens - r.tokens, c.max_model_len - r.tokens)
         r.tokens += count
         emitted += count
         if r.first_token_s < 0.0:
-            _first_token(ref, i, now)
+            _start_clocks(s, i, now)
         else:
             if r.paused and r.status == RUNNING:
-                _unpause(ref, i, now)
+                _start_clocks(s, i, now)
             gap = now - r.last_emission_s
             if gap != gap_s or r.segment != gap_segment:
-                _count_gaps(ref, gap_segment, gap_s, gaps)
+                _count_gaps(s, gap_segment, gap_s, gaps)
                 gap_s = gap
                 gap_segment = int(r.segment)
                 gaps = 0
@@ -553,36 +525,35 @@ def collect(ref: Engine) -> int:
             if not is_stale:
                 r.placeholders -= count
             known = r.computed - r.placeholders
-            if caching and r.status == RUNNING and blocks.fills_block(ref, i, known):
-                blocks.cache_full_blocks(ref, i, known)
+            if caching and r.status == RUNNING and blocks.fills_block(s, i, known):
+                blocks.cache_full_blocks(s, i, known)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING
-            _finish(ref, i, now)
+            _finish(s, i, now)
             s.finished[ended] = i
             ended += 1
         elif not is_async:
             r.spec = 0
             if x.next_drafts > 0:
                 r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
-    _count_gaps(ref, gap_segment, gap_s, gaps)
+    _count_gaps(s, gap_segment, gap_s, gaps)
     e.emitted_tokens += emitted
     if ended_running:
-        _drop_ended(ref)
+        _drop_ended(s)
     batch.rounds = rounds
     batch.accepted = total_accepted
     batch.rejections = rejections
     batch.sampled = sampled
     batch.emitted = emitted
     batch.elapsed_s = elapsed_s
-    learn(c.policy, ref, int(slot))
+    learn(c.policy, s, int(slot))
     if s.steps.size:
-        _record(ref, slot, now)
+        _record(s, slot, now)
     return ended
 
 
 @njit(cache=True)
-def _record(ref: Engine, slot: int, now: float) -> None:
-    s = borrowed(ref)
+def _record(s: Engine, slot: int, now: float) -> None:
     e = s.engine[0]
     batch = s.batch[slot]
     row = s.steps[e.recorded]
@@ -604,28 +575,26 @@ def _record(ref: Engine, slot: int, now: float) -> None:
 
 
 @njit(cache=True)
-def arrive(ref: Engine) -> None:
+def arrive(s: Engine) -> None:
     """Queue the requests whose time has come."""
-    s = borrowed(ref)
     e = s.engine[0]
     while e.next_arrival < e.num_arrivals:
         i = s.arrivals[e.next_arrival]
         if s.requests[i].arrival_s > e.host_s:
             break
         s.requests[i].status = WAITING
-        queue.append(ref, i)
+        queue.append(s, i)
         e.next_arrival += 1
 
 
 @njit(cache=True, nogil=True)
-def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
+def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
     requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
     or nothing can run (a request that can never fit). Other threads of Python run meanwhile.
     """
-    s = borrowed(ref)
     c = s.config[0]
     e = s.engine[0]
     collected = 0
@@ -645,19 +614,19 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
                     e.mark_s = arrival_s
             if e.host_s >= until_s:
                 return STOP_TIME
-            arrive(ref)
+            arrive(s)
             slot = (e.first_batch + e.in_flight) & c.last_slot
             num_preemptions = e.num_preemptions
-            size = schedule(ref)
+            size = schedule(s)
             if size > 0:
-                draw(ref, slot)
+                draw(s, slot)
                 e.phase = PHASE_DECIDE
                 if c.policy == PYTHON:
-                    show_batch(ref, slot)
+                    show_batch(s, slot)
                     return STOP_DECIDE
-                decide(c.policy, ref, slot)
+                decide_drafts(s, slot)
             elif e.in_flight > 0:
-                keep_empty(ref, slot)
+                keep_empty(s, slot)
                 e.phase = PHASE_COLLECT
             elif e.num_preemptions > num_preemptions:
                 continue  # the step's only candidate gave way to itself; those behind it, and the queue, come next
@@ -671,14 +640,14 @@ def advance(ref: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -
         if e.phase == PHASE_DECIDE:
             slot = (e.first_batch + e.in_flight) & c.last_slot
             if c.policy == PYTHON:
-                take_decision(ref, slot)
-            launch(ref, slot)
+                take_decision(s, slot)
+            launch(s, slot)
             e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE
         if e.phase == PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
                 return STOP_TIME
             collected += s.batch[e.first_batch].size > 0
-            ended = collect(ref)
+            ended = collect(s)
             e.phase = PHASE_SCHEDULE
             if ended and stop_on_finish:
                 s.finished[s.finished.size - 1] = ended

@@ -8,7 +8,6 @@ from typing import ClassVar
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
 from draftcast.sim.policies.forecast import (
     draft_levels,
@@ -34,24 +33,23 @@ ADAPTIVE_EARLY_STOP = 0
 
 
 @njit(cache=True)
-def decide_adaptive_verification(ref: Engine, slot: int) -> None:
-    s = borrowed(ref)
+def decide_adaptive_verification(s: Engine, slot: int) -> None:
     k = s.config[0].max_drafts
-    most = draft_levels(ref, k)
+    most = draft_levels(s, k)
     early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
-    n = forecast_drafts(ref, slot, most, not early_stop)
+    n = forecast_drafts(s, slot, most, not early_stop)
     if n == 0 or most == 0:
         return
     # Drafting is paid for already; the step's time then goes by the rows that are verified.
     order = s.policy.order
     row_s = s.policy.row_s
     if not early_stop:
-        fill_profiled_seconds(ref)
-    rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
-    host = host_terms(ref)
+        fill_profiled_seconds(s)
+    rest_s = undrafted_seconds(s, slot, n, n * k, most) - row_s[n]
+    host = host_terms(s)
     if not early_stop:
         rest_s, host = float(s.times[0].draft_s), (0.0, 0.0)
-    first = rank_drafts(ref, slot, n, most)
+    first = rank_drafts(s, slot, n, most)
     nodes = k / most
     best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
     taken = lost = 0
@@ -77,9 +75,9 @@ def decide_adaptive_verification(ref: Engine, slot: int) -> None:
         for at in range(first, first + taken):
             entries[order[request_of(order[at])]].next_drafts += 1
     else:
-        n = forecast_drafts(ref, slot, most, False)
-        pick_likeliest(ref, slot, n, most, taken)
-    settle(ref, slot, n, most)
+        n = forecast_drafts(s, slot, most, False)
+        pick_likeliest(s, slot, n, most, taken)
+    settle(s, slot, n, most)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.compiled.random_streams import Stream, stream_key, uniform
 from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero, draft_alike
 from draftcast.sim.policies.forecast import draft_levels
@@ -47,24 +46,22 @@ def context_of(num_seqs: int) -> int:
 
 
 @njit(cache=True)
-def _arms_at(ref: Engine, context: int, arms: int) -> int:
-    s = borrowed(ref)
+def _arms_at(s: Engine, context: int, arms: int) -> int:
     per_context = LOCK_SIZE + arms * ARM_SIZE
     contexts = (s.policy.state.size - BANDIT_CONTEXTS) // per_context
     return int(BANDIT_CONTEXTS + contexts * LOCK_SIZE + context * arms * ARM_SIZE)
 
 
 @njit(cache=True)
-def _draw(ref: Engine) -> float:
-    state = borrowed(ref).policy.state
+def _draw(s: Engine) -> float:
+    state = s.policy.state
     state[BANDIT_DRAWS] += 1.0
     return uniform(np.uint64(state[BANDIT_KEY]), int(state[BANDIT_DRAWS]))
 
 
 @njit(cache=True)
-def _best_ucb(ref: Engine, at: int, arms: int) -> int:
+def _best_ucb(s: Engine, at: int, arms: int) -> int:
     """BanditSpec: the arm with the highest upper confidence bound; arms never seen come first, in order."""
-    s = borrowed(ref)
     state = s.policy.state
     seen = 0.0
     least = math.inf
@@ -86,9 +83,8 @@ def _best_ucb(ref: Engine, at: int, arms: int) -> int:
 
 
 @njit(cache=True)
-def _best_bin(ref: Engine, at: int, context: int, arms: int) -> int:
+def _best_bin(s: Engine, at: int, context: int, arms: int) -> int:
     """Nightjar: an arm is locked for a bin of steps; the b-th bin of a block explores with probability 1/b."""
-    s = borrowed(ref)
     state = s.policy.state
     lock = BANDIT_CONTEXTS + context * LOCK_SIZE
     if state[lock + LOCK_LEFT] > 0.0:
@@ -100,8 +96,8 @@ def _best_bin(ref: Engine, at: int, context: int, arms: int) -> int:
         state[lock + LOCK_BLOCK] += 1.0
         state[lock + LOCK_BIN] = 1.0
         length *= 2.0
-    if _draw(ref) * state[lock + LOCK_BIN] < 1.0:
-        arm = int(_draw(ref) * arms)
+    if _draw(s) * state[lock + LOCK_BIN] < 1.0:
+        arm = int(_draw(s) * arms)
     else:
         arm = 0
         least = math.inf
@@ -120,32 +116,30 @@ def _best_bin(ref: Engine, at: int, context: int, arms: int) -> int:
 
 
 @njit(cache=True)
-def decide_bandit(ref: Engine, slot: int) -> None:
-    s = borrowed(ref)
+def decide_bandit(s: Engine, slot: int) -> None:
     state = s.policy.state
     k = s.config[0].max_drafts
-    arms = draft_levels(ref, k) + 1
+    arms = draft_levels(s, k) + 1
     context = context_of(s.batch[slot].size)
-    at = _arms_at(ref, context, arms)
+    at = _arms_at(s, context, arms)
     is_ucb = s.policy.params[BANDIT_UCB] > 0.0
-    arm = _best_ucb(ref, at, arms) if is_ucb else _best_bin(ref, at, context, arms)
+    arm = _best_ucb(s, at, arms) if is_ucb else _best_bin(s, at, context, arms)
     state[BANDIT_RECENT + (s.engine[0].step & 3)] = arm
     state[BANDIT_LAST] = arm
-    draft_alike(ref, slot, int(arm * k // max(arms - 1, 1)))
+    draft_alike(s, slot, int(arm * k // max(arms - 1, 1)))
 
 
 @njit(cache=True)
-def observe_bandit(ref: Engine, slot: int) -> None:
+def observe_bandit(s: Engine, slot: int) -> None:
     """Book the time per token of a collected step on the arm that made the drafts it verified."""
-    s = borrowed(ref)
     batch = s.batch[slot]
     decode_s = batch.elapsed_s - batch.prefill_s
     if batch.emitted == 0 or decode_s <= 0.0 or batch.step == 0:
         return
     state = s.policy.state
-    arms = draft_levels(ref, s.config[0].max_drafts) + 1
+    arms = draft_levels(s, s.config[0].max_drafts) + 1
     arm = int(state[BANDIT_RECENT + ((batch.step - 1) & 3)])
-    x = _arms_at(ref, context_of(batch.size), arms) + arm * ARM_SIZE
+    x = _arms_at(s, context_of(batch.size), arms) + arm * ARM_SIZE
     state[x + ARM_SEEN] += 1.0
     state[x + ARM_LOSS] += (decode_s / batch.emitted - state[x + ARM_LOSS]) / state[x + ARM_SEEN]
 

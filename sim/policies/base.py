@@ -10,7 +10,6 @@ import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.batch import N_SHOWN, N_SHOWN_FLOATS, N_SHOWN_SCALARS, Batch, Decision, Lengths
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
@@ -80,20 +79,22 @@ def arrays(
 
 
 @njit(cache=True)
-def draft_alike(ref: Engine, slot: int, drafts: int) -> None:
+def draft_alike(s: Engine, slot: int, drafts: int) -> None:
     """Let every request of the batch that decodes make and verify as many drafts."""
-    s = borrowed(ref)
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):
         x = entries[j]
         x.next_drafts = x.drafted = 0 if x.is_chunk else drafts
 
 
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_unit(policy: Policy, field: str, above_zero: bool = False) -> None:
     """``ScenarioError`` unless the parameter is a number in 0..1 (above 0 if asked)."""
     value = getattr(policy, field)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0.0 <= value <= 1.0 or (above_zero and value == 0.0):
+    if not is_number(value) or not 0.0 <= value <= 1.0 or (above_zero and value == 0.0):
         allowed = "must be above 0 and at most 1" if above_zero else "must be in 0..1"
         raise ScenarioError(allowed, key=f"policy.{field}", value=value)
 
@@ -108,6 +109,5 @@ def check_count(policy: Policy, field: str, least: int) -> None:
 def check_at_least_zero(policy: Policy, field: str) -> None:
     """``ScenarioError`` unless the parameter is a finite number of at least 0."""
     value = getattr(policy, field)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0.0 <= value < float("inf"):
+    if not is_number(value) or not 0.0 <= value < float("inf"):
         raise ScenarioError("must be a number of at least 0", key=f"policy.{field}", value=value)

@@ -20,11 +20,9 @@ from numpy.typing import NDArray
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.state.engine import Engine
 
-Ints = IntArray
 Lengths = int | Sequence[int] | NDArray[np.integer[Any]]
 """One number for all scheduled requests, or one each."""
 NEEDS_CONFIDENCE = (
@@ -46,37 +44,34 @@ SHOWN_NOW_S, SHOWN_KV_USAGE, N_SHOWN_FLOATS = 0, 1, 2
 
 
 @njit(cache=True)
-def show_batch(ref: Engine, slot: int) -> None:
+def show_batch(s: Engine, slot: int) -> None:
     """Write what a policy may see of the batch in ``slot``."""
-    s = borrowed(ref)
     e = s.engine[0]
     c = s.config[0]
     shown = s.policy.order
     entries = s.entries[slot]
-    size = s.batch[slot].size
+    size = int(s.batch[slot].size)
     shown[SHOWN_SIZE] = size
     shown[SHOWN_WAITING] = e.num_waiting
     shown[SHOWN_K] = c.max_drafts
     s.policy.scratch[SHOWN_NOW_S] = e.host_s
     s.policy.scratch[SHOWN_KV_USAGE] = 1.0 - e.free_blocks / max(c.num_gpu_blocks - 1, 1)
-    stride = size
+    columns = shown[N_SHOWN_SCALARS : N_SHOWN_SCALARS + N_SHOWN * size].reshape(N_SHOWN, size)
     for j in range(size):
         x = entries[j]
         r = s.requests[x.request]
-        at = N_SHOWN_SCALARS + j
-        shown[at + SHOWN_REQUEST * stride] = x.request
-        shown[at + SHOWN_OUTPUTS * stride] = r.tokens - r.prompt
-        shown[at + SHOWN_CONTEXT * stride] = x.computed + x.tokens
-        shown[at + SHOWN_DRAFTS * stride] = x.drafts
-        shown[at + SHOWN_IS_PREFILL * stride] = x.is_chunk
-        shown[at + SHOWN_FUTURE * stride] = r.future
+        columns[SHOWN_REQUEST, j] = x.request
+        columns[SHOWN_OUTPUTS, j] = r.tokens - r.prompt
+        columns[SHOWN_CONTEXT, j] = x.computed + x.tokens
+        columns[SHOWN_DRAFTS, j] = x.drafts
+        columns[SHOWN_IS_PREFILL, j] = x.is_chunk
+        columns[SHOWN_FUTURE, j] = r.future
         s.policy.scratch[N_SHOWN_FLOATS + j] = r.accepted / r.draft_tokens if r.draft_tokens > 0 else np.nan
 
 
 @njit(cache=True)
-def take_decision(ref: Engine, slot: int) -> None:
+def take_decision(s: Engine, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted`` from the table, cut to 0..k; as many are made as are verified, or more."""
-    s = borrowed(ref)
     entries = s.entries[slot]
     k = s.config[0].max_drafts
     lengths = s.policy.table
@@ -110,7 +105,6 @@ class Batch:
     """
 
     def __init__(self, engine: Engine) -> None:
-        # One copy of all that is shown; a column is only made into an array when the policy asks for it.
         policy = engine.policy
         self._engine = engine
         self.num_seqs: int
@@ -120,7 +114,8 @@ class Batch:
         self.k: int
         """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
         self.num_seqs, self.waiting, self.k = policy.order[:N_SHOWN_SCALARS].tolist()
-        self._columns: Ints = policy.order[: N_SHOWN_SCALARS + N_SHOWN * self.num_seqs].copy()
+        columns = policy.order[N_SHOWN_SCALARS : N_SHOWN_SCALARS + N_SHOWN * self.num_seqs]
+        self._columns: IntArray = columns.reshape(N_SHOWN, self.num_seqs).copy()
         self._floats: FloatArray = policy.scratch[: N_SHOWN_FLOATS + self.num_seqs].copy()
 
     @property
@@ -134,21 +129,21 @@ class Batch:
         return float(self._floats[SHOWN_KV_USAGE])
 
     @cached_property
-    def request(self) -> Ints:
+    def request(self) -> IntArray:
         """Row in the request table."""
         return self._column(SHOWN_REQUEST)
 
     @cached_property
-    def outputs(self) -> Ints:
+    def outputs(self) -> IntArray:
         return self._column(SHOWN_OUTPUTS)
 
     @cached_property
-    def context(self) -> Ints:
+    def context(self) -> IntArray:
         """Tokens in the KV cache after this step."""
         return self._column(SHOWN_CONTEXT)
 
     @cached_property
-    def drafts(self) -> Ints:
+    def drafts(self) -> IntArray:
         return self._column(SHOWN_DRAFTS)
 
     @cached_property
@@ -161,9 +156,9 @@ class Batch:
         """Accepted / drafted of each request so far, NaN before its first round."""
         return self._floats[N_SHOWN_FLOATS:]
 
-    def _column(self, number: int) -> Ints:
-        start = N_SHOWN_SCALARS + number * self.num_seqs
-        return self._columns[start : start + self.num_seqs]
+    def _column(self, number: int) -> IntArray:
+        column: IntArray = self._columns[number]
+        return column
 
     @cached_property
     def survival(self) -> FloatArray:

@@ -9,7 +9,6 @@ from typing import ClassVar
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
@@ -21,9 +20,8 @@ TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
 
 
 @njit(cache=True)
-def tier_of(ref: Engine, num_seqs: int) -> int:
+def tier_of(s: Engine, num_seqs: int) -> int:
     """The last tier whose batch size does not exceed ``num_seqs``."""
-    s = borrowed(ref)
     params = s.policy.params
     tier = 0
     for t in range(1, int(params[TIER_COUNT])):
@@ -33,23 +31,21 @@ def tier_of(ref: Engine, num_seqs: int) -> int:
 
 
 @njit(cache=True)
-def decide_tier(ref: Engine, slot: int) -> None:
+def decide_tier(s: Engine, slot: int) -> None:
     """As many drafts for every request of the batch: where its tier stands."""
-    s = borrowed(ref)
-    tier = tier_of(ref, s.batch[slot].size)
+    tier = tier_of(s, s.batch[slot].size)
     index = int(s.policy.state[tier * TIER_STATE + TIER_INDEX])
-    draft_alike(ref, slot, int(s.policy.params[TIER_FIRST + tier * TIER_ROW + TIER_STEP_0 + index]))
+    draft_alike(s, slot, int(s.policy.params[TIER_FIRST + tier * TIER_ROW + TIER_STEP_0 + index]))
 
 
 @njit(cache=True)
-def observe_tier(ref: Engine, slot: int) -> None:
+def observe_tier(s: Engine, slot: int) -> None:
     """Take an output into the average of its requests' tier, and walk when it is time."""
-    s = borrowed(ref)
     batch = s.batch[slot]
     if batch.sampled == 0:
         return
     params = s.policy.params
-    tier = tier_of(ref, batch.sampled)
+    tier = tier_of(s, batch.sampled)
     row = TIER_FIRST + tier * TIER_ROW
     state = s.policy.state[tier * TIER_STATE : (tier + 1) * TIER_STATE]
     steps = params[row + TIER_STEP_0 : row + TIER_STEP_0 + int(params[row + TIER_STEPS])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from numba import njit
 
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import fill_decode, fill_times
 from draftcast.sim.state.engine import Engine
 
@@ -12,9 +11,9 @@ PROFILED_CONTEXT = 8192  # vLLM 0.32: VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT
 
 
 @njit(cache=True, forceinline=True)
-def draft_levels(ref: Engine, drafts: int) -> int:
+def draft_levels(s: Engine, drafts: int) -> int:
     """Drafts one after the other in a round of ``drafts``: of a tree its levels, of which a path holds one each."""
-    c = borrowed(ref).config[0]
+    c = s.config[0]
     if c.tree_depth == 0:
         return drafts
     return int(min(-(-drafts * c.tree_depth // max(c.max_drafts, 1)), drafts))
@@ -22,12 +21,12 @@ def draft_levels(ref: Engine, drafts: int) -> int:
 
 @njit(cache=True)
 def device_seconds(
-    ref: Engine, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
+    s: Engine, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
 ) -> float:
     """Device seconds of a decode step of ``seqs`` requests that verifies drafts and makes new ones.
 
     Args:
-        ref: the engine; its features and times serve as scratch space, which `commit` fills anew.
+        s: the engine; its features and times serve as scratch space, which `commit` fills anew.
         seqs: requests, each with one row besides its drafts.
         verified: draft rows of all requests together.
         drafting: requests for which drafts are made.
@@ -35,7 +34,6 @@ def device_seconds(
         passes: the most drafts made for one request; of a tree its levels.
         context: tokens in the KV cache before the step, of all requests together; drafts count as spread evenly.
     """
-    s = borrowed(ref)
     c = s.config[0]
     f = s.features[0]
     t = s.times[0]
@@ -55,9 +53,8 @@ def device_seconds(
 
 
 @njit(cache=True, forceinline=True)
-def host_terms(ref: Engine) -> tuple[float, float]:
+def host_terms(s: Engine) -> tuple[float, float]:
     """The host's part in the step last asked for, as `with_host` takes it: seconds to add, and the least there are."""
-    s = borrowed(ref)
     host_s = float(s.times[0].host_s)
     if s.cost.params[0].host_hides and s.config[0].async_scheduling:
         return 0.0, host_s
@@ -72,25 +69,23 @@ def with_host(device_s: float, host: tuple[float, float]) -> float:
 
 
 @njit(cache=True)
-def undrafted_seconds(ref: Engine, slot: int, drafting: int, made: int, passes: int) -> float:
+def undrafted_seconds(s: Engine, slot: int, drafting: int, made: int, passes: int) -> float:
     """Device seconds of a decode step of the batch's drafting requests that verifies none and makes drafts.
 
     Fills ``policy.row_s`` too. ``passes`` as in `device_seconds`.
     """
-    s = borrowed(ref)
-    fill_row_seconds(ref)
+    fill_row_seconds(s)
     entries = s.entries[slot]
     context = 0.0
     for j in range(s.batch[slot].size):
         if not entries[j].is_chunk:
             context += entries[j].computed + entries[j].tokens
-    return device_seconds(ref, drafting, 0.0, drafting, made, passes, context)
+    return device_seconds(s, drafting, 0.0, drafting, made, passes, context)
 
 
 @njit(cache=True)
-def fill_row_seconds(ref: Engine) -> None:
+def fill_row_seconds(s: Engine) -> None:
     """Fill ``policy.row_s`` once: linear layers to sampler by rows, CUDA-graph padding in them."""
-    s = borrowed(ref)
     row_s = s.policy.row_s
     if row_s[0] == row_s[0]:
         return
@@ -108,24 +103,23 @@ def fill_row_seconds(ref: Engine) -> None:
 
 
 @njit(cache=True)
-def _profiled_seconds(ref: Engine, rows: int) -> float:
-    c = borrowed(ref).config[0]
+def _profiled_seconds(s: Engine, rows: int) -> float:
+    c = s.config[0]
     seqs = min(rows, c.max_num_seqs)
     each = -(-rows // seqs)
     context = max(min(PROFILED_CONTEXT, c.max_model_len - each), 0)
-    device_seconds(ref, seqs, float(rows - seqs), 0, 0, 0, float(seqs * context))
-    return float(borrowed(ref).times[0].target_s)
+    device_seconds(s, seqs, float(rows - seqs), 0, 0, 0, float(seqs * context))
+    return float(s.times[0].target_s)
 
 
 @njit(cache=True)
-def fill_profiled_seconds(ref: Engine) -> None:
+def fill_profiled_seconds(s: Engine) -> None:
     """Fill ``policy.row_s`` once with what vLLM 0.32 times at start-up to weigh drafts: the target's pass by rows.
 
     Rows are spread over as many requests as there may be, each with ``PROFILED_CONTEXT`` tokens. Numbers of rows that
     are padded to one CUDA graph take equally long. Beyond the captured sizes 1.5, 2, 4, 8 ... times the largest are
     timed, with straight lines between them. More rows never take less time.
     """
-    s = borrowed(ref)
     row_s = s.policy.row_s
     if row_s[0] == row_s[0]:
         return
@@ -136,11 +130,11 @@ def fill_profiled_seconds(ref: Engine) -> None:
     row_s[0] = 0.0
     for rows in range(exact, 0, -1):
         padded_alike = rows < captured and table[rows].sum() == table[rows + 1].sum()
-        row_s[rows] = row_s[rows + 1] if padded_alike else _profiled_seconds(ref, rows)
+        row_s[rows] = row_s[rows + 1] if padded_alike else _profiled_seconds(s, rows)
     before, size = exact, exact + exact // 2
-    before_s = _profiled_seconds(ref, size) if exact < last else 0.0  # vLLM draws no line across the last graph
+    before_s = _profiled_seconds(s, size) if exact < last else 0.0  # vLLM draws no line across the last graph
     while before < last:
-        size_s = _profiled_seconds(ref, size)
+        size_s = _profiled_seconds(s, size)
         for rows in range(before + 1, min(size, last) + 1):
             row_s[rows] = before_s + (size_s - before_s) * (rows - before) / (size - before)
         before, before_s, size = size, size_s, size * 2 if before > exact else exact * 2

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from numba import njit
 
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
 from draftcast.sim.state.engine import Engine, PolicyArrays
@@ -17,9 +16,8 @@ GOODPUT_ALPHA, GOODPUT_IDLE = 0, 1
 
 
 @njit(cache=True)
-def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
+def goodput_drafts(s: Engine, num_seqs: int, mean_context: float) -> int:
     """The k in 0..num_speculative_tokens with the most expected tokens per second; of a tree, whole levels."""
-    s = borrowed(ref)
     c = s.config[0]
     alpha = s.policy.state[GOODPUT_ALPHA]
     best = 0
@@ -37,14 +35,13 @@ def goodput_drafts(ref: Engine, num_seqs: int, mean_context: float) -> int:
 
 
 @njit(cache=True)
-def decide_goodput(ref: Engine, slot: int) -> None:
-    s = borrowed(ref)
+def decide_goodput(s: Engine, slot: int) -> None:
     size = s.batch[slot].size
     entries = s.entries[slot]
     context = 0.0
     for j in range(size):
         context += entries[j].computed + entries[j].tokens
-    drafts = goodput_drafts(ref, size, context / max(size, 1))
+    drafts = goodput_drafts(s, size, context / max(size, 1))
     probe = s.policy.params[GOODPUT_PROBE]
     state = s.policy.state
     if drafts > 0 or probe <= 0.0:
@@ -55,13 +52,12 @@ def decide_goodput(ref: Engine, slot: int) -> None:
         if state[GOODPUT_IDLE] >= probe:
             state[GOODPUT_IDLE] = 0.0
             drafts = min(1, s.config[0].max_drafts)
-    draft_alike(ref, slot, int(drafts))
+    draft_alike(s, slot, int(drafts))
 
 
 @njit(cache=True)
-def observe_goodput(ref: Engine, slot: int) -> None:
+def observe_goodput(s: Engine, slot: int) -> None:
     """Move alpha towards the share of tested drafts that were accepted."""
-    s = borrowed(ref)
     batch = s.batch[slot]
     tested = batch.accepted + batch.rejections
     if tested > 0:

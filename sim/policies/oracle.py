@@ -8,31 +8,29 @@ from typing import ClassVar
 from numba import njit
 
 from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays
 from draftcast.sim.policies.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 
 @njit(cache=True)
-def decide_oracle(ref: Engine, slot: int) -> None:
+def decide_oracle(s: Engine, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
 
     First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
     ``policy.order[j]`` counts requests with at least j useful levels; ``policy.scratch[rows]`` is the least of
     ``policy.row_s`` from there on.
     """
-    s = borrowed(ref)
     row_s = s.policy.row_s
     least_s = s.policy.scratch
     at_least = s.policy.order
     if row_s[0] != row_s[0]:
-        fill_row_seconds(ref)
+        fill_row_seconds(s)
         least_s[-1] = row_s[-1]
         for rows in range(row_s.size - 2, -1, -1):
             least_s[rows] = min(row_s[rows], least_s[rows + 1])
     k = s.config[0].max_drafts
-    most = draft_levels(ref, k)
+    most = draft_levels(s, k)
     nodes = k / max(most, 1)  # rows of a level; a tree's last one may be cut
     for level in range(most + 1):
         at_least[level] = 0
@@ -47,7 +45,7 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         if x.is_chunk or left <= 0:
             continue
         # Levels that yield a token the request still wants.
-        levels = draft_levels(ref, proposed_drafts(s.acceptance, x.request, r.future, k))
+        levels = draft_levels(s, proposed_drafts(s.acceptance, x.request, r.future, k))
         x.next_drafts = min(accepted_drafts(s.acceptance, x.request, r.future, levels), left - 1)
         seqs += 1
         context += x.computed + x.tokens
@@ -62,8 +60,8 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         useful += at_least[passes] if passes > 0 else 0
         drafting = at_least[1] if passes > 0 else 0
         rows = int(useful * nodes)
-        device_s = device_seconds(ref, int(seqs), float(rows), int(drafting), rows, passes, context)
-        host = host_terms(ref)
+        device_s = device_seconds(s, int(seqs), float(rows), int(drafting), rows, passes, context)
+        host = host_terms(s)
         seconds = with_host(device_s, host)
         tokens = float(seqs + useful)
         if tokens * best_s > best_tokens * seconds:
@@ -90,25 +88,24 @@ def decide_oracle(ref: Engine, slot: int) -> None:
         if found >= 0:
             drafting = min(max(drafting, -(-found // max(passes, 1))), found)
             rows = int(found * nodes)
-            found_s = device_seconds(ref, int(seqs), float(rows), int(drafting), rows, int(min(passes, found)), context)
-            found_s = with_host(found_s, host_terms(ref))
+            found_s = device_seconds(s, int(seqs), float(rows), int(drafting), rows, int(min(passes, found)), context)
+            found_s = with_host(found_s, host_terms(s))
             if found_tokens * best_s > best_tokens * found_s:
                 best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
         # As many for every request: in vain for some, but such a batch replays a full CUDA graph.
         if seqs * passes > useful:
             even = int(seqs * passes * nodes)
-            even_s = device_seconds(ref, int(seqs), float(even), int(seqs), even, passes, context)
-            even_s = with_host(even_s, host_terms(ref))
+            even_s = device_seconds(s, int(seqs), float(even), int(seqs), even, passes, context)
+            even_s = with_host(even_s, host_terms(s))
             if (seqs + useful) * best_s > best_tokens * even_s:
                 best_tokens, best_s = float(seqs + useful), even_s
                 best_passes, best_levels = passes, int(seqs * passes)
-    _hand_out(ref, slot, int(best_passes), int(best_levels), most)
+    _hand_out(s, slot, int(best_passes), int(best_levels), most)
 
 
 @njit(cache=True)
-def _hand_out(ref: Engine, slot: int, passes: int, levels: int, most: int) -> None:
+def _hand_out(s: Engine, slot: int, passes: int, levels: int, most: int) -> None:
     """Give each request its useful levels up to ``passes``; take from or add to the last to reach ``levels`` in all."""
-    s = borrowed(ref)
     size = s.batch[slot].size
     entries = s.entries[slot]
     k = s.config[0].max_drafts

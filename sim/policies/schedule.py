@@ -11,16 +11,14 @@ from numba import njit
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import IntArray
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.policies.base import Policy, arrays, draft_alike
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 
 @njit(cache=True)
-def decide_by_size(ref: Engine, slot: int) -> None:
+def decide_by_size(s: Engine, slot: int) -> None:
     """As many drafts for every request as the table says for the batch's size."""
-    s = borrowed(ref)
-    draft_alike(ref, slot, int(s.policy.table[s.batch[slot].size]))
+    draft_alike(s, slot, int(s.policy.table[s.batch[slot].size]))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
-from draftcast.sim.compiled.borrowed import borrowed
 from draftcast.sim.state.engine import Array, Engine
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
@@ -46,13 +45,12 @@ def request_of(candidate: int) -> int:
 
 
 @njit(cache=True)
-def forecast_drafts(ref: Engine, slot: int, most: int, round_before: bool) -> int:
+def forecast_drafts(s: Engine, slot: int, most: int, round_before: bool) -> int:
     """Drafting requests of the batch, and the survival of their ``most`` levels; how many they are.
 
     With ``round_before`` the survival is that of the drafts which this step verifies, instead of those it makes: the
     last that is known of a request while its next drafts are being made, 1 of a request without any (vLLM 0.32).
     """
-    s = borrowed(ref)
     entries = s.entries[slot]
     order = s.policy.order
     stride = entries.size
@@ -108,12 +106,11 @@ def _sort_nearly_sorted(numbers: Array, size: int) -> None:
 
 
 @njit(cache=True)
-def pick_likeliest(ref: Engine, slot: int, n: int, most: int, count: int) -> None:
+def pick_likeliest(s: Engine, slot: int, n: int, most: int, count: int) -> None:
     """Add the ``count`` likeliest candidates to ``next_drafts``, of those that it does not hold yet.
 
     A request's survival never rises from level to level, so the picked ones are always its next levels.
     """
-    s = borrowed(ref)
     entries = s.entries[slot]
     stride = entries.size
     order = s.policy.order
@@ -158,13 +155,12 @@ def pick_likeliest(ref: Engine, slot: int, n: int, most: int, count: int) -> Non
 
 
 @njit(cache=True)
-def rank_drafts(ref: Engine, slot: int, n: int, most: int) -> int:
+def rank_drafts(s: Engine, slot: int, n: int, most: int) -> int:
     """Sort the n * most candidates, the likeliest first; where the ranking starts in ``order``.
 
     A request's survival never rises from level to level, so the first candidates of the ranking are always whole
     prefixes.
     """
-    s = borrowed(ref)
     stride = s.entries[slot].size
     order = s.policy.order
     half = stride * s.config[0].max_drafts
@@ -196,9 +192,8 @@ def rank_drafts(ref: Engine, slot: int, n: int, most: int) -> int:
 
 
 @njit(cache=True)
-def settle(ref: Engine, slot: int, n: int, most: int) -> None:
+def settle(s: Engine, slot: int, n: int, most: int) -> None:
     """The levels in ``next_drafts`` become drafts; every drafting request has made all it may."""
-    s = borrowed(ref)
     entries = s.entries[slot]
     k = s.config[0].max_drafts
     for i in range(n):

@@ -10,8 +10,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import borrowed
-from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero
+from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero, is_number
 from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
 from draftcast.sim.policies.selection import forecast_drafts, pick_likeliest, settle, work_spaces
 from draftcast.sim.state.engine import Engine, PolicyArrays
@@ -20,9 +19,8 @@ SLO_SLACK, SLO_TPOT_0 = 0, 1  # then the TPOT in seconds of every class, 0 witho
 
 
 @njit(cache=True)
-def decide_slo_aware(ref: Engine, slot: int) -> None:
+def decide_slo_aware(s: Engine, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``; ``policy.state[i]`` is what the i-th drafting request needs."""
-    s = borrowed(ref)
     e = s.engine[0]
     entries = s.entries[slot]
     order = s.policy.order
@@ -31,14 +29,14 @@ def decide_slo_aware(ref: Engine, slot: int) -> None:
     need = s.policy.state
     row_s = s.policy.row_s
     k = s.config[0].max_drafts
-    most = draft_levels(ref, k)
-    n = forecast_drafts(ref, slot, most, False)
+    most = draft_levels(s, k)
+    n = forecast_drafts(s, slot, most, False)
     if n == 0 or most == 0:
         return
 
     # The budget: the most levels with which a step takes at most so much longer than without any.
-    rest_s = undrafted_seconds(ref, slot, n, n * k, most) - row_s[n]
-    host = host_terms(ref)
+    rest_s = undrafted_seconds(s, slot, n, n * k, most) - row_s[n]
+    host = host_terms(s)
     plain_s = with_host(rest_s + row_s[n], host)
     allowed_s = (1.0 + s.policy.params[SLO_SLACK]) * plain_s
     budget = n * most
@@ -69,8 +67,8 @@ def decide_slo_aware(ref: Engine, slot: int) -> None:
             x.next_drafts += 1
             budget -= 1
         need[worst] = 0.0
-    pick_likeliest(ref, slot, n, most, budget)
-    settle(ref, slot, n, most)
+    pick_likeliest(s, slot, n, most, budget)
+    settle(s, slot, n, most)
 
 
 MOST_CLASSES = 128  # their ids are signed bytes
@@ -102,8 +100,7 @@ class SloAware(Policy):
     def __post_init__(self) -> None:
         check_at_least_zero(self, "latency_slack")
         for value in np.atleast_1d(np.asarray(self.tpot_s, object)):
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0.0 <= value < float("inf"):
+            if not is_number(value) or not 0.0 <= value < float("inf"):
                 raise ScenarioError("must be seconds, at least 0", key="policy.tpot_s", value=value)
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:

@@ -96,8 +96,7 @@ def kind(prefill: bool = False, with_grid: bool = True) -> Any:
 def compiled(record: Any, flat: FloatArray, q: float, seqs: float, context: float) -> tuple[float, FloatArray]:
     out = st.empty_record(st.TIMES)
     qkv, kv = q * seqs * context, seqs * context
-    logs = at.log_sizes(flat, kv, q * seqs, seqs)
-    seconds = at.attention_seconds(record, flat, qkv, kv, q * seqs, seqs, logs, 1.0, out)
+    seconds = at.attention_seconds(record, flat, at.sums_of(flat, qkv, kv, q * seqs, seqs), 1.0, out)
     return seconds, out["by_origin_s"]
 
 
@@ -157,9 +156,9 @@ def test_ragged_prefill_counts_its_own_pairs() -> None:
     def prefill(chunks: tuple[int, ...]) -> float:
         pairs = sum(c * (c + 1) / 2 for c in chunks)
         tokens, count = sum(chunks), len(chunks)
-        logs = at.log_sizes(flat, tokens, tokens, count)
+        sums = at.sums_of(flat, pairs, tokens, tokens, count)
         out = st.empty_record(st.TIMES)
-        return at.attention_seconds(kind(prefill=True), flat, pairs, tokens, tokens, count, logs, 1.0, out)
+        return at.attention_seconds(kind(prefill=True), flat, sums, 1.0, out)
 
     def roofline(chunks: tuple[int, ...]) -> float:
         return 3e-6 + 1e-9 * sum(c * (c + 1) / 2 for c in chunks) + 1e-8 * sum(chunks)

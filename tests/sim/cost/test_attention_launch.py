@@ -35,8 +35,24 @@ def launch(
     record: np.void, *, rows: float, longest: float = 1000.0, chunk: float = 0.0, prefill_s: float = 0.0
 ) -> float:
     """Ten sequences of 1,000 tokens whose decodes alone take 10 us."""
-    return float(
-        al.launch_seconds(record, np.zeros(1), 1e-5, prefill_s, rows, 10.0, 1e4, longest, chunk, chunk * chunk)
+    return float(launch_seconds(record, np.zeros(1), 1e-5, prefill_s, rows, 10.0, 1e4, longest, chunk, chunk * chunk))
+
+
+def launch_seconds(
+    record: np.void,
+    grids: np.ndarray,
+    decode_s: float,
+    prefill_s: float,
+    rows: float,
+    seqs: float,
+    kv: float,
+    longest: float,
+    chunk: float,
+    pairs: float,
+) -> float:
+    decode = at.sums_of(grids, 0.0, kv, rows, seqs)
+    return al.launch_seconds(
+        record, grids, decode_s, decode, longest, prefill_s, at.sums_of(grids, pairs, 1.0, chunk, 1.0)
     )
 
 
@@ -53,7 +69,7 @@ def test_one_context_cannot_be_shorter_than_its_own_tile() -> None:
     lone = kind(A100)
     # One sequence of 10,000 tokens: a tile of every head, each on one of 108 multiprocessors.
     serial_s = 64 * PAIR_S * 108 / 32 * (1e4 + 128)
-    seconds = al.launch_seconds(lone, np.zeros(1), 1e-7, 1e-7, 1.0, 1.0, 1e4, 1e4, 16.0, 136.0)
+    seconds = launch_seconds(lone, np.zeros(1), 1e-7, 1e-7, 1.0, 1.0, 1e4, 1e4, 16.0, 136.0)
     assert seconds == pytest.approx(serial_s)
 
 
@@ -80,7 +96,7 @@ def test_unequal_contexts_take_longer_once_they_are_not_split() -> None:
     record = kind(A100)
     tail_s = al.TAIL * 64 * PAIR_S * 108 / 32
     assert launch(record, rows=10, longest=4000.0) == pytest.approx(1e-5)  # ten sequences are split
-    many = al.launch_seconds(record, np.zeros(1), 1e-5, 0.0, 30.0, 30.0, 3e4, 4000.0, 0.0, 0.0)
+    many = launch_seconds(record, np.zeros(1), 1e-5, 0.0, 30.0, 30.0, 3e4, 4000.0, 0.0, 0.0)
     assert many == pytest.approx(1e-5 + tail_s * 3000.0)
     equal = launch(record, rows=10, chunk=16, prefill_s=5e-6)
     assert launch(record, rows=10, longest=4000.0, chunk=16, prefill_s=5e-6) == pytest.approx(equal + tail_s * 3000.0)
@@ -160,7 +176,7 @@ def test_measured_launches_replace_the_formulas(tmp_path_factory: pytest.TempPat
     assert found["shared_tail_kv_s"] / LLAMA.num_hidden_layers == pytest.approx(20e-9, rel=0.05)
     parts = (found, measured.attention_grids, 1e-4, 2e-4, 16.0, 16.0, 16 * 1025.0, 1025.0, 128.0, 128 * 129 / 2)
     expected = 2.0 * al.shared_seconds(found["tile_kv_s"], found["serial_kv_s"], 2e-4, 1e-4, 16.0, 16 * 1025.0)
-    assert al.launch_seconds(*parts) == pytest.approx(expected, rel=1e-6)
+    assert launch_seconds(*parts) == pytest.approx(expected, rel=1e-6)
     assert step(measured, 128, 16, 1024.0) > step(plain, 128, 16, 1024.0)
 
 

@@ -31,14 +31,12 @@ def profile_of(name: str, device: str = "h200") -> RooflineProfile:
 
 def attention_us(tables: OperatorTables, phase: str, batch: int, q: int, context: int, kv: str) -> tuple[float, Origin]:
     """Microseconds of one layer as a step takes them, and where they come from."""
-    kind, grid = tables.attention(DEEPSEEK, phase, 1, kv, 0)
-    kind["grid"] = -1 if grid is None else 0
-    grids = np.zeros(0) if grid is None else grid
+    kind = tables.attention(DEEPSEEK, phase, 1, kv, 0)
+    grids = np.concatenate([np.zeros(0), *tables.grids])
     pairs = batch * (q * context - (0.5 * q * (q - 1) if phase == "prefill" else 0.0))
     out = st.empty_record(st.TIMES)
-    logs = at.log_sizes(grids, float(batch * context), float(batch * q), float(batch))
-    sums = (pairs, float(batch * context), float(batch * q), float(batch))
-    seconds = at.attention_seconds(kind, grids, *sums, logs, 1.0, out)
+    sums = at.sums_of(grids, pairs, float(batch * context), float(batch * q), float(batch))
+    seconds = at.attention_seconds(kind, grids, sums, 1.0, out)
     return 1e6 * seconds, Origin(int(np.argmax(out["by_origin_s"])))
 
 

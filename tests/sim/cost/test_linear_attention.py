@@ -33,8 +33,8 @@ def cost_of(profile: str = "h200", k: int = 0, **changes: Any) -> StepCost:
 def layers_of(cost: StepCost, kind: int, rows: float, seqs: float) -> tuple[float, Origin]:
     """Seconds of the 30 linear layers alone, and where they come from."""
     out = st.empty_record(st.TIMES)
-    logs = at.log_sizes(cost.attention_grids, seqs, rows, seqs)
-    seconds = at.attention_seconds(cost.attention[kind], cost.attention_grids, rows, seqs, rows, seqs, logs, 1.0, out)
+    sums = at.sums_of(cost.attention_grids, rows, seqs, rows, seqs)
+    seconds = at.attention_seconds(cost.attention[kind], cost.attention_grids, sums, 1.0, out)
     return seconds, Origin(int(np.argmax(out["by_origin_s"])))
 
 

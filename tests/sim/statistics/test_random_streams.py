@@ -12,7 +12,6 @@ from scipy import stats
 
 from draftcast.sim.compiled.random_streams import (
     Stream,
-    generator,
     mix64,
     mix64_array,
     replication_seed,
@@ -89,12 +88,6 @@ def test_streams_seeds_and_requests_are_independent() -> None:
 def test_keys_do_not_depend_on_the_number_of_requests() -> None:
     assert (request_keys(3, Stream.LENGTHS, 1000)[:10] == request_keys(3, Stream.LENGTHS, 10)).all()
     assert request_keys(3, Stream.LENGTHS, 0).shape == (0,)
-
-
-def test_generators_differ_by_stream_and_repeat() -> None:
-    a, b, c = (generator(5, s).random(100) for s in (Stream.ROUTER, Stream.ROUTER, Stream.LENGTHS))
-    assert (a == b).all()
-    assert not (a == c).any()
 
 
 def test_replication_seeds() -> None:
