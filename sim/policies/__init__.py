@@ -23,7 +23,7 @@ BUILT_IN = {
     "goodput": "goodput:Goodput",
     "ema_tiers": "ema_tiers:EmaTiers",
     "confidence": "confidence:Confidence",
-    "tetris": "confidence:Tetris",
+    "tetris": "tetris:Tetris",
     "slo_aware": "slo_aware:SloAware",
     "bandit": "bandit:Bandit",
     "adaptive_verification": "adaptive_verification:AdaptiveVerification",

@@ -1,8 +1,4 @@
-"""Rules that go by the draft's confidence alone.
-
-Stop drafting when the drafts so far have become unlikely: SpecDec++, DISCO. Draft for all and verify the likeliest of
-the whole batch within a capacity: TETRIS.
-"""
+"""Stop drafting when the drafts so far have become unlikely: SpecDec++, DISCO."""
 
 from __future__ import annotations
 
@@ -13,11 +9,10 @@ from numba import njit
 
 from draftcast.sim.policies.base import Policy, arrays, check_unit
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.policies.selection import forecast_drafts, pick_likeliest, settle, work_spaces
+from draftcast.sim.policies.selection import forecast_drafts, work_spaces
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 CONFIDENCE_REJECTION, CONFIDENCE_LEAST = 0, 1
-TETRIS_SHARE = 0
 
 
 @njit(cache=True)
@@ -74,34 +69,3 @@ class Confidence(Policy):
             params=[self.max_rejection_probability, self.min_confidence],
             **work_spaces(k, max_num_seqs),
         )
-
-
-@njit(cache=True)
-def decide_tetris(s: Engine, slot: int) -> None:
-    most = draft_levels(s, s.config[0].max_drafts)
-    n = forecast_drafts(s, slot, most, False)
-    pick_likeliest(s, slot, n, most, int(s.policy.params[TETRIS_SHARE] * n * most))
-    settle(s, slot, n, most)
-
-
-@dataclass(frozen=True)
-class Tetris(Policy):
-    """Every request drafts ``num_speculative_tokens``; of all these drafts a capacity is verified, the likeliest first.
-
-    Rule: a draft's worth is the product of the confidences up to it, the chance that it is reached and accepted. The
-    ``capacity`` largest of the batch are verified; worth never rises along a request, so each gets a prefix. This is
-    the best choice of that many drafts in a step (TETRIS, arXiv 2502.15197, section 4). The paper's capacity is a
-    number of tokens, the batch's size times the length that a fixed window would verify; here it is a share of what was
-    drafted.
-    """
-
-    capacity: float = 0.5  # share of the batch's drafts that is verified, in 0..1
-    name: ClassVar[str] = "tetris"
-    needs_confidence: ClassVar[bool] = True
-    rule = decide_tetris
-
-    def __post_init__(self) -> None:
-        check_unit(self, "capacity")
-
-    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(params=[self.capacity], **work_spaces(k, max_num_seqs))
