@@ -27,12 +27,13 @@ from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy
-from draftcast.sim.policies.confidence import Confidence, Tetris
+from draftcast.sim.policies.confidence import Confidence
 from draftcast.sim.policies.ema_tiers import EmaTiers
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 METHODS: dict[str, Method] = {
     name: get_method(name)

@@ -13,7 +13,7 @@ from draftcast.sim.acceptance.confidence import survivals
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy
-from draftcast.sim.policies.confidence import Confidence, Tetris
+from draftcast.sim.policies.confidence import Confidence
 from draftcast.sim.policies.selection import (
     INDEX_BITS,
     REQUEST_BITS,
@@ -23,6 +23,7 @@ from draftcast.sim.policies.selection import (
     request_of,
 )
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 

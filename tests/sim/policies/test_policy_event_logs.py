@@ -18,13 +18,14 @@ from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch
-from draftcast.sim.policies.confidence import Confidence, Tetris
+from draftcast.sim.policies.confidence import Confidence
 from draftcast.sim.policies.ema_tiers import SGLANG_TIERS, EmaTiers, Tier
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
 from draftcast.sim.policies.registry import POLICIES, PYTHON, load_policy, number_of
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 
