@@ -71,8 +71,8 @@ def uniform(key: np.uint64, position: int) -> float:
     return float(mix64(np.uint64(key) + (np.uint64(position) + U1) * GOLDEN) >> S11) * TO_UNIT
 
 
-mix64_array = cast("Callable[[UInt64Array], UInt64Array]", mix64.py_func)
-"""`mix64` of every element, in NumPy. Unsigned array arithmetic wraps silently, as wanted."""
+mix64_array = cast("Callable[[UInt64Array], UInt64Array]", getattr(mix64, "py_func", mix64))
+"""`mix64` of every element, in NumPy, with the compiler or without. Unsigned array arithmetic wraps silently, as wanted."""
 
 
 def uniform_array(keys: UInt64Array, positions: int | IntArray) -> FloatArray:
