@@ -72,7 +72,7 @@ def uniform(key: np.uint64, position: int) -> float:
 
 
 mix64_array = cast("Callable[[UInt64Array], UInt64Array]", getattr(mix64, "py_func", mix64))
-"""`mix64` of every element, in NumPy, with the compiler or without. Unsigned array arithmetic wraps silently, as wanted."""
+"""`mix64` of every element, in NumPy, compiler or not. Unsigned array arithmetic wraps silently, as wanted."""
 
 
 def uniform_array(keys: UInt64Array, positions: int | IntArray) -> FloatArray:
