@@ -78,8 +78,8 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     inputs = [found.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
     sets = [(each, found.make_outputs(each)) for each in inputs]
     fastest: tuple[float, list[Launch]] | None = None
-    for name_of, implementation in found.implementations.items():
-        interpreted = name_of == "triton" and device.kind == "cpu"  # whose times mean nothing
+    for implementation in found.implementations.values():
+        interpreted = implementation.name == "triton" and device.kind == "cpu"  # whose times mean nothing
         if interpreted or implementation.supports(shape, DTYPE, kv_dtype, device.kind):
             continue
         ready = [implementation.prepare(*each) for each in sets]

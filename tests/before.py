@@ -136,36 +136,6 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_tile_to_duration": "test_trace_repeats_when_more_is_asked_for, test_trace_rate",
     **dict.fromkeys(
         (
-            "test_chunks_are_the_recurrence",
-            "test_torch_gives_the_reference",
-            "test_one_token_by_hand",
-            "test_kin_by_hand",
-            "test_value_heads_share_key_heads",
-            "test_the_value_is_the_first_part_of_the_shared_key",
-            "test_prompts_have_keys_and_values_of_every_head",
-            "test_an_indexer_chooses_the_best_tokens_it_may_see",
-            "test_sparse_attention_over_all_tokens_is_latent_attention",
-            "test_supports_says_why_not",
-            *(
-                f"test_{case}[{operator}]"
-                for case in (
-                    "the_latency_table_has_the_shape_fields",
-                    "work_is_positive_broadcasts_and_grows",
-                    "inputs_are_random_and_repeatable",
-                    "outputs_have_the_reference_shapes",
-                    "an_implementation_refuses_or_runs",
-                )
-                for operator in (
-                    "indexer",
-                    "mla_sparse",
-                    *(f"{name}_{phase}" for name in ("gdn", "kda", "mamba2", "mla") for phase in ("decode", "prefill")),
-                )
-            ),
-        ),
-        "only tests ran latent, sparse and linear attention in torch; their work is tested as before",
-    ),
-    **dict.fromkeys(
-        (
             "test_a_bad_link_names_its_key_and_the_page_stands[engine.speculative_config.num_speculative_tokens-7-"
             "3 rates do not cover]",
             "test_a_mistake_is_one_line_with_place_key_value_and_choices[engine.speculative_config."

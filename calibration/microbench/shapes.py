@@ -15,18 +15,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
-from draftcast.kernels.operators.registry import Operator, operator_names
+from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 if TYPE_CHECKING:
     from draftcast.calibration.microbench.device import Device
 
 Shape = tuple[tuple[str, int], ...]
-OPERATORS = operator_names()
+# A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
+_STATES = ("gdn", "kda", "mamba2", "mla")
+IMPORTED = ("attention_launch", "indexer", "mla_sparse", *(f"{s}_{p}" for s in _STATES for p in ("decode", "prefill")))
+OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")
 # A point may hold this share of the memory: two sets of buffers, the kernel's own temporaries, the rest of the process.

@@ -71,7 +71,7 @@ class Part(NamedTuple):
 
     def work(self, shape: Mapping[str, Any]) -> Work:
         """Work of one launch; shapes may be arrays."""
-        return registry.work_of(self.operator)(shape, self.dtype, self.kv_dtype)
+        return registry.operator(self.operator).work(shape, self.dtype, self.kv_dtype)
 
     def work_of(self, rows: pd.DataFrame) -> Work:
         return self.work({name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[self.operator]})

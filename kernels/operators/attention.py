@@ -1,4 +1,4 @@
-"""Attention over a KV cache: decode, verify, tree verify and prefill, over keys and values by heads or over latents.
+"""Attention over a paged KV cache: decode, verify, tree verify and prefill.
 
 attention_decode: q new tokens of each of ``batch`` sequences over ``context`` tokens, the new ones included; q = 1 is
 decode, more is verify, ``tree`` = 1 verify under an ancestor mask. attention_prefill: a chunk of q prompt tokens after
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,36 +105,6 @@ def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: s
     return Work(
         4.0 * heads * head_dim * batch * pairs, batch * (moved + 2.0 * q * heads * head_dim * activation_bytes(dtype))
     )
-
-
-def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike, query_kv: ArrayLike, tp: int) -> Work:
-    """One layer's indexer over a batch; arguments as `attention_work`.
-
-    Every (query, context token) pair takes a product of ``index_head_dim`` a head, and its fp32 score is written and
-    read again for the choice. A context token's key is read once a sequence (vLLM's fp8 MQA logits). Of compressed
-    attention a key stands for several tokens.
-    """
-    queries, ratio = as_array(query_tokens), model.indexed_kv_compression or 1
-    context, pairs = as_array(kv_tokens) / ratio, as_array(query_kv) / ratio
-    heads = model.index_n_heads if model.is_mla else max(1, model.index_n_heads // tp)
-    width = heads * model.index_head_dim
-    moved = (context + queries) * model.index_key_bytes + queries * (width + 4.0 * heads)
-    return Work(2.0 * width * pairs, moved + 8.0 * pairs)
-
-
-def mla_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, absorbed: bool) -> Work:
-    """`attention_work` of ``batch`` equal sequences of a latent-attention layer; shape fields may be arrays."""
-    batch, q, context, heads, k, n = (as_array(shape[name]) for name in ("batch", "q", "context", "heads", "k", "n"))
-    act = activation_bytes(dtype)
-    if absorbed:
-        cached = (context + q) * k * KV_BYTES[kv_dtype(kv_cache_dtype)]
-        return Work(2.0 * heads * (k + n) * batch * q * context, batch * (cached + q * heads * (k + n) * act))
-    pairs = q * context - 0.5 * q * (q - 1.0)
-    return Work(2.0 * heads * (k + n) * batch * pairs, batch * (context + q) * heads * (k + n) * act)
-
-
-MLA_DECODE = partial(mla_work, absorbed=True)
-MLA_PREFILL = partial(mla_work, absorbed=False)
 
 
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:

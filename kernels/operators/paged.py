@@ -4,7 +4,8 @@ Inputs of the attention operators (`draw_inputs`), all on one device:
 
 - ``query`` [batch, q, heads, head_dim]: the q newest tokens of each sequence.
 - ``key_cache``, ``value_cache`` [blocks, 16, kv_heads, head_dim]: vLLM's FlashAttention layout. The q new tokens' own
-  keys and values are already in it. Block 0 belongs to nobody, as in vLLM.
+  keys and values are already in it. Block 0 belongs to nobody, as in vLLM. Values may be narrower than keys (latent
+  attention); outputs are as wide as values.
 - ``block_tables`` int32 [batch, width]: block of tokens 0-15, 16-31, ... of a sequence. Entries past its last block
   may hold anything; so may blocks wholly outside the window of all q tokens, and slots past the last token.
 - ``context_lens`` int32 [batch]: tokens of a sequence, the q new ones included: at least q.
@@ -86,7 +87,7 @@ def bad_shape(shape: Shape) -> str:
 
 
 def make_outputs(inputs: Tensors) -> Outputs:
-    return {"out": inputs["query"].new_empty(inputs["query"].shape)}
+    return {"out": inputs["query"].new_empty((*inputs["query"].shape[:3], inputs["value_cache"].shape[3]))}
 
 
 def random_trees(batch: int, q: int, draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +127,7 @@ def reference(inputs: Tensors) -> Outputs:
     query = inputs["query"].double()
     batch, _, heads, _ = query.shape
     group = heads // inputs["key_cache"].shape[2]
-    out = torch.empty_like(query)
+    out = query.new_empty((*query.shape[:3], inputs["value_cache"].shape[3]))
     for sequence in range(batch):
         seen = visible(inputs, sequence)
         used = seen.any(0).nonzero()[:, 0]
@@ -158,6 +159,7 @@ def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
 def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], length: int) -> Launch:
     """Attention of sequences that are all ``length`` tokens long."""
     query, cache = inputs["query"], inputs["key_cache"]
+    value_dim = inputs["value_cache"].shape[3]
     batch, q, heads, head_dim = query.shape
     kv_heads = cache.shape[2]
     group, count = heads // kv_heads, len(sequences)
@@ -165,7 +167,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
     begin, last = first * BLOCK_SIZE, -(-length // BLOCK_SIZE)
     chosen = torch.tensor(sequences, device=query.device)
     blocks = inputs["block_tables"][chosen, first:last].reshape(-1)
-    keys, values = (cache.new_empty((blocks.numel(), *cache.shape[1:])) for _ in range(2))
+    keys, values = (cache.new_empty((blocks.numel(), *inputs[name].shape[1:])) for name in ("key_cache", "value_cache"))
     pieces = []
     for start in range(0, q, QUERY_TILE):
         stop = min(start + QUERY_TILE, q)
@@ -182,7 +184,8 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
         for source, buffer in gathers:
             torch.index_select(source, 0, blocks, out=buffer)
         key, value = (
-            buffer.to(query.dtype).view(count, -1, kv_heads, head_dim).transpose(1, 2) for buffer in (keys, values)
+            buffer.to(query.dtype).view(count, -1, kv_heads, buffer.shape[3]).transpose(1, 2)
+            for buffer in (keys, values)
         )
         mine = query if everything else query[chosen]
         for start, stop, end, mask in pieces:
@@ -196,7 +199,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
             )
             if inputs["v_scale"] != 1:
                 attended = attended * inputs["v_scale"]
-            tokens = attended.view(count, kv_heads, stop - start, group, head_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
+            tokens = attended.view(count, kv_heads, stop - start, group, value_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
             if everything:
                 out[:, start:stop] = tokens
             else:

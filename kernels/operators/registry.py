@@ -1,4 +1,4 @@
-"""The operators that can be run and timed, by name, and what those cost whose times are only imported.
+"""The operators that can be run and timed, by name.
 
 A new operator is an `Operator` in its family's file and one line in ``operators.json``. Nothing here loads torch:
 families take it from `kernels/extras`, implementations are imported when they are prepared.
@@ -28,16 +28,14 @@ Outputs = dict[str, Any]
 Launch = Callable[[], None]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
-WorkOf = Callable[[Mapping[str, Any], str, str], Work]
 
 FP8_SCALE = 1 / 64
 """Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
 E4M3_MAX = 448.0
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
-"""By operator: ``place``, its module of draftcast.kernels and name (of times that are only imported ``work``, the
-place of their work), ``shape``, its columns in a latency table, ``family`` of its roofline (none: no step is built from
-it) and ``curve``, its interpolation."""
+"""By operator: ``place``, its module of draftcast.kernels and name (none: only imported times), ``shape``, its columns
+in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its interpolation."""
 
 
 def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
@@ -50,6 +48,7 @@ def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
 class Implementation:
     """One way to run an operator."""
 
+    name: str  # "torch" or "triton"
     # (shape, dtype, kv_dtype, device) to "" or the reason why it cannot run; device is "cpu" or "cuda"
     supports: Supports
     # (inputs, outputs) to a closure that runs the operator once and writes every output. Work space is allocated here,
@@ -96,7 +95,7 @@ class Operator:
 
     name: str  # as in a latency table
     # (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
-    work: WorkOf
+    work: Callable[[Mapping[str, Any], str, str], Work]
     draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
     # Tensors of the right shape with any content, from the inputs
     make_outputs: Callable[[Tensors], Outputs]
@@ -129,11 +128,6 @@ def operator(name: str) -> Operator:
     return cast(Operator, _load(FACTS[name]["place"]))
 
 
-def work_of(name: str) -> WorkOf:
-    """`Operator.work` of an operator with a roofline."""
-    return cast(WorkOf, _load(FACTS[name]["work"])) if "work" in FACTS[name] else operator(name).work
-
-
 def implementations(
     torch: Prepare, triton: str, *, torch_supports: Supports = lambda *_: "", triton_supports: Supports = lambda *_: ""
 ) -> dict[str, Implementation]:
@@ -152,8 +146,8 @@ def implementations(
         return triton_runs(device) or triton_supports(shape, dtype, kv_dtype, device)
 
     return {
-        "torch": Implementation(torch_supports, torch),
-        "triton": Implementation(supports, prepare),
+        "torch": Implementation("torch", torch_supports, torch),
+        "triton": Implementation("triton", supports, prepare),
     }
 
 

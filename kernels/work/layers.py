@@ -18,11 +18,12 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
-from draftcast.kernels.operators.attention import attention_work, indexer_work
+from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work
+from draftcast.kernels.operators.sparse import indexer_work
 
 Scope = Literal["pass", "context", "position"]
 _OF_STATES = ("qkvz", "ba", "mamba_in", "qkvgfb", "decays", "gate", "linear_out")
@@ -235,7 +236,7 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
 
 def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     if model.is_mla:
-        return  # with the norms of the latents part of the attention's times, see `kernels/operators/attention`
+        return  # with the norms of the latents part of the attention's times, see `kernels/operators/latent`
     for layers, kind in model.attention_kinds():
         if not layers:
             continue

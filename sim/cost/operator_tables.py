@@ -18,10 +18,11 @@ from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model.dtypes import activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.attention import attention_work, indexer_work, layer_shape
+from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.kernels.operators.sampler import sampler_work
+from draftcast.kernels.operators.sparse import indexer_work
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches

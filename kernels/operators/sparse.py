@@ -1,0 +1,142 @@
+"""Sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556): an indexer scores the context, attention reads the best.
+
+indexer: for each of q new tokens of each of ``batch`` sequences the ``top_k`` tokens of largest score, which is
+``sum over heads of weight * relu(q_head . key)`` over one fp8 index key of ``k`` numbers a context token. mla_sparse:
+latent attention in absorbed form (`kernels/operators/latent`) over those tokens alone, prompts and decodes alike; every
+query reads its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from draftcast.kernels.extras import torch
+from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
+from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.registry import (
+    Draw,
+    Implementation,
+    Operator,
+    Outputs,
+    Shape,
+    Tensors,
+    by_formula,
+)
+
+
+def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike, query_kv: ArrayLike, tp: int) -> Work:
+    """One layer's indexer over a batch; arguments as `attention_work`.
+
+    Every (query, context token) pair takes a product of ``index_head_dim`` a head, and its fp32 score is written and
+    read again for the choice. A context token's key is read once a sequence (vLLM's fp8 MQA logits). Of compressed
+    attention a key stands for several tokens.
+    """
+    queries, ratio = as_array(query_tokens), model.indexed_kv_compression or 1
+    context, pairs = as_array(kv_tokens) / ratio, as_array(query_kv) / ratio
+    heads = model.index_n_heads if model.is_mla else max(1, model.index_n_heads // tp)
+    width = heads * model.index_head_dim
+    moved = (context + queries) * model.index_key_bytes + queries * (width + 4.0 * heads)
+    return Work(2.0 * width * pairs, moved + 8.0 * pairs)
+
+
+def _index_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    batch, q, context, heads, k = (as_array(shape[name]) for name in ("batch", "q", "context", "heads", "k"))
+    key = k * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    rows = batch * q
+    flops = 2.0 * heads * k * rows * context
+    return Work(flops, batch * context * key + rows * (heads * (k * activation_bytes(dtype) + 4.0) + 8.0 * context))
+
+
+def _sparse_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    batch, q, heads, k, n, topk = (as_array(shape[name]) for name in ("batch", "q", "heads", "k", "n", "top_k"))
+    latent, rows = k * KV_BYTES[kv_dtype(kv_cache_dtype)], batch * q
+    return Work(2.0 * heads * (k + n) * rows * topk, rows * (topk * latent + heads * (k + n) * activation_bytes(dtype)))
+
+
+def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """query [batch, q, heads, k], key [batch, context, k], weight [batch, q, heads]; the last q keys are the new ones.
+
+    Raises:
+        ValueError: context below q, or fewer tokens than topk.
+    """
+    batch, q, context, heads, k, topk = (shape[name] for name in ("batch", "q", "context", "heads", "k", "top_k"))
+    if not q <= context or topk > context - q + 1:
+        raise ValueError("the first query must see topk tokens")
+    return {
+        "query": draw.normal(batch, q, heads, k),
+        "key": draw.normal(batch, context, k, dtype=draw.kv_dtype),
+        "weight": draw.uniform(batch, q, heads),
+        "top_k": topk,
+    }
+
+
+def index_outputs(inputs: Tensors) -> Outputs:
+    """Scores of the chosen tokens in falling order, float32 [batch, q, topk], and which they are, int64."""
+    batch, q = inputs["query"].shape[:2]
+    size = (batch, q, inputs["top_k"])
+    device = inputs["query"].device
+    return {"score": torch.empty(size, device=device), "token": torch.empty(size, dtype=torch.int64, device=device)}
+
+
+def index_tokens(inputs: Tensors, dtype: Any) -> Outputs:
+    """The scores of all tokens that each query may see, in ``dtype``, and the best of them."""
+    query, key, weight = (inputs[name].to(dtype) for name in ("query", "key", "weight"))
+    scores = torch.einsum("bqh,bqhc->bqc", weight, torch.einsum("bqhk,bck->bqhc", query, key).relu())
+    q, context = scores.shape[1:]
+    ends = torch.arange(context - q, context, device=scores.device)
+    hidden = torch.arange(context, device=scores.device) > ends[:, None]
+    best = scores.masked_fill(hidden, -torch.inf).topk(inputs["top_k"], dim=-1)
+    return {"score": best.values, "token": best.indices}
+
+
+def draw_sparse(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """query [batch, q, heads, k], latent [batch, context, k], token int64 [batch, q, topk] without repeats."""
+    batch, q, context, heads, k, n, topk = (
+        shape[name] for name in ("batch", "q", "context", "heads", "k", "n", "top_k")
+    )
+    return {
+        "query": draw.normal(batch, q, heads, k),
+        "latent": draw.normal(batch, context, k, dtype=draw.kv_dtype),
+        "token": draw.uniform(batch, q, context).argsort(dim=-1)[..., :topk],
+        "n": n,
+    }
+
+
+def sparse_outputs(inputs: Tensors) -> Outputs:
+    """Sums of the chosen latents' first n numbers, [batch, q, heads, n]."""
+    query = inputs["query"]
+    return {"out": query.new_empty((*query.shape[:3], inputs["n"]))}
+
+
+def attend(inputs: Tensors, dtype: Any) -> Outputs:
+    """Softmax over the chosen latents' products, scaled by 1 / sqrt(k), and the sum of their first n numbers."""
+    query, latent, token = inputs["query"].to(dtype), inputs["latent"].to(dtype), inputs["token"]
+    rows = torch.arange(latent.shape[0], device=latent.device)[:, None, None]
+    chosen = latent[rows, token]  # [batch, q, topk, k]
+    shares = (torch.einsum("bqhk,bqtk->bqht", query, chosen) * query.shape[-1] ** -0.5).softmax(-1)
+    return {"out": torch.einsum("bqht,bqtn->bqhn", shares, chosen[..., : inputs["n"]])}
+
+
+def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, compute: Any) -> Operator:
+    def reference(inputs: Tensors) -> Outputs:
+        found: Outputs = compute(inputs, torch.float64)
+        return found
+
+    def in_float32(inputs: Tensors) -> Outputs:
+        found: Outputs = compute(inputs, torch.float32)
+        return found
+
+    implementations = {"torch": Implementation("torch", _supports, by_formula(in_float32))}
+    return Operator(name, work, draw_inputs, make_outputs, reference, implementations)
+
+
+def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    return "" if shape["top_k"] <= shape["context"] - shape["q"] + 1 else "the first query must see topk tokens"
+
+
+INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
+MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)
