@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 
 Clock = Literal["auto", "wall", "elapsed"]
+CLOCKS = ("auto", "wall", "elapsed")
 
 # vLLM's block size on GPUs where none is given on the command line.
 DEFAULT_BLOCK_SIZE = 16
@@ -29,8 +30,6 @@ DEFAULT_BLOCK_SIZE = 16
 _BLOCK_UNCERTAINTIES = 25.0
 # Wall-clock blocks of up to this many steps are taken as they are; with longer ones, elapsed says more, if it is whole.
 _SHORT_BLOCK = 4.0
-# Columns of a log that a step keeps.
-_KEPT = ("source", "run", "line", "kv_tokens", "context_tokens", "elapsed_s", "time_s", "resolution_s")
 # Share of the wall time that elapsed must hold to stand for the step.
 WHOLE_ELAPSED = 0.8
 
@@ -44,7 +43,7 @@ class TimedSteps:
     frame: pd.DataFrame
     # The same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it
     blocks: pd.DataFrame
-    clock: Literal["wall", "elapsed"]
+    clock: Literal["wall", "elapsed"]  # ``wall`` or ``elapsed``
     elapsed_share: float  # elapsed over wall time where both are known, NaN where no wall time is
     left_out: dict[str, int]  # steps that are not in it, by reason
 
@@ -120,8 +119,8 @@ def timed_steps(
     Raises:
         InputError: no step can be timed by the wall clock asked for.
     """
-    if clock not in get_args(Clock):
-        raise InputError(f"must be one of {', '.join(get_args(Clock))}", key="clock", value=clock)
+    if clock not in CLOCKS:
+        raise InputError(f"must be one of {', '.join(CLOCKS)}", key="clock", value=clock)
     parts = [_step_features(run, warmup_steps, features) for _, run in frame.groupby(["source", "run"], sort=False)]
     steps = pd.concat(parts, ignore_index=True)
     kept = steps[steps["reason"] == ""]
@@ -156,13 +155,21 @@ def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) ->
     busy = run["busy"].to_numpy() if "busy" in run else generation > 0
     features = pd.DataFrame(
         {
-            **{name: run[name] for name in (*_KEPT, *more)},
+            "source": run["source"],
+            "run": run["run"],
+            "line": run["line"],
             "steps": 1,
             "rows": run["context_tokens"] + run["generation_tokens"],
+            "kv_tokens": run["kv_tokens"],
             "sequences": run["context_requests"] + generation,
             "draft_tokens": np.where(is_next, np.r_[verified[1:], 0], verified),
             "draft_passes": np.where(is_next, np.r_[depth[1:], 0], depth),
+            "context_tokens": run["context_tokens"],
+            "elapsed_s": run["elapsed_s"],
+            "time_s": run["time_s"],
+            "resolution_s": run["resolution_s"],
             "wall_s": np.where(follows & busy & (wall_s >= 0.0), wall_s, np.nan),
+            **{name: run[name] for name in more},
         }
     )
     reason = np.full(len(run), "", dtype=object)
@@ -187,11 +194,13 @@ def _blocks(run: pd.DataFrame, more: Sequence[str]) -> pd.DataFrame:
         # A stamp finer than a step will do; of coarser ones, one that has just changed.
         fine = resolution[i] <= typical_s
         sharp = fine or wall_s[i] > 0.0
-        if first is None and not fine:
-            first, spent = (i + 1, 0.0) if sharp else (None, 0.0)
-            continue
         if first is None:
-            first, spent = i, 0.0  # the stamp of the step before it is the beginning
+            if fine:
+                first, spent = i, 0.0  # the stamp of the step before it is the beginning
+            else:
+                if sharp:
+                    first, spent = i + 1, 0.0
+                continue
         spent += wall_s[i]
         if sharp and spent >= _BLOCK_UNCERTAINTIES * min(resolution[i], typical_s):
             ends.append((first, i))
