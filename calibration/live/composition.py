@@ -164,12 +164,15 @@ def _prefills(log: pd.DataFrame, requests: pd.DataFrame, time_s: FloatArray, bef
     # The step that made a request's first token: the last one whose line came before that token did.
     made_in = np.searchsorted(time_s - _ROUNDING_S, first_s, side="right") - 1
     made_in[np.isnan(first_s)] = len(time_s)
+    by_step: dict[int, list[int]] = {}
+    for request, step in enumerate(made_in.tolist()):
+        by_step.setdefault(step, []).append(request)
     result = {name: np.zeros(len(log)) for name in ("kv", "qkv", "done", "done_kv")}
     result["sent_s"] = np.full(len(log), np.nan)
     waited = np.zeros(len(log), dtype=np.bool_)
     oldest = 0
     for step in np.flatnonzero(seqs):
-        done = np.flatnonzero(made_in == step)[: seqs[step]].tolist()
+        done = by_step.get(int(step), [])[: seqs[step]]
         while oldest < len(ordered) and made_in[oldest] < step:
             oldest += 1
         members = list(done)

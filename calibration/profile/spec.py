@@ -134,6 +134,7 @@ class RooflineProfile(Section):
         """SHA-256 over every number and source, the device's included; a run's manifest holds it."""
         hardware = asdict(self.hardware)
         del hardware["aliases"]
+        # Under the names that the manifests of recorded runs were made with, so that a profile keeps its checksum.
         values = {
             **picked(self, "name cuda_graph_ceiling source date"),
             "hardware": hardware,

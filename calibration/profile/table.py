@@ -34,6 +34,7 @@ ngram               batch texts of context tokens searched for their own end (in
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,9 +155,8 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
         with pq.ParquetFile(path, memory_map=True, read_dictionary=list(LABELS)) as file:
             groups = _groups_of(file.metadata, operator)
             table = file.read_row_groups(groups, columns=[*dict.fromkeys([*columns, *equal])])
-        for name, value in equal.items():
-            table = table.filter(pc.equal(table[name], value))
-        frame: pd.DataFrame = table.select(columns).to_pandas()
+        chosen = functools.reduce(pc.and_, (pc.equal(table[name], value) for name, value in equal.items()))
+        frame: pd.DataFrame = table.select(columns).filter(chosen).to_pandas()
     except (OSError, KeyError, pa.ArrowException) as error:
         first = str(error).splitlines()[0]
         raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None

@@ -47,11 +47,11 @@ def _norm_reference(inputs: Tensors) -> Outputs:
 def _norm_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     x, residual, weight, eps = (inputs[name] for name in ("x", "residual", "weight", "eps"))
     y, total = outputs["y"], outputs["residual_out"]
-    size = (x.shape[1],)
+    size, rms_norm = (x.shape[1],), torch.nn.functional.rms_norm
 
     def launch() -> None:
         torch.add(x, residual, out=total)
-        torch.mul(torch.nn.functional.rms_norm(total, size, None, eps), weight, out=y)
+        torch.mul(rms_norm(total, size, None, eps), weight, out=y)
 
     return launch
 

@@ -178,7 +178,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
     gathers = [
         (inputs[f"{name}_cache"].view(raw), buffer.view(raw)) for name, buffer in (("key", keys), ("value", values))
     ]
-    everything = count == batch
+    everything, attend = count == batch, torch.nn.functional.scaled_dot_product_attention
 
     def launch() -> None:
         for source, buffer in gathers:
@@ -190,7 +190,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
         mine = query if everything else query[chosen]
         for start, stop, end, mask in pieces:
             rows = mine[:, start:stop].view(count, stop - start, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4)
-            attended = torch.nn.functional.scaled_dot_product_attention(
+            attended = attend(
                 rows.reshape(count, kv_heads, (stop - start) * group, head_dim),
                 key[:, :, :end],
                 value[:, :, :end],

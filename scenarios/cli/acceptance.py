@@ -277,7 +277,7 @@ def _measured_lines(measured: Measurement) -> list[str]:
     rates = measured.rates[: 1 + sum(rate.value > 0 for rate in measured.rates)]
     return [
         f"{report['num_requests']} requests, {report['num_rounds']} rounds, {report['num_drafts']} with a draft; "
-        "in [] the 95% interval over requests",
+        f"in [] the {report['confidence']:.0%} interval over requests",
         *(row(label, *measured.figures[name]) for name, label in _LABELS.items()),
         *(row(f"accepted up to position {position}", *rate) for position, rate in enumerate(rates)),
         f"mean acceptance length by request: {', '.join(quantiles) or 'no request drafts'}",

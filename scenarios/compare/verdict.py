@@ -321,7 +321,9 @@ def _change(verdict: Verdict) -> str:
     assert advantage is not None
     if not better:
         low, high = 1 / advantage.high, 1 / advantage.low if advantage.low else math.inf
-        advantage = dataclasses.replace(advantage, mean=1 / advantage.mean, low=low, high=high)
+        advantage = dataclasses.replace(
+            advantage, mean=1 / advantage.mean, low=low, high=high, half_width=(high - low) / 2
+        )
     return f"{_times(advantage)} times {'lower' if better == verdict.metric.less_is_better else 'higher'}"
 
 

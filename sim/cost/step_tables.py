@@ -249,6 +249,7 @@ def _fill_draft(
 ) -> StepCost:
     method = config.method
     tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
+    # Its grids are appended to the target's: both share the list.
     device = replace(target, tp=tp, dtype=config.draft_weight_dtype, dcp=target.dcp if tp == target.tp else 1)
     if config.lockstep_ranks > 1 and head.is_moe:
         # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
