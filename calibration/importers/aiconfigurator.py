@@ -21,6 +21,7 @@ of its input). What one row covers, read off the data and the collecting scripts
   largest batches move 4 bytes a number at 74 to 91 % of the memory bandwidth.
 * mla_generation_module, mla_context_module: the whole attention block of one layer, see
   `calibration/importers/latent_attention`.
+* dsa_generation_module: the same of sparse attention, its indexer included.
 * moe in fp8 blocks, the version before: until FlashInfer's kernels were its choice on Blackwell an engine ran Triton's.
   They are kept beside the newer ones where the newest file has none (B200); `calibration/profile/engines` says which
   an engine runs.
@@ -159,6 +160,9 @@ FILES = (
     FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, moe_rows),
     FileKind("mla", "mla_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_decode")),
     FileKind("mla", "mla_context_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_prefill")),
+    FileKind(
+        "sparse_attention", "dsa_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="dsa_decode")
+    ),
     FileKind("linear_attention", "gdn", ("phase",), _GDN, gdn_rows),
     FileKind("comm", "custom_allreduce", ("allreduce_dtype",), ("message_size", "num_gpus"), all_reduce_rows),
 )

@@ -1,17 +1,22 @@
 """Latent attention from aiconfigurator-core's timings of a whole attention block.
 
 One row of its modules is all of one layer's attention in a CUDA graph, all-reduce apart: the matrices (qkv_a, q_b, the
-two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents. The matrices are
-layers of their own in a step, so the profile's times of them, bf16 over the same rows, are taken off; a block's parts
-then add up to the measured block. What is left holds one thing more: in decode the halves of kv_b are two batched
-products (8 to 13 us for the 3 to 14 us of one matrix).
+two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents; of sparse attention
+the indexer and its matrices too. The matrices are layers of their own in a step, so the profile's times of them, bf16
+over the same rows, are taken off; a block's parts then add up to the measured block. What is left holds one thing more:
+in decode the halves of kv_b are two batched products (8 to 13 us for the 3 to 14 us of one matrix).
 
 A graph is replayed over the same weights and latents. Where all of them fit the last-level cache the matrices ran out
 of it, faster than those taken off and than in an engine: what is left of such a decode row is too little, up to 10 us
 on B200. It is dropped unless it still exceeds the roofline of the other rows. (Prompts are bound by arithmetic.)
+
+Prompts of sparse attention are not taken: they were timed without a graph, and up to some 2,000 tokens their launches
+set the time (1.3 ms a layer on H200 and B200 alike), which they do not in an engine that compiles its steps.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -25,12 +30,16 @@ from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import KV_BYTES
+from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
+from draftcast.kernels.operators.sparse import sparse_decode_shape
 from draftcast.kernels.work.layers import LinearLayer, linear_layers
 
 MODEL = "deepseek-ai/DeepSeek-V3"
-MODULES = ("mla_decode", "mla_prefill")
-MATRICES = ("qkv_a", "q_b", "kv_b", "o")
+SPARSE_MODELS = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5")
+MODULES = {"mla_decode": (MODEL,), "mla_prefill": (MODEL,), "dsa_decode": SPARSE_MODELS}
+"""Models of every operator's blocks; sparse ones are told apart by their index heads."""
+MATRICES = ("qkv_a", "q_b", "kv_b", "o", "index_q", "index_k")
 KV_DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 CACHED = "latent attention whose weights and latents fit the cache: too fast"
 NOTHING_LEFT = "latent attention no slower than its matrices"
@@ -38,10 +47,9 @@ NOTHING_LEFT = "latent attention no slower than its matrices"
 
 def module_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
     """Whole blocks with bf16 matrices as rows of ``operator``; the others are counted in ``left_out``."""
-    model = load_model(MODEL)
     taken = pd.Series(True, index=raw.index)
     for column, wanted in (
-        ("model", (MODEL,)),
+        ("model", MODULES[operator]),
         ("gemm_type", ("bfloat16",)),
         ("mla_dtype", ("bfloat16",)),
         ("kv_cache_dtype", tuple(KV_DTYPES)),
@@ -49,13 +57,22 @@ def module_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataF
         bad = taken & ~raw[column].isin(wanted)
         left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
-    uneven = taken & (model.num_attention_heads % raw["num_heads"] != 0)
+    models = {name: load_model(name) for name in MODULES[operator]}
+    uneven = taken & (
+        raw["model"].map({name: each.num_attention_heads for name, each in models.items()}) % raw["num_heads"] != 0
+    )
     left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
     rows = raw[taken & ~uneven]
-    _, shape = layer_shape(model, operator.removeprefix("mla_"), 1)
     kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]
-    widths = {"k": shape["k"], "n": shape["n"]}
+    sizes = pd.DataFrame({name: block_shape(each, operator, 1) for name, each in models.items()}).drop("heads")
+    widths = {str(size): rows["model"].map(of_model) for size, of_model in sizes.iterrows()}
     return launches(rows, operator, "bf16", PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
+
+
+def block_shape(model: ModelSpec, operator: str, tp: int) -> dict[str, int]:
+    """Shape fields of a block on one of ``tp`` ranks that the model fixes."""
+    kind, _, phase = operator.partition("_")
+    return sparse_decode_shape(model, tp) if kind == "dsa" else layer_shape(model, phase, tp)[1]
 
 
 def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
@@ -75,7 +92,7 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: Left
         return others
     blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
     nothing = blocks["seconds"] <= 0.0
-    cached = (blocks["operator"] == "mla_decode") & (_footprint(blocks) <= hardware.cache_bytes)
+    cached = blocks["operator"].str.endswith("decode") & (_footprint(blocks) <= hardware.cache_bytes)
     low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
     for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
         left_out[reason] += int(bad.sum())
@@ -84,15 +101,22 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: Left
     return pd.concat([others, rest], ignore_index=True)
 
 
-def _layers(heads: int) -> list[LinearLayer]:
-    model = load_model(MODEL)
-    return [layer for layer in linear_layers(model, model.num_attention_heads // heads) if layer.name in MATRICES]
+def _by_model(blocks: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, list[LinearLayer]]]:
+    """Blocks of one model on one rank, and their matrices."""
+    models = {model.index_n_heads: model for model in map(load_model, (MODEL, *SPARSE_MODELS))}
+    for (index_heads, heads), rows in blocks.groupby(["kv_heads", "heads"]):
+        model = models[int(str(index_heads))]
+        layers = linear_layers(model, model.num_attention_heads // int(str(heads)))
+        yield rows, [layer for layer in layers if layer.name in MATRICES]
 
 
 def _footprint(blocks: pd.DataFrame) -> FloatArray:
-    weights = {heads: sum(2.0 * layer.k * layer.n for layer in _layers(heads)) for heads in blocks["heads"].unique()}
-    latents = blocks["batch"] * blocks["context"] * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
-    return (blocks["heads"].map(weights) + latents).to_numpy(np.float64)
+    seen = blocks["context"].where(blocks["top_k"] == 0, np.minimum(blocks["context"], blocks["top_k"]))
+    latents = blocks["batch"] * seen * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
+    touched = latents + blocks["batch"] * blocks["context"] * blocks["head_dim"]
+    for rows, layers in _by_model(blocks):
+        touched[rows.index] += sum(2.0 * layer.k * layer.n for layer in layers)
+    return touched.to_numpy(np.float64)
 
 
 def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
@@ -105,9 +129,9 @@ def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: Hard
     linear = Part("linear", "bf16")
     curves = curves_of(linear, matrices, lambda work: fit.seconds(work.flops, work.bytes, *ceilings), {})
     seconds = pd.Series(0.0, index=blocks.index)
-    for heads, rows in blocks.groupby("heads"):
+    for rows, layers in _by_model(blocks):
         m = (rows["batch"] * rows["q"]).to_numpy(np.float64)
-        for layer in _layers(int(str(heads))):
+        for layer in layers:
             seconds[rows.index] += curves.seconds(m, (layer.k, layer.n))[0]
     return seconds
 

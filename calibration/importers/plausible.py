@@ -28,6 +28,7 @@ GROWS_WITH = {
     "attention_prefill": ("q", "prefix", "batch"),
     "mla_decode": ("context", "batch"),
     "mla_prefill": ("q", "prefix", "batch"),
+    "dsa_decode": ("context", "batch"),
     "gdn_decode": ("batch",),
     "gdn_prefill": ("q", "batch"),
     "all_reduce": ("message_bytes",),
@@ -77,6 +78,10 @@ def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
         return shape["batch"] * (shape["context"] - shape["q"]) * shape["k"] * KV_BYTES[part.kv_dtype]
     if part.operator == "mla_prefill":
         return shape["batch"] * (shape["context"] - shape["q"]) * shape["heads"] * (shape["k"] + shape["n"]) * 2.0
+    if part.operator == "dsa_decode":
+        earlier = shape["context"] - shape["q"]
+        chosen = np.minimum(earlier, shape["top_k"]) * shape["k"] * KV_BYTES[part.kv_dtype]
+        return shape["batch"] * (earlier * shape["head_dim"] + chosen)
     if part.operator == "gdn_decode":
         # A state that is written to the cache pushes another one out of it.
         return 2.0 * shape["batch"] * shape["heads"] * shape["k"] * shape["n"] * KV_BYTES[part.kv_dtype]

@@ -83,7 +83,7 @@ class HardwareSpec:
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
         if family.startswith("gdn"):
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
-        attends = family.startswith(("attention", "mla")) and dtype != "fp32"
+        attends = family.startswith(("attention", "mla", "dsa")) and dtype != "fp32"
         sustained = min(1.0, self.board_power_w / self.peak_power_w) if self.peak_power_w else 1.0
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:

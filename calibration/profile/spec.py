@@ -30,6 +30,7 @@ OPERATORS = (
     "attention_prefill",
     "mla_decode",
     "mla_prefill",
+    "dsa_decode",
     "gdn_decode",
     "gdn_prefill",
     "elementwise",

@@ -20,6 +20,8 @@ gdn_prefill         the same of prompts of q tokens
 kda_decode, ...     the same of Kimi Delta Attention and of Mamba-2 (mamba2_*), whose groups are kv_heads
 indexer             sparse attention's scores: batch, q and context as above, heads of k numbers, top_k tokens chosen
 mla_sparse          latent attention in absorbed form over top_k tokens of the context
+dsa_decode          both in one layer, norms, rotary embeddings and cache writes included: heads, k, n and top_k as of
+                    mla_sparse, kv_heads index heads of head_dim numbers
 attention_launch    one launch over batch sequences of one query with context tokens each on average and n at most, and
                     a prompt's chunk of m tokens (0: none) at the end of its k tokens; heads as above
 rmsnorm, swiglu     m rows of width n

@@ -264,6 +264,11 @@ class ModelSpec:
         return self.num_sliding_layers > 0 and self.window_kind == "top_k"
 
     @property
+    def has_latent_indexer(self) -> bool:
+        """Whether layers choose among latents of every token (DeepSeek-V3.2), not of several tokens (V4)."""
+        return self.is_sparse and self.is_mla and not self.indexed_kv_compression
+
+    @property
     def has_plain_attention(self) -> bool:
         """Whether every layer attends to keys and values by heads: not to latents, an indexer's choice or a state."""
         return not (self.is_mla or self.is_sparse or self.num_linear_layers)

@@ -3,7 +3,7 @@
 indexer: for each of q new tokens of each of ``batch`` sequences the ``top_k`` tokens of largest score, which is
 ``sum over heads of weight * relu(q_head . key)`` over one fp8 index key of ``k`` numbers a context token. mla_sparse:
 latent attention in absorbed form (`kernels/operators/latent`) over those tokens alone, prompts and decodes alike; every
-query reads its own.
+query reads its own. dsa_decode: both, one after the other, with ``kv_heads`` index heads of ``head_dim`` numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import (
     Draw,
@@ -43,6 +44,13 @@ def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike
     return Work(2.0 * width * pairs, moved + 8.0 * pairs)
 
 
+def sparse_decode_shape(model: ModelSpec, tp: int) -> dict[str, int]:
+    """Shape fields of dsa_decode that the model fixes on one of ``tp`` ranks; every rank has the whole indexer."""
+    _, latents = layer_shape(model, "decode", tp)
+    indexer = {"kv_heads": model.index_n_heads, "head_dim": model.index_head_dim, "top_k": model.sliding_window}
+    return {**latents, **indexer}
+
+
 def _index_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
     batch, q, context, heads, k = (as_array(shape[name]) for name in ("batch", "q", "context", "heads", "k"))
     key = k * KV_BYTES[kv_dtype(kv_cache_dtype)]
@@ -55,6 +63,16 @@ def _sparse_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str
     batch, q, heads, k, n, topk = (as_array(shape[name]) for name in ("batch", "q", "heads", "k", "n", "top_k"))
     latent, rows = k * KV_BYTES[kv_dtype(kv_cache_dtype)], batch * q
     return Work(2.0 * heads * (k + n) * rows * topk, rows * (topk * latent + heads * (k + n) * activation_bytes(dtype)))
+
+
+def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
+    """Kernels read ``top_k`` latents a query however short the context is; scores of fp8 keys run at twice the rate."""
+    index = _index_shape_work(_indexer_of(shape), dtype, "fp8")
+    return _sparse_shape_work(shape, dtype, kv_cache_dtype).add(Work(index.flops / 2.0, index.bytes))
+
+
+def _indexer_of(shape: Mapping[str, Any]) -> dict[str, Any]:
+    return {**shape, "heads": shape["kv_heads"], "k": shape["head_dim"]}
 
 
 def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
@@ -121,6 +139,18 @@ def attend(inputs: Tensors, dtype: Any) -> Outputs:
     return {"out": torch.einsum("bqht,bqtn->bqhn", shares, chosen[..., : inputs["n"]])}
 
 
+def draw_both(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """Inputs of `draw_index`, its query as index_query, and of `draw_sparse` without the tokens."""
+    index, sparse = draw_index(_indexer_of(shape), draw), draw_sparse(shape, draw)
+    return {**sparse, **index, "query": sparse["query"], "index_query": index["query"]}
+
+
+def choose_and_attend(inputs: Tensors, dtype: Any) -> Outputs:
+    """`attend` over the tokens that `index_tokens` chooses."""
+    chosen = index_tokens({**inputs, "query": inputs["index_query"]}, dtype)
+    return attend({**inputs, **chosen}, dtype)
+
+
 def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, compute: Any) -> Operator:
     def reference(inputs: Tensors) -> Outputs:
         found: Outputs = compute(inputs, torch.float64)
@@ -140,3 +170,4 @@ def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str
 
 INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
 MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)
+DSA_DECODE = _operator("dsa_decode", _decode_work, draw_both, sparse_outputs, choose_and_attend)

@@ -18,6 +18,7 @@ from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.attention import layer_shape
+from draftcast.kernels.operators.sparse import sparse_decode_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
@@ -87,6 +88,8 @@ def _attention(deployment: Deployment, measured: MeasuredTimes, kv_dtype: str, t
     points = {}
     for phase in ("decode", "prefill"):
         operator, heads = layer_shape(model, phase, tp)
+        if model.has_latent_indexer and phase == "decode":
+            operator, heads = "dsa_decode", sparse_decode_shape(model, tp)
         rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
         if len(rows):
             _, rows = of_nearest_heads(rows, heads)

@@ -25,6 +25,7 @@ OPERATOR_COLOURS = {
     "attention_prefill": "#f08c00",
     "mla_decode": "#c2255c",
     "mla_prefill": "#e64980",
+    "dsa_decode": "#862e9c",
     "gdn_decode": "#0b7285",
     "gdn_prefill": "#1098ad",
     "rmsnorm": "#2f9e44",

@@ -37,6 +37,7 @@ SIZES = {
     "attention_prefill": "q",
     "mla_decode": "context",
     "mla_prefill": "q",
+    "dsa_decode": "context",
     "gdn_decode": "batch",
     "gdn_prefill": "q",
     "all_reduce": "message_bytes",

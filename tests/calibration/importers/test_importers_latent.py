@@ -79,6 +79,24 @@ def test_columns_and_formats() -> None:
     assert prompt[["q", "context", "k", "n"]].to_numpy().tolist() == [[512, 512, 192, 128]]
 
 
+def test_sparse_blocks_are_told_apart_by_their_index_heads() -> None:
+    left_out: Counter[str] = Counter()
+    names = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5", MODEL)
+    rows = rows_of(*(block(200.0, model=name) for name in names), operator="dsa_decode", left_out=left_out)
+    fields = ["heads", "kv_heads", "head_dim", "k", "n", "top_k"]
+    assert rows[fields].to_numpy().tolist() == [[16, 64, 128, 576, 512, 2048], [16, 32, 128, 576, 512, 2048]]
+    assert +left_out == {f"dsa_decode with model {MODEL}": 1}
+    # Indexer's matrices: 1536 x 8192 and 7168 x 192, beside those of MATRIX_US.
+    index = {(1536, 8192): 9.0, (7168, 192): 6.0}
+    more = [{"m": m, "k": k, "n": n, "seconds": us * 1e-6} for (k, n), us in index.items() for m in (1, 4, 64)]
+    points = complete(pd.DataFrame(more).assign(operator="linear", dtype="bf16", implementation="k", graph=True))
+    frame = pd.concat([matrices(), points, rows[:1]], ignore_index=True)
+    found = without_matrices(frame, H100, Counter())
+    seconds = found.loc[found["operator"] == "dsa_decode", "seconds"].tolist()
+    of_matrices = sum(MATRIX_US[16].values()) * 4**0.01 + sum(index.values())
+    assert seconds == pytest.approx([(200.0 - of_matrices) * 1e-6])
+
+
 @pytest.mark.parametrize(("operator", "isl", "step"), [("mla_decode", 1, 1023), ("mla_prefill", 16, 0)])
 def test_what_is_left_is_the_block_less_its_matrices(operator: str, isl: int, step: int) -> None:
     rows, counted = left(block(100.0, isl=isl, step=step), operator=operator)

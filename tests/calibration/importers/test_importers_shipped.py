@@ -17,10 +17,12 @@ from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.gated_delta import linear_shape
+from draftcast.kernels.operators.sparse import sparse_decode_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 RANKS = (1, 2, 4, 8)
 FORMATS = {name: ("bf16",) if name == "a100-80g" else ("bf16", "fp8") for name in DEVICES}
+TIMED_SPARSE = ("b200", "b300", "gb300", "h100-sxm", "h200")
 WIDEST = 65536  # the source's widest matrix; wider ones are lm_heads of one or two ranks and Llama-3.1-405B on one
 NARROWEST = 32  # narrower ones are routers
 
@@ -53,7 +55,8 @@ def test_folder_is_whole_and_says_where_it_comes_from(name: str) -> None:
     assert manifest.versions["aiconfigurator-core"] == "0.12.0"
     kinds = {Path(file).name.removesuffix("_perf.parquet") for file in manifest.sources}
     latent = set() if name == "a100-80g" else {"mla_generation_module", "mla_context_module", "gdn"}
-    assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"} | latent
+    sparse = {"dsa_generation_module"} if name in TIMED_SPARSE else set()
+    assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"} | latent | sparse
     assert all(len(digest) == 64 for digest in manifest.sources.values())
     assert all(count > 0 for count in manifest.left_out.values())
     profile = load_profile(name, load_hardware(name))
@@ -174,6 +177,16 @@ def test_latent_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame],
     wanted = {layer_shape(model, operator[4:], tp)[1]["heads"] for model, tp in sharded() if model.is_mla}
     # The source did not time the 20 heads of GLM-4.7-Flash and the 96 of Kimi-K3, and their shares.
     assert wanted == {2, 4, 8, 16, 32, 64, 128} | {20, 10, 5} | {96, 48, 24, 12}
+
+
+@pytest.mark.parametrize("name", TIMED_SPARSE)
+def test_sparse_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame], name: str) -> None:
+    rows = frames[name][frames[name]["operator"] == "dsa_decode"]
+    wanted = {tuple(sparse_decode_shape(model, tp).items()) for model, tp in sharded() if model.has_latent_indexer}
+    fields = [field for field, _ in next(iter(wanted))]
+    for kv_dtype in ("bf16", "fp8"):
+        shapes = rows.loc[rows["kv_dtype"] == kv_dtype, fields].itertuples(index=False, name=None)
+        assert wanted <= {tuple(zip(fields, shape, strict=True)) for shape in shapes}
 
 
 @pytest.mark.parametrize("name", [name for name in DEVICES if name != "a100-80g"])

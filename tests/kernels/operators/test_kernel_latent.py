@@ -97,3 +97,27 @@ def test_sparse_attention_over_all_tokens_is_latent_attention() -> None:
     torch.testing.assert_close(outputs["out"][0, 0].double(), expected, rtol=1e-5, atol=1e-5)
     work = sparse.work({**shape, "context": 4000}, "bf16", "bf16")
     assert float(work.flops) == 2 * 4 * 24 * 20  # whatever the context
+
+
+def test_sparse_decode_attends_to_what_its_indexer_chooses() -> None:
+    shape = {"batch": 1, "q": 2, "context": 20, "heads": 4, "kv_heads": 3, "head_dim": 16, "k": 16, "n": 8, "top_k": 5}
+    both = operator("dsa_decode")
+    inputs = both.make_inputs(shape, "fp32", "fp32", "cpu", torch.Generator().manual_seed(0))
+    outputs = both.make_outputs(inputs)
+    both.implementations["torch"].prepare(inputs, outputs)()
+    chosen = operator("indexer").reference({**inputs, "query": inputs["index_query"]})["token"]
+    expected = operator("mla_sparse").reference({**inputs, "token": chosen})["out"]
+    torch.testing.assert_close(outputs["out"].double(), expected, rtol=1e-5, atol=1e-5)
+    others = operator("mla_sparse").reference({**inputs, "token": (chosen + 1) % 20})["out"]
+    assert not torch.allclose(expected, others)
+
+
+def test_sparse_decode_reads_as_many_latents_however_short_the_context_is() -> None:
+    shape = {"batch": 4, "q": 1, "context": 100, "heads": 16, "kv_heads": 64, "head_dim": 128, "k": 576, "n": 512}
+    work = operator("dsa_decode").work
+    short, long = (work({**shape, "top_k": 2048, "context": tokens}, "bf16", "bf16") for tokens in (100, 200))
+    # A token more costs a key of 128 bytes, its score written and read and a product an index head at the fp8 rate.
+    assert float(long.bytes - short.bytes) == 4 * 100 * (128 + 8)
+    assert float(long.flops - short.flops) == 4 * 100 * 64 * 128
+    fewer = work({**shape, "top_k": 1024}, "bf16", "bf16")
+    assert float(short.bytes - fewer.bytes) == 4 * 1024 * 576 * 2

@@ -32,7 +32,7 @@ def shape_of(name: str) -> dict[str, int]:
 
 
 def kv_dtype_of(name: str, dtype: str) -> str:
-    return dtype if name.startswith(("attention", "mla", "gdn", "kda", "mamba2", "indexer")) else ""
+    return dtype if name.startswith(("attention", "mla", "gdn", "kda", "mamba2", "indexer", "dsa")) else ""
 
 
 def made(name: str, dtype: str, seed: int = 0) -> dict[str, Any]:

@@ -114,6 +114,39 @@ def test_every_roofline_number_counts(phase: str, number: str, value: float) -> 
     assert after > 1.01 * before
 
 
+@pytest.mark.parametrize(("number", "value"), [("t0_s", 1e-3), ("e_c", 0.01), ("e_m", 0.001), ("p", 1.0)])
+def test_every_roofline_number_of_sparse_decode_counts(number: str, value: float) -> None:
+    profile, sparse = profile_of("default"), load_model("DeepSeek-V3.2")
+    changed = dataclasses.replace(profile.operators["dsa_decode"], **{number: value})
+    other = dataclasses.replace(profile, operators={**profile.operators, "dsa_decode": changed})
+    sums = at.sums_of(np.zeros(0), 64 * 65536.0, 64 * 65536.0, 64.0, 64.0)
+    before, after = (
+        at.attention_seconds(
+            OperatorTables(p, 8, "bf16").sparse_decode(sparse, "bf16"),
+            np.zeros(0),
+            sums,
+            1.0,
+            st.empty_record(st.TIMES),
+        )
+        for p in (profile, other)
+    )
+    assert after > 1.01 * before
+
+
+def test_layers_without_an_indexer_of_their_own_are_not_taken_for_measured() -> None:
+    """GLM-5.2: 21 of 78 layers have an indexer, the others read what it chose."""
+    hardware = load_hardware("h200")
+    config = EngineConfig(is_moe=True, tensor_parallel_size=8, weight_dtype="fp8", max_num_batched_tokens=256)
+    cost = compile_step_cost(config, load_model("GLM-5.2"), None, profile_of("h200"), hardware)
+    kinds = cost.attention
+    assert (kinds["layers"][at.DECODE], kinds["layers"][at.DECODE_WINDOW]) == (21, 57)
+    assert kinds["grid"][at.DECODE] >= 0 > kinds["grid"][at.DECODE_WINDOW]
+    # Ranks that share out the context: nothing of it was timed.
+    shared = dataclasses.replace(config, decode_context_parallel_size=2)
+    kinds = compile_step_cost(shared, load_model("GLM-5.2"), None, profile_of("h200"), hardware).attention
+    assert (kinds["layers"][at.DECODE_WINDOW], kinds["grid"][at.DECODE]) == (78, -1)
+
+
 def test_norms_and_rotary_of_the_latents_are_counted_once() -> None:
     """The element-wise kernels of a layer are two norms of the hidden state and those of its feed-forward part."""
     profile = profile_of("h200")

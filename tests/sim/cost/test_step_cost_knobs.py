@@ -144,8 +144,8 @@ def test_every_roofline_number_counts(family: str, number: str) -> None:
 
 
 def test_every_family_is_used() -> None:
-    # Those of latent attention: test_latent_attention; of linear attention: test_linear_attention.
-    elsewhere = {"mla_decode", "mla_prefill", "gdn_decode", "gdn_prefill"}
+    # Those of latent and sparse attention: test_latent_attention; of linear attention: test_linear_attention.
+    elsewhere = {"mla_decode", "mla_prefill", "dsa_decode", "gdn_decode", "gdn_prefill"}
     assert set(OPERATORS) == {*MOVED_BY_FAMILY, "attention_prefill", "moe"} | elsewhere
     mixtral: dict = {"model": load_model("mixtral-8x7b")}
     assert seconds(**mixtral)[T] != seconds(**mixtral, profile=refitted("moe", e_m=0.5))[T]

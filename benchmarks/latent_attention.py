@@ -1,7 +1,7 @@
-"""One layer's latent attention (DeepSeek-V3) as the bundled profiles take it, against NVIDIA's timings of vLLM's block.
+"""One layer's latent attention as the bundled profiles take it, against NVIDIA's timings of vLLM's block.
 
     pip download --no-deps aiconfigurator-core==0.12.0 && unzip -d DIR aiconfigurator_core-*.whl
-    python benchmarks/mla_attention.py --source DIR
+    python benchmarks/latent_attention.py --source DIR
 
 The matrices and the attention of a layer are added up and divided by the measured time of the whole block. With bf16
 matrices the attention's times are made from these very blocks (`calibration/importers/latent_attention`), so what
@@ -18,35 +18,39 @@ import pandas as pd
 import pyarrow.parquet as pq
 import typer
 
-from draftcast.calibration.importers.aiconfigurator import SYSTEMS, find_system, newest_first
-from draftcast.calibration.importers.latent_attention import MATRICES, MODEL
+from draftcast.calibration.importers.aiconfigurator import find_system, newest_first
+from draftcast.calibration.importers.build_shipped import DEVICES
+from draftcast.calibration.importers.latent_attention import MATRICES, MODULES, block_shape
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.measured import grid_axes
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.operator_tables import OperatorTables
 
-PHASES = {"generation": "decode", "context": "prefill"}
+FILES = {
+    "mla_decode": ("mla", "mla_generation_module"),
+    "mla_prefill": ("mla", "mla_context_module"),
+    "dsa_decode": ("sparse_attention", "dsa_generation_module"),
+}
 FORMATS = {"bfloat16": "bf16", "fp8_block": "fp8"}
 DEGREES = (1, 2, 4, 8, 16)
 
 
-def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> np.ndarray:
+def ratios(source: Path, device: str, operator: str, name: str, gemm_type: str, tp: int) -> np.ndarray:
     """Predicted over measured seconds of every point with a bf16 cache at one tensor-parallel degree."""
-    hardware, model = load_hardware(device), load_model(MODEL)
+    hardware, model = load_hardware(device), load_model(name)
     profile = load_profile(device, hardware)
     assert isinstance(profile, RooflineProfile)
     assert profile.measured is not None
-    operator, heads = layer_shape(model, PHASES[module], tp)
+    heads, (folder, file) = block_shape(model, operator, tp), FILES[operator]
     grid = profile.measured.grid(operator, "bf16", "bf16", profile.seconds_of(operator, "bf16"), **heads)
-    files = newest_first(find_system(source, hardware) / "mla" / "vllm", f"mla_{module}_module_perf.parquet")
+    files = newest_first(find_system(source, hardware) / folder / "vllm", f"{file}_perf.parquet")
     if grid is None or not files:
         return np.empty(0)
     frame = pq.read_table(files[0]).to_pandas()
-    wanted = {"gemm_type": gemm_type, "num_heads": heads["heads"]}
+    wanted = {"model": name, "gemm_type": gemm_type, "num_heads": heads["heads"]}
     wanted |= dict.fromkeys(("mla_dtype", "kv_cache_dtype"), "bfloat16")
     frame = frame[np.all([frame[name] == value for name, value in wanted.items()], axis=0)]
     if frame.empty:
@@ -62,13 +66,13 @@ def ratios(source: Path, device: str, module: str, gemm_type: str, tp: int) -> n
 
 def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigurator_core")]) -> None:
     rows = []
-    for device in SYSTEMS:
-        if device == "h100-pcie":  # no bundled profile
-            continue
-        for module, gemm_type, tp in itertools.product(PHASES, FORMATS, DEGREES):
-            found = ratios(source, device, module, gemm_type, tp)
+    for device in DEVICES:
+        blocks = [(operator, name) for operator, names in MODULES.items() for name in names]
+        for block, gemm_type, tp in itertools.product(blocks, FORMATS, DEGREES):
+            found = ratios(source, device, *block, gemm_type, tp)
             if len(found):
-                place = {"device": device, "block": module, "matrices": gemm_type, "tp": tp, "points": len(found)}
+                what = dict(zip(("block", "model"), block, strict=True))
+                place = {"device": device, **what, "matrices": gemm_type, "tp": tp, "points": len(found)}
                 figures = zip(("p10", "median", "p90"), np.quantile(found, (0.1, 0.5, 0.9)).tolist(), strict=True)
                 rows.append({**place, **dict(figures)})
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.2f}".format))
