@@ -99,6 +99,8 @@ class EngineGeneration(Section):
     batch_expansion: bool = False
     # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
     prompts_alone: bool = False
+    # Whether a request without a match still verifies as many rows as a text search may draft.
+    pads_searches: bool = False
     # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache.
     memory_beside: bool = False
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.

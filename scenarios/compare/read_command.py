@@ -54,6 +54,14 @@ _OF_DRAFTS = {
     "must be handed over too, which SGLang 0.5.23 does for EAGLE, DFlash and DSpark alone "
     "(srt/speculative/*_disaggregation.py)"
 }
+SGLANG_NGRAM = {
+    "speculative-num-draft-tokens": 12,
+    "speculative-ngram-max-trie-depth": 18,
+    "speculative-ngram-min-bfs-breadth": 1,
+    "speculative-ngram-max-bfs-breadth": 10,
+    "speculative-ngram-match-type": "BFS",
+}
+"""What SGLang takes where a command does not say (server_args.py of 0.5.23)."""
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 
@@ -249,6 +257,12 @@ def _complete_sglang_drafts(flags: Words) -> None:
         flags["speculative-algorithm"] = algorithm.upper()
     if isinstance(steps, int) and flags.get("speculative-eagle-topk") == 1:
         flags["speculative-num-draft-tokens"] = steps + 1
+    if flags.get("speculative-algorithm") == "NGRAM" and flags.get("speculative-ngram-max-bfs-breadth") != 1:
+        for name, default in SGLANG_NGRAM.items():
+            flags.setdefault(name, default)
+        # No branch is longer than all nodes together.
+        depth = min(_whole(flags, name) for name in list(SGLANG_NGRAM)[:2])
+        flags["speculative-ngram-max-trie-depth"] = depth
 
 
 def _refuse_lost_drafts(words: Words) -> None:
@@ -317,7 +331,7 @@ class _Reader:
             raise ScenarioError(message, file=FILE, key=kind, value=given)
         method, terms = found
         read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
-        spec: Words = {"method": "eagle_tree" if method.endswith("_tree") else method}
+        spec: Words = {"method": {"eagle3_tree": "eagle_tree", "ngram_tree": "ngram"}.get(method, method)}
         names = {"k": "num_speculative_tokens", "width": "tree_width", "nodes": "max_tree_nodes"}
         spec |= {names.get(term, "prompt_lookup_max"): value for term, value in terms.items()}
         for name, row in self.table.speculation.items():

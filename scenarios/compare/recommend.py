@@ -227,7 +227,7 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
 
     settings = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
     # vLLM has neither trees nor schedules for them, and no schedule with data parallelism.
-    if spec.resolved_method == "eagle_tree" or scenario.engine.data_parallel_size > 1:
+    if spec.tree is not None or scenario.engine.data_parallel_size > 1:
         return settings
     if given is not None:
         settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))
@@ -360,7 +360,7 @@ def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand
     if spec is None or spec.synthetic_rates is not None:
         return command
     rates = Fluid.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
-    notes = (*command.notes, bench_note(server, rates, is_tree=scenario.method == "eagle_tree"))
+    notes = (*command.notes, bench_note(server, rates, is_tree=spec.tree is not None))
     if server == "trtllm":
         below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
         notes += (

@@ -146,7 +146,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     if spec is None:
         return None
     method = get_method(spec.resolved_method)
-    _refuse_unknown("vllm", VLLM, method.name)
+    _refuse_unknown("vllm", VLLM, spec)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in _NOT_VLLM and value is not None}
     if spec.method in ("p_eagle", "pard"):
@@ -229,7 +229,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         drafts, more = _draft_words(server, scenario, served.draft)
         notes += more
         if spec.synthetic_rates is not None:
-            environment = forced_acceptance(server, spec.synthetic_rates, is_tree=scenario.method == "eagle_tree")
+            environment = forced_acceptance(server, spec.synthetic_rates, is_tree=spec.tree is not None)
             if spec.synthetic_acceptance_rates is not None:
                 notes.append(f"{FORCED[server]} forces the mean of synthetic_acceptance_rates, no rate by position.")
     notes = [*_common_notes(scenario, server), *notes]
@@ -300,11 +300,13 @@ def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
 
 def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
     """Words of the speculation, and notes on what has none. Raises ScenarioError: the server cannot run it."""
-    table, spec, method = servers()[server], scenario.speculative_config, _method_in(scenario)
+    table, spec = servers()[server], scenario.speculative_config
     assert spec is not None
+    # EAGLE's trees are told apart by their heads.
+    method = "eagle3_tree" if spec.drafting == "eagle_tree" and says_eagle3(spec.model) else spec.drafting
     key, version = f"{SPEC}.method", table.version
     if method not in table.methods:
-        _refuse_unknown(server, version, scenario.method)
+        _refuse_unknown(server, version, spec)
     deployment = cached_deployment(scenario)
     model = deployment.model
     named = deployment.draft if deployment.method.needs_draft_model else None
@@ -317,9 +319,7 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     if scenario.resolved_policy.name in VARYING and method not in table.scheduled:
         message = f"{version} varies no draft length of method {scenario.method}"
         raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}")
-    width, nodes = (0, 0)
-    if scenario.method == "eagle_tree":
-        width, nodes = spec.tree_shape[0], get_method("eagle_tree").with_tree(*spec.tree_shape).verify_nodes(spec.k)
+    width, nodes = (0, 0) if spec.tree is None else (spec.tree.tree_width, spec.tree.verify_nodes(spec.k))
     lookup = spec.prompt_lookup_max or spec.prompt_lookup_min or DEFAULT_LOOKUP
     words = table.method_words(method, {"k": spec.k, "width": width, "nodes": nodes, "lookup": lookup})
     if method in ("dflash", "dspark") and server == "sglang" and scenario.engine.data_parallel_size > 1:
@@ -383,13 +383,6 @@ def _parallel_words(server: str, scenario: Scenario) -> Words:
     return words
 
 
-def _method_in(scenario: Scenario) -> str:
-    """The method's name in the tables, which tell trees by their heads."""
-    spec = scenario.speculative_config
-    is_eagle3 = says_eagle3(spec.model if spec is not None else None)
-    return "eagle3_tree" if scenario.method == "eagle_tree" and is_eagle3 else scenario.method
-
-
 def _tiers(scenario: Scenario) -> dict[str, Any]:
     """SGLang's adaptive speculation: one draft length a tier is a schedule by batch size."""
     spec = scenario.speculative_config
@@ -442,11 +435,11 @@ def _nested(words: Words) -> Words:
     return nested
 
 
-def _refuse_unknown(server: str, version: str, method: str) -> None:
+def _refuse_unknown(server: str, version: str, spec: SpeculativeConfig) -> None:
     """Refuse what the server does not run. Raises ScenarioError."""
-    why = cannot_run(server, _release(version), method) or RESEARCH.get(method)
+    why = cannot_run(server, _release(version), spec.drafting) or RESEARCH.get(spec.drafting)
     if why is not None:
-        raise ScenarioError(f"{version} cannot run it: {why}", key=f"{SPEC}.method", value=method)
+        raise ScenarioError(f"{version} cannot run it: {why}", key=f"{SPEC}.method", value=spec.resolved_method)
 
 
 def _release(version: str) -> tuple[int, ...]:

@@ -83,15 +83,18 @@ class Server(Frozen):
         """The method that words start, and its terms; None: none of the table."""
         # A tree's words hold those of a chain: the longest first.
         for method, template in sorted(self.methods.items(), key=lambda item: -len(item[1])):
-            terms = {}
+            terms = dict[str, int]()
             for name, value in template.items():
                 term = _TERM.fullmatch(value) if isinstance(value, str) else None
                 if term is not None and isinstance(words.get(name), int):
-                    terms[term[1]] = words[name] - bool(term[2])
+                    number = words[name] - bool(term[2])
+                    if terms.setdefault(term[1], number) != number:
+                        break
                 elif words.get(name) != value:
                     break
             else:
-                return method, terms
+                if terms.get("width") != 1:  # one branch is a chain
+                    return method, terms
         return None
 
     def needed(self, words: Words) -> list[str]:

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import check_one_acceptance
 from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values
 from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.model import Tree
 
 AXIS_OPTION = "--over"
 
@@ -92,8 +94,11 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
         raise InputError(message, file=AXIS_OPTION, value="acceptance")
     check_one_acceptance(scenario)
     known = own.confidence_discrimination if own is not None else None
-    shape = "tree" if scenario.method == "eagle_tree" else "constant"
-    model: dict[str, Any] = {"model": shape, "alpha": x, "confidence_discrimination": known}
+    model: dict[str, Any] = {"model": "constant", "alpha": x, "confidence_discrimination": known}
+    if spec.tree is not None:
+        model["model"] = "tree"
+    if isinstance(own, Tree):
+        model |= picked(own, "match_probability persistence")
     if isinstance(own, Chain) and own.match_probability is not None:
         names = ("alpha",) if own.alpha_good is None else ("alpha_good", "alpha_bad")
         model = {**own.model_dump(exclude_none=True), "rates": None, "factors": None, **dict.fromkeys(names, x)}

@@ -323,14 +323,14 @@ def _scenario_at(prober: Prober) -> float | None:
 
     For the acceptance it is the one per draft token, equal at every position, that gives as many tokens a round.
     """
-    scenario, axis = prober.scenario, prober.axis
+    scenario, axis, spec = prober.scenario, prober.axis, prober.scenario.speculative_config
     if axis.name in ("rate", "concurrency"):
         name = "request_rate_rps" if axis.name == "rate" else "concurrency"
         x = getattr(scenario.workload.arrivals, name, None)
         return float(x) if x is not None else None
     if axis.name == "context":
         return prober.own_fluids()[0].traffic.prompt_tokens
-    if axis.name == "acceptance" and scenario.method != "eagle_tree":
+    if axis.name == "acceptance" and not (spec and spec.tree):
         k = scenario.num_speculative_tokens
         tokens = prober.own_fluids()[0].traffic.tokens_per_round(k)
         return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None

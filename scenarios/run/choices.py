@@ -80,7 +80,9 @@ def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str
         raise ScenarioError("must be numbers separated by commas", key="acceptance", value=text) from None
     if not rates:
         raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
-    model = "tree" if method == "eagle_tree" else "constant" if len(rates) == 1 else "per_position"
+    spec = scenario.speculative_config if method == scenario.method else None
+    is_tree = get_method(method).is_tree or (spec is not None and spec.tree is not None)
+    model = "tree" if is_tree else "constant" if len(rates) == 1 else "per_position"
     acceptance = {"model": model, **({"alpha": rates[0]} if len(rates) == 1 else {"rates": rates})}
     return with_measured(scenario, method, acceptance)
 

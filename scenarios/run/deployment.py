@@ -234,7 +234,7 @@ def _method(scenario: Scenario) -> Method:
     spec = scenario.speculative_config
     if spec is None:
         return method
-    return method.with_tree(*spec.tree_shape) if method.is_tree else replace(method, head_drafts=spec.head_drafts)
+    return spec.tree or replace(method, head_drafts=spec.head_drafts)
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:

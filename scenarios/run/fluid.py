@@ -132,7 +132,7 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
     f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
     drafted = asked.draft_share(k) if k else 0.0
-    if 0.0 < drafted < 1.0:
+    if 0.0 < drafted < 1.0 and not cost.params[0]["pads_searches"]:
         bare = st.empty_record(st.FEATURES)
         st.decode_features(cost, num_seqs, 0, asked.context_tokens, bare)
         # The deepest draft of a step and the search for matches stay whole; rows are those of the share that matched.

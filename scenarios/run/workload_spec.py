@@ -1,12 +1,12 @@
 """From a scenario to the simulator's records: the workload and, for class i of it, acceptance model i."""
 
 from draftcast.calibration.acceptance.references import continued
-from draftcast.scenarios.schema import Scenario, SpeculativeConfig
-from draftcast.scenarios.schema.speculation import DEFAULT_TREE
+from draftcast.scenarios.schema import Scenario
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
+from draftcast.sim.cost.methods import METHODS, Method
 from draftcast.sim.workload.workload import Workload
 
 
@@ -27,12 +27,12 @@ def workload_spec(scenario: Scenario) -> Workload:
 
 def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
     """The acceptance model of each class, in the order of their ids; without speculation nothing is accepted."""
-    spec = scenario.speculative_config
-    models = []
+    tree = scenario.speculative_config.tree if scenario.speculative_config is not None else None
+    k, models = scenario.num_speculative_tokens, list[AcceptanceModel]()
     for entry in scenario.request_classes:
         model = scenario.acceptance_of(entry.name) if entry.speculation else None
         model = model or Chain(alpha=0.0)
-        models.append(_shaped(model, spec) if isinstance(model, Tree) and spec is not None else model)
+        models.append(_shaped(model, tree, k) if isinstance(model, Tree) and tree is not None else model)
     return tuple(models)
 
 
@@ -42,12 +42,18 @@ def confidences(scenario: Scenario) -> tuple[float | None, ...]:
     return tuple(model.confidence_discrimination if model is not None else None for model in models)
 
 
-def _shaped(model: Tree, spec: SpeculativeConfig) -> Tree:
-    """The model for the shape of the tree that is simulated."""
+def _shaped(model: Tree, tree: Method, k: int) -> Tree | Chain:
+    """The model for the shape of the tree that is simulated; of a search, what it does in the rounds that match."""
+    shape, usual = (tree.tree_width, tree.max_tree_nodes), METHODS[tree.name]
     if model.rates is not None:
-        measured = (model.tree_width or DEFAULT_TREE[0], model.max_tree_nodes or DEFAULT_TREE[1])
-        rates = continued(model.rates, max(spec.k, len(model.rates)))
-        return Tree(model="tree", rates=rates_in_another_tree(rates, measured, spec.tree_shape, spec.k))
-    if model.widths is not None:
-        return model
-    return Tree(model="tree", rates=tuple(tree_rates(model.alpha or 0.0, spec.k, *spec.tree_shape).tolist()))
+        measured = (model.tree_width or usual.tree_width, model.max_tree_nodes or usual.max_tree_nodes)
+        given = continued(model.rates, max(k, len(model.rates)))
+        rates = rates_in_another_tree(given, measured, shape, k, tree.growth)
+    elif model.widths is not None:
+        rates = tuple(model.unconditional(k).tolist())
+    else:
+        rates = tuple(tree_rates(model.alpha or 0.0, k, *shape, tree.growth).tolist())
+    if model.match_probability is None:
+        return model if model.widths is not None else Tree(model="tree", rates=rates)
+    found, persistence = model.match_probability, model.persistence
+    return Chain(model="ngram", rates=rates, match_probability=found, persistence=persistence)

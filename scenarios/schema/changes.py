@@ -181,7 +181,8 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
     check_one_acceptance(scenario)
     own: dict[str, Any] = {"model": "constant"}
     if isinstance(scenario.acceptance, Tree):
-        own = scenario.acceptance.model_dump(mode="json", exclude={"rates"}, exclude_none=True)
+        measured = {"rates", "tree_width", "max_tree_nodes"}
+        own = scenario.acceptance.model_dump(mode="json", exclude=measured, exclude_none=True)
     elif isinstance(scenario.acceptance, Chain):
         matches = {"match_probability", "mean_match_tokens", "persistence"}
         kept = {"confidence_discrimination", "concentration"}

@@ -21,6 +21,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
 from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.cost.methods import Method
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
 
@@ -227,7 +228,7 @@ class Scenario(Frozen):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         if self.speculative_config is not None:
-            self._engine_runs(self.speculative_config.resolved_method)
+            self._engine_runs(self.speculative_config)
             self._acceptance_covers(self.speculative_config)
         self._recording_is_there()
         if self.engine.scheduling_policy != "priority":
@@ -239,13 +240,13 @@ class Scenario(Frozen):
             self._schedule_has_one_place(self.policy)
         return self
 
-    def _engine_runs(self, method: str) -> None:
+    def _engine_runs(self, spec: SpeculativeConfig) -> None:
         """What the stated version of the engine cannot run is refused."""
         engine, number, _ = parse_version(self.engine.version)
-        why = cannot_run(engine, number, method)
+        why = cannot_run(engine, number, spec.drafting)
         if why is not None:
             message = f"{self.engine.version} cannot run it: {why}"
-            raise wrong("engine.speculative_config.method", method, message)
+            raise wrong("engine.speculative_config.method", spec.resolved_method, message)
 
     def _schedule_has_one_place(self, policy: Policy) -> None:
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""
@@ -331,7 +332,7 @@ class Scenario(Frozen):
                 else "with alpha_good and alpha_bad only for method arctic with enable_suffix_decoding",
             )
         searches = beside_head or method in MATCHING_METHODS
-        if isinstance(model, Chain) and model.match_probability is not None and not searches:
+        if isinstance(model, Chain | Tree) and model.match_probability is not None and not searches:
             raise refusal("match_probability", f"only for methods {searching}; the method is {method}")
         if isinstance(model, Chain) and model.reference is not None and model.rates is not None:
             published = reference(model.reference)
@@ -340,15 +341,16 @@ class Scenario(Frozen):
                 raise refusal("rates", f"are not those of {model.reference}; {alone}")
             if published.method != method:
                 raise refusal("reference", f"measured with method {published.method}; the method is {method}")
-        if (model.model == "tree") != (method == "eagle_tree"):
-            raise refusal("model", f"tree goes with method eagle_tree only; the method is {method}")
-        if isinstance(model, Tree):
-            _tree_fits(key, model, spec)
+        if isinstance(model, Tree) != (spec.tree is not None):
+            shape = "a chain" if spec.tree is None else "a tree"
+            raise refusal("model", f"tree goes with draft trees, and they with it alone; {method} drafts {shape} here")
+        if isinstance(model, Tree) and spec.tree is not None:
+            _tree_fits(key, model, spec, spec.tree)
 
 
-def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig) -> None:
+def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> None:
     """The tree that is simulated holds the branches that are accepted from, and rates say which tree they are of."""
-    width, nodes = spec.tree_shape
+    width, nodes = tree.tree_width, tree.max_tree_nodes
     if model.widths is not None:
         for depth, wanted in enumerate(model.widths[: spec.k]):
             if wanted > width:

@@ -2,8 +2,8 @@
 
 Every key that vLLM takes from a user is taken here. Keys that cannot change a simulated time (which revision of the
 weights, which attention backend) are accepted so that the command can be pasted, and ``without_effect`` names them.
-``tree_width`` and ``max_tree_nodes`` are draftcast's own, for ``eagle_tree`` alone (vLLM 0.32 has no tree drafting);
-there ``num_speculative_tokens`` is the tree's depth.
+``tree_width`` and ``max_tree_nodes`` are draftcast's own (vLLM 0.32 has no tree drafting): the shape of ``eagle_tree``;
+``medusa`` and ``ngram`` with either of them draft trees too. ``num_speculative_tokens`` is then the tree's depth.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, in_schema, wrong
 from draftcast.sim.cost.methods import METHODS as methods
+from draftcast.sim.cost.methods import Method
 
 METHODS = tuple(name for name in methods if name != "none")
 # vLLM 0.32's names of `mtp` by target, `MTPModelTypes` of vllm/config/speculative.py.
@@ -31,7 +32,6 @@ PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
 # Marks a field that no simulated time depends on.
 UNTIMED = "changes no simulated time"
 MAX_SPECULATIVE_TOKENS = 64
-DEFAULT_TREE = (methods["eagle_tree"].tree_width, methods["eagle_tree"].max_tree_nodes)
 
 Schedule = Annotated[
     tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
@@ -107,9 +107,18 @@ class SpeculativeConfig(Frozen):
         return (self.num_speculative_tokens or 0) if self.enable_suffix_decoding else 0
 
     @property
-    def tree_shape(self) -> tuple[int, int]:
-        """(nodes of a level that grow as many children each, nodes verified in all) of ``eagle_tree``."""
-        return self.tree_width or DEFAULT_TREE[0], self.max_tree_nodes or DEFAULT_TREE[1]
+    def tree(self) -> Method | None:
+        """The method with the shape of the tree that it drafts; None: it drafts chains."""
+        method = methods[self.resolved_method]
+        if not (method.is_tree or self.tree_width or self.max_tree_nodes):
+            return None
+        return method.with_tree(self.tree_width or method.tree_width, self.max_tree_nodes or method.max_tree_nodes)
+
+    @property
+    def drafting(self) -> str:
+        """The method's name where engines are told apart by what they run: that of a tree ends in ``_tree``."""
+        method = methods[self.resolved_method]
+        return method.name if self.tree is None or method.is_tree else f"{method.name}_tree"
 
     @property
     def without_effect(self) -> tuple[str, ...]:
@@ -188,11 +197,13 @@ class SpeculativeConfig(Frozen):
         default = type(self).model_fields["suffix_cache_max_depth"].default
         if not self.enable_suffix_decoding and self.suffix_cache_max_depth != default:
             raise self.refusal("suffix_cache_max_depth", "only with enable_suffix_decoding")
+        trees = ", ".join(sorted(name for name in METHODS if methods[name].growth))
         for key in ("tree_width", "max_tree_nodes"):
-            if method != "eagle_tree" and getattr(self, key) is not None:
-                raise wrong(key, getattr(self, key), "only with method eagle_tree")
-        if method == "eagle_tree" and self.tree_shape[1] < self.k:
-            raise wrong("max_tree_nodes", self.tree_shape[1], f"a tree of depth {self.k} has at least as many nodes")
+            if not methods[method].growth and getattr(self, key) is not None:
+                raise wrong(key, getattr(self, key), f"only with methods {trees}")
+        if self.tree is not None and self.tree.max_tree_nodes < self.k:
+            nodes = self.tree.max_tree_nodes
+            raise wrong("max_tree_nodes", nodes, f"a tree of depth {self.k} has at least as many nodes")
         return self._check_synthetic()
 
     def _check_synthetic(self) -> Self:
@@ -202,7 +213,7 @@ class SpeculativeConfig(Frozen):
                 key = "synthetic_acceptance_rates" if rates is not None else "synthetic_acceptance_length"
                 raise wrong(key, rates or length, "only with rejection_sample_method: synthetic")
             return self
-        if self.resolved_method == "eagle_tree":
+        if self.tree is not None:
             raise wrong("rejection_sample_method", "synthetic", "prescribes a chain's acceptance, not a tree's")
         if (rates is None) == (length is None):
             message = "needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"

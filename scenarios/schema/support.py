@@ -17,6 +17,7 @@ class Lack:
 _PARALLEL = Lack("parallel drafting is vLLM pull request 32887, of 2026", until=(0, 15))
 _NO_LSTM = Lack("it has no LSTM speculator of Arctic Inference")
 _NO_MLP = Lack("it has no MLP speculator")
+_NO_TREES = Lack("it drafts no trees (sglang 0.5 does)", since=(0, 32))
 LACKS: dict[tuple[str, str], Lack] = {
     # The registry of 0.32 (model_executor/models/registry.py) has it commented out until V1 supports it. V0, which ran
     # it, lost its speculation in July 2025 (vLLM PR 21152, perhaps in 0.10 already) and was gone in 0.11.
@@ -35,7 +36,8 @@ LACKS: dict[tuple[str, str], Lack] = {
         "DSpark came to vLLM's pull requests (46965) in the end of June 2026, after 0.21", until=(0, 22)
     ),
     # Its configuration knew `speculative_token_tree` before; what of it ran is not known here.
-    ("vllm", "eagle_tree"): Lack("it drafts no trees (sglang 0.5 does)", since=(0, 32)),
+    ("vllm", "eagle_tree"): _NO_TREES,
+    ("vllm", "ngram_tree"): _NO_TREES,
     # SGLang 0.5.23: SpeculativeAlgorithm (srt/speculative/spec_info.py).
     ("sglang", "p_eagle"): Lack("it has no parallel EAGLE head"),
     ("sglang", "pard"): Lack("it has no parallel draft model"),
@@ -51,9 +53,14 @@ LACKS: dict[tuple[str, str], Lack] = {
     ("trtllm", "medusa"): Lack("its PyTorch backend has no Medusa heads"),
     ("trtllm", "mlp_speculator"): _NO_MLP,
     ("trtllm", "arctic"): _NO_LSTM,
+    ("trtllm", "ngram_tree"): Lack("its n-gram drafts are chains"),
     ("trtllm", "suffix"): Lack("it has no suffix decoding over earlier outputs"),
 }
-RESEARCH = {"draft_ahead": "no engine's release has a draft on GPUs of its own that works while the target verifies"}
+RESEARCH = {
+    "draft_ahead": "no engine's release has a draft on GPUs of its own that works while the target verifies",
+    # MedusaDecodingConfig.medusa_choices of TensorRT-LLM; its pull request 15918 of July 2026 took the backend away.
+    "medusa_tree": "TensorRT-LLM's TensorRT backend, gone since 2026, alone verified trees of Medusa heads",
+}
 """Methods that are simulated for every engine, though none has a command for them, and why none has."""
 
 

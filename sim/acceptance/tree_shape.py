@@ -3,10 +3,17 @@
 Siblings are tried one after the other, each accepted with the same probability given that its elders were not (the
 positional assumption of Sequoia, arXiv 2402.12374, section 3). The s-th child then follows its parent with probability
 ``alpha (1 - alpha)^(s-1)``, and a node at depth d whose path holds m younger-sibling steps is on the accepted path with
-probability ``alpha^d (1 - alpha)^m``. The ``width`` likeliest nodes of a level grow ``width`` children each; of all
-nodes, grown from or not, the ``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4). Paths exclude
-one another: a level's rate is the sum over its nodes. A real drafter ranks by its own confidence, which knows more than
-the rank of a sibling.
+probability ``alpha^d (1 - alpha)^m``. Paths exclude one another: a level's rate is the sum over its nodes. How trees
+grow:
+
+- ``best``: the ``width`` likeliest nodes of a level grow ``width`` children each; of all nodes, grown from or not, the
+  ``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4).
+- ``all``: of the tree in which every node has ``width`` children, the ``max_nodes`` likeliest (Medusa, arXiv
+  2401.10774, section 2.3.3: nodes are added by their accuracy, heads counted as independent).
+- ``breadth``: of that tree the first ``max_nodes``, level by level, elder nodes' children first (SGLang's n-grams).
+
+A real drafter ranks by its own confidence, which knows more than the rank of a sibling, and a text rarely offers a
+search as many continuations as it may take.
 """
 
 from __future__ import annotations
@@ -20,21 +27,25 @@ from draftcast.kernels.arrays import FloatArray
 _BISECTIONS = 60
 
 
-def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0) -> FloatArray:
+def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0, growth: str = "best") -> FloatArray:
     """P(some node at depth d is accepted), d = 1..depth: unconditional, non-increasing. Shape [depth].
 
     Args:
         alpha: acceptance of a child given that its elder siblings were rejected, in [0, 1].
-        depth, width: levels, and nodes that grow children in each, as many each.
-        max_nodes: nodes verified in all; 0: every node drafted.
+        depth, width: levels, and children of a node that has any.
+        max_nodes: nodes verified in all; 0: every node drafted (of growth ``best`` alone).
+        growth: see above.
     """
+    if growth == "breadth":
+        return _rates_by_breadth(alpha, depth, width, max_nodes)
+    most = width if growth == "best" else max_nodes  # of all nodes none beyond the verified ones has verified children
     grown = np.ones(1)  # nodes of the level above that grow children, by the younger-sibling steps of their paths
     probabilities, counts = [], []  # by level and steps
     for level in range(1, depth + 1):
         drafted = np.convolve(grown, np.ones(width))
         probabilities.append(alpha**level * (1.0 - alpha) ** np.arange(drafted.size))
         counts.append(drafted)
-        grown = np.trim_zeros(np.diff(np.minimum(np.cumsum(drafted), width), prepend=0.0), "b")
+        grown = np.trim_zeros(np.diff(np.minimum(np.cumsum(drafted), most), prepend=0.0), "b")
     levels = np.repeat(np.arange(depth), [drafted.size for drafted in counts])
     chance, nodes = np.concatenate(probabilities), np.concatenate(counts)
     likeliest = np.argsort(-chance, kind="stable")  # of equals the upper level first: a parent before its children
@@ -44,8 +55,21 @@ def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0) -> Floa
     return np.asarray(np.minimum.accumulate(np.minimum(rates, 1.0)), dtype=np.float64)
 
 
+def _rates_by_breadth(alpha: float, depth: int, width: int, max_nodes: int) -> FloatArray:
+    steps, rates = np.zeros(1), np.zeros(depth)
+    for level in range(depth):
+        steps = (steps[:, None] + np.arange(width)).reshape(-1)[:max_nodes]
+        max_nodes -= steps.size
+        rates[level] = (alpha ** (level + 1) * (1.0 - alpha) ** steps).sum()
+    return np.minimum.accumulate(np.minimum(rates, 1.0))
+
+
 def rates_in_another_tree(
-    rates: Sequence[float], measured: tuple[int, int], wanted: tuple[int, int], depth: int
+    rates: Sequence[float],
+    measured: tuple[int, int],
+    wanted: tuple[int, int],
+    depth: int,
+    growth: str = "best",
 ) -> tuple[float, ...]:
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 
@@ -56,14 +80,20 @@ def rates_in_another_tree(
         rates: unconditional, by depth, of the measured tree; at least ``depth`` of them.
         measured, wanted: (width, max_nodes) of either tree.
         depth: levels wanted.
+        growth: of both, as in `tree_rates`.
     """
     if measured == wanted:
         return tuple(rates[:depth])
+
+    def mean(alpha: float) -> float:
+        return float(tree_rates(alpha, len(rates), *measured, growth).sum())
+
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         alpha = (low + high) / 2.0
-        low, high = (alpha, high) if tree_rates(alpha, len(rates), *measured).sum() <= sum(rates) else (low, alpha)
-    before, after = tree_rates(high, len(rates), *measured)[:depth], tree_rates(high, depth, *wanted)
+        low, high = (alpha, high) if mean(alpha) <= sum(rates) else (low, alpha)
+    before = tree_rates(high, len(rates), *measured, growth)[:depth]
+    after = tree_rates(high, depth, *wanted, growth)
     scale = np.divide(after, before, out=np.zeros(depth), where=before > 0.0)
     scaled = np.minimum.accumulate(np.minimum(np.array(rates[:depth]) * scale, 1.0))
     return tuple(float(rate) for rate in scaled)

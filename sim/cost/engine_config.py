@@ -182,6 +182,11 @@ class EngineConfig:
         return self.num_speculative_tokens if self.method.is_tree else 0
 
     @property
+    def pads_searches(self) -> bool:
+        """Whether rows for a text search's drafts are scheduled before it is known to have found any."""
+        return self.method.proposes_by_match and (bool(self.async_scheduling) or self.generation.pads_searches)
+
+    @property
     def pads_single_tokens(self) -> bool:
         """Whether one-token admissions are padded to all rows of a round."""
         return not self.is_dynamic and self.max_drafts > 0

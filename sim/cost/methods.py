@@ -7,6 +7,7 @@ vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahead; `conf
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -17,6 +18,7 @@ from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import ScenarioError
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
+Growth = Literal["", "best", "all", "breadth"]
 
 
 class DraftPlan(IntEnum):
@@ -57,7 +59,10 @@ class Method:
         needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
         drafts_ahead: on GPUs of its own, one round ahead of the target.
         is_tree: verifies a tree of drafts; ``k`` is then its depth.
-        tree_width: rows per request of each drafting pass after the first, and children of each row (1: a chain).
+        growth: how a tree of it grows: the ``tree_width`` best nodes of a level have children, the likeliest of all are
+            verified (best); all nodes have (all); level by level, a node's children after its elder sibling's
+            (breadth); empty: it drafts chains alone.
+        tree_width: children of a node, and rows per request of EAGLE's drafting passes after the first (1: a chain).
         max_tree_nodes: drafts that are verified of all nodes of the tree; 0: all of them.
         head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
         source: where the facts come from.
@@ -77,6 +82,7 @@ class Method:
     needs_draft_model: bool = False
     drafts_ahead: bool = False
     is_tree: bool = False
+    growth: Growth = ""
     tree_width: int = 1
     max_tree_nodes: int = 0
     head_drafts: int = 0
@@ -112,28 +118,35 @@ class Method:
         """Draft tokens verified per request at depth ``k``: k, or the nodes of a tree of that depth."""
         if not self.is_tree or k <= 0:
             return max(k, 0) if self.drafts else 0
-        # The nodes of a level that grow children grow as many each (EAGLE-2, arXiv 2406.16858, section 4.1).
-        nodes = self.tree_width + (k - 1) * self.tree_width**2
+        nodes, level = 0, 1
+        for _ in range(k):
+            level = int(min(level, self.tree_parents)) * self.tree_width
+            nodes += level
         return min(nodes, self.max_tree_nodes) if self.max_tree_nodes else nodes
+
+    @property
+    def tree_parents(self) -> float:
+        """The most nodes of a level that grow children, as many each (best: EAGLE-2, arXiv 2406.16858, section 4.1)."""
+        return self.tree_width if self.growth == "best" else math.inf
 
     def verify_rows(self, k: int) -> int:
         """Target rows of one verifying request: its pending token and every draft."""
         return 1 + self.verify_nodes(k)
 
     def with_tree(self, width: int, max_nodes: int = 0) -> Method:
-        """This tree method with ``width`` rows per pass and at most ``max_nodes`` verified nodes (0: all).
+        """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
 
         Raises:
             ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
         """
-        if not self.is_tree:
-            trees = ", ".join(name for name, method in METHODS.items() if method.is_tree)
+        if not self.growth:
+            trees = ", ".join(sorted(name for name, method in METHODS.items() if method.growth))
             raise ScenarioError(f"verifies no tree; tree methods are {trees}", key="method", value=self.name)
         if width < 1:
             raise ScenarioError("must be at least 1", key="tree_width", value=width)
         if max_nodes < 0:
             raise ScenarioError("must be at least 0 (0: all nodes)", key="max_tree_nodes", value=max_nodes)
-        return dataclasses.replace(self, tree_width=width, max_tree_nodes=max_nodes)
+        return dataclasses.replace(self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes)
 
 
 def _apply(rule: Rule, k: int) -> int:

@@ -49,6 +49,8 @@ def compile_step_cost(
     for field in fields(method):
         if field.name in (PARAMS.names or ()):
             p[field.name] = getattr(method, field.name)
+    p["tree_parents"] = method.tree_parents
+    p["pads_searches"] = config.pads_searches
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, hardware, config)
         return _affine(params, profile, config)

@@ -129,7 +129,9 @@ PARAMS = np.dtype(
         ("head_drafts", "f8"),  # of a head beside a text search, 0: all drafts are the head's
         ("tree_width", "f8"),
         ("max_tree_nodes", "f8"),  # 0: no limit
+        ("tree_parents", "f8"),  # the most nodes of a level that grow children
         ("is_tree", "i8"),
+        ("pads_searches", "i8"),  # 1: rows for drafts are there also where a text search finds none
         ("search_seq_s", "f8"),  # text search: seconds per request searched
         ("search_token_s", "f8"),  # seconds per context token searched on the host
         ("search_step_s", "f8"),  # seconds per step with a search
@@ -657,7 +659,11 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
     p = borrowed(cost).params[0]
     nodes = float(k)
     if p.is_tree:
-        nodes = p.tree_width + (k - 1) * p.tree_width * p.tree_width if k > 0 else 0.0
+        nodes = 0.0
+        level = 1.0
+        for _ in range(k):
+            level = min(level, p.tree_parents) * p.tree_width
+            nodes += level
         if p.max_tree_nodes > 0.0:
             nodes = min(nodes, p.max_tree_nodes)
     n = float(num_seqs)

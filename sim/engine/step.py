@@ -48,8 +48,7 @@ def draw(s: Engine, slot: int) -> None:
 
     A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
     """
-    by_match = s.config[0].proposes_by_match
-    is_async = s.config[0].async_scheduling
+    pads_searches = s.config[0].pads_searches
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):
         x = entries[j]
@@ -61,7 +60,7 @@ def draw(s: Engine, slot: int) -> None:
             continue
         if x.drafts > 0 and not x.padded:  # padding holds no drafts, so nothing of it can be accepted
             x.proposed = x.drafts
-            if by_match and is_async:  # rows are reserved before the search on the device is known to have matched
+            if pads_searches:
                 x.proposed = proposed_drafts(s.acceptance, x.request, r.future, x.drafts)
             x.accepted = accepted_drafts(s.acceptance, x.request, r.future, draft_levels(s, x.proposed))
         r.future += x.accepted + 1
@@ -535,7 +534,9 @@ def collect(s: Engine) -> int:
         elif not is_async:
             r.spec = 0
             if x.next_drafts > 0:
-                r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
+                r.spec = x.next_drafts
+                if not c.pads_searches:
+                    r.spec = proposed_drafts(s.acceptance, i, r.tokens - r.prompt, x.next_drafts)
     _count_gaps(s, gap_segment, gap_s, gaps)
     e.emitted_tokens += emitted
     if ended_running:

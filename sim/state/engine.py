@@ -163,6 +163,7 @@ CONFIG = np.dtype(
         ("window_cap", "i4"),
         ("proposes_on_host", "i1"),  # host text search: cost grows with the context searched
         ("proposes_by_match", "i1"),  # text search: fewer than k drafts, or none, may be proposed
+        ("pads_searches", "i1"),  # its rows are scheduled before it is known to have found a match
         ("drafts_ahead", "i1"),  # on GPUs of their own, behind the drafts that the target verifies
         ("tree_depth", "i4"),
         ("priority", "i1"),  # scheduling_policy

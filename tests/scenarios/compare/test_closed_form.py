@@ -48,6 +48,19 @@ def test_a_draft_of_an_eighth_of_the_weights_costs_about_that_share_of_a_step() 
     assert form.speedup < form.mbsu
 
 
+@pytest.mark.parametrize(
+    ("method", "version", "rows"),
+    [("ngram", "vllm 0.32", 1.6), ("ngram", "sglang 0.5", 4), ("ngram_gpu", "vllm 0.32", 4)],
+)
+def test_a_round_without_a_match_has_the_rows_that_are_scheduled_for_it(method: str, version: str, rows: float) -> None:
+    scenario = with_values(
+        drafting(method),
+        {"acceptance": {"model": "ngram", "match_probability": 0.2, "alpha": 0.0}, "engine.version": version},
+    )
+    features = Fluid.of(scenario).step(8).features
+    assert features["decode_tokens"] / features["decode_seqs"] == pytest.approx(rows)
+
+
 def test_classes_without_drafts_are_no_part_of_what_a_round_accepts() -> None:
     classes = [{"name": "chat", "share": 0.5}, {"name": "batch", "share": 0.5, "speculation": False}]
     alone = drafting("eagle3")

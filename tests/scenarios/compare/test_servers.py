@@ -45,8 +45,9 @@ def drafting(method: str, **values: Any) -> Scenario:
     """The default scenario with another method at three tokens."""
     model = "llama-3.2-1b" if get_method(method).needs_draft_model else HEAD if method == "eagle_tree" else None
     config = {"method": method, "num_speculative_tokens": 3, **({"model": model} if model else {}), **values}
-    acceptance = {"model": "tree" if method == "eagle_tree" else "constant", "alpha": 0.6}
-    versions = {"mlp_speculator": "vllm 0.10", "arctic": "vllm 0.11", "eagle_tree": "sglang 0.5"}
+    is_tree = method == "eagle_tree" or "tree_width" in values
+    acceptance = {"model": "tree" if is_tree else "constant", "alpha": 0.6}
+    versions = {"mlp_speculator": "vllm 0.10", "arctic": "vllm 0.11", method if is_tree else "": "sglang 0.5"}
     engine = {"mtp": DEEPSEEK, **{name: {"engine.version": version} for name, version in versions.items()}}.get(
         method, {}
     )
@@ -65,6 +66,8 @@ VARIANTS = {
     **{method: drafting(method) for method in METHODS},
     "off": with_values(load_scenario("default"), {SPEC: None}),
     "small tree": drafting("eagle_tree", tree_width=4, max_tree_nodes=9),
+    "n-gram tree": drafting("ngram", tree_width=4, max_tree_nodes=9),
+    "Medusa's tree": drafting("medusa", tree_width=4, max_tree_nodes=9),
     "schedule": SCHEDULED,
     "cut off": CUT_OFF,
     "adaptive": with_values(drafting("eagle3", num_speculative_tokens=7), {"policy": {"name": "ema_tiers"}}),
@@ -86,10 +89,11 @@ VARIANTS = {
     "ranks": changed(tensor_parallel_size=16, pipeline_parallel_size=2, decode_context_parallel_size=2),
 }
 REFUSED = {
-    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "draft_ahead", "ngram_gpu", "suffix"},
+    "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "draft_ahead", "ngram_gpu", "suffix"}
+    | {"Medusa's tree"},
     "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "draft_ahead", "suffix"}
-    | {"replicas in one", "adaptive"},
-    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree"},
+    | {"replicas in one", "adaptive", "n-gram tree", "Medusa's tree"},
+    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree", "n-gram tree", "Medusa's tree"},
 }
 # The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
 LOSSY = {"adaptive", "eagle_tree"}
@@ -292,6 +296,12 @@ def test_no_field_is_missing_from_these_tests() -> None:
         ),
         ("small tree", "EAGLE3 --speculative-num-steps 3 --speculative-eagle-topk 4 --speculative-num-draft-tokens 10"),
         ("ngram", "NGRAM --speculative-num-draft-tokens 4 --speculative-ngram-max-bfs-breadth 1"),
+        (
+            "n-gram tree",
+            "NGRAM --speculative-num-draft-tokens 10 --speculative-ngram-min-bfs-breadth 4 "
+            "--speculative-ngram-max-bfs-breadth 4 --speculative-ngram-max-trie-depth 4 "
+            "--speculative-ngram-match-type BFS",
+        ),
         ("dflash", "DFLASH --speculative-num-draft-tokens 4"),
         ("dspark", "DSPARK --speculative-dspark-block-size 3"),
         ("mtp", "--tp-size 8 --quantization fp8"),
@@ -381,6 +391,22 @@ def test_a_command_of_ones_own_is_read() -> None:
         "model": "x/head",
     }
     assert read.unread == ("port",)
+    ngram = "sglang serve --model x --speculative-algorithm NGRAM --speculative-ngram-m"
+    tree = read_command(f"{ngram}in-bfs-breadth 4 --speculative-ngram-max-bfs-breadth 4")
+    assert tree.engine["speculative_config"] == {  # of 12 rows with the last token; the trie is 18 tokens deep
+        "method": "ngram",
+        "num_speculative_tokens": 11,
+        "tree_width": 4,
+        "max_tree_nodes": 11,
+    }
+    assert tree.unread == ()
+    chain = read_command(
+        f"{ngram}in-bfs-breadth 1 --speculative-ngram-max-bfs-breadth 1 --speculative-num-draft-tokens 8"
+    )
+    assert chain.engine["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 7}
+    for other in ("ax-bfs-breadth 8", "in-bfs-breadth 10 --speculative-ngram-match-type PROB"):
+        with pytest.raises(ScenarioError, match="that is not simulated without"):
+            read_command(f"{ngram}{other}")
     plain = read_command("trtllm-serve Qwen/Qwen3-8B --tp_size 2 --max_batch_size 64 --backend pytorch")
     assert (plain.engine["tensor_parallel_size"], plain.engine["max_num_seqs"]) == (2, 64)
     assert (plain.engine["enable_chunked_prefill"], plain.engine["block_size"]) == (False, 32)

@@ -31,6 +31,7 @@ from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline, number, points_table
+from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.statistics.crossing import Crossing, Probe
 
 DOCS = ROOT / "docs" / "cutover.md"
@@ -215,6 +216,14 @@ def test_acceptance_of_a_search_beside_a_head_is_that_of_both() -> None:
     scenario = load_scenario(overrides=["engine.version=vllm 0.11", spec, own])
     changed: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
     assert (changed.alpha_good, changed.alpha_bad, changed.match_probability) == (0.5, 0.5, 0.4)
+
+
+def test_acceptance_of_a_search_s_tree_keeps_how_often_it_finds_one() -> None:
+    spec = "engine.speculative_config={method: ngram, num_speculative_tokens: 3, tree_width: 2}"
+    own = "acceptance={model: tree, rates: [0.6, 0.4], tree_width: 2, match_probability: 0.4, persistence: 0.5}"
+    scenario = load_scenario(overrides=["engine.version=sglang 0.5", spec, own])
+    changed: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
+    assert changed == Tree(model="tree", alpha=0.5, match_probability=0.4, persistence=0.5)
 
 
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:

@@ -161,7 +161,9 @@ def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
     assert side is not None
     assert side.speculative_config is not None
     assert side.num_speculative_tokens == 4
-    assert side.speculative_config.tree_shape == (4, 15)
+    tree = side.speculative_config.tree
+    assert tree is not None
+    assert (tree.tree_width, tree.max_tree_nodes) == (4, 15)
     acceptance: Any = side.acceptance
     # 11.87 ms between chunks at 3.75 ms a token.
     gap_ms = ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"].more["on_itl_mean_ms"]

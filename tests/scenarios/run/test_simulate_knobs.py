@@ -37,6 +37,8 @@ DRAFT = (f"{SPEC}={{method: draft_model, model: llama-3.2-1b, num_speculative_to
 QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
 TREES = ("engine.version=sglang 0.5", f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}")
 TREE = (*TREES, "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
+MATCHED_TREE = (TREES[0], f"{SPEC}={{method: ngram, num_speculative_tokens: 3, tree_width: 3}}")
+TREE_MATCHES = "model: tree, alpha: 0.5, match_probability: 0.4"
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
 ARCTIC = (
     f"{SPEC}={{method: arctic, num_speculative_tokens: 3}}",
@@ -359,6 +361,10 @@ KNOBS = [
         "TreeAcceptance.widths",
         "acceptance.widths=[6, 4, 2]",
         (*TREES, acceptance("model: tree, alpha: 0.3, widths: [3, 2, 1]")),
+    ),
+    *(
+        Knob(f"TreeAcceptance.{field}", f"acceptance.{field}={value}", (*MATCHED_TREE, acceptance(TREE_MATCHES)))
+        for field, value in (("match_probability", 0.9), ("persistence", 0.9))
     ),
     Knob(
         "TraceAcceptance.record",

@@ -172,6 +172,7 @@ class Direction(NamedTuple):
 EAGLE3 = "{method: eagle3, num_speculative_tokens: 3, "
 MODEL = "{method: draft_model, num_speculative_tokens: 3, model: llama-3.2-3b, "
 TREES = "{method: eagle_tree, num_speculative_tokens: 3, "
+MATCHED_TREE = "acceptance={model: tree, alpha: 0.4, match_probability: 0.5}"
 OF_TREES = ("acceptance={model: tree, alpha: 0.4}", *SGLANG)
 FORCED = EAGLE3 + "rejection_sample_method: synthetic, "
 DSPARK = "{method: dspark, num_speculative_tokens: 7, "
@@ -242,6 +243,19 @@ DIRECTIONS = [
         Direction(key, TREES + f"{key}: {low}}}", TREES + f"{key}: {high}}}", figure, OF_TREES)
         for key, low, high in (("tree_width", 2, 8), ("max_tree_nodes", 6, 24))
         for figure in ("length", "drafts a round")
+    ),
+    # Medusa, arXiv 2401.10774, section 2.3.3 and figure 4: the same; and SGLang's n-grams (trie.cpp, buildRecency).
+    *(
+        Direction(key, f"{trees}{more}{key}: {low}}}", f"{trees}{more}{key}: {high}}}", figure, condition)
+        for trees, condition in (
+            ("{method: medusa, num_speculative_tokens: 3, ", ("acceptance={model: tree, alpha: 0.4}",)),
+            ("{method: ngram, num_speculative_tokens: 3, ", (MATCHED_TREE, *SGLANG)),
+        )
+        for key, low, high, more in (
+            ("tree_width", 2, 8, "max_tree_nodes: 60, "),
+            ("max_tree_nodes", 6, 24, "tree_width: 4, "),
+        )
+        for figure in ("length", "drafts a round", "mean_time_rejected_s")
     ),
 ]
 

@@ -35,6 +35,7 @@ from draftcast.scenarios.schema.load import (
 )
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim import policies
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cluster import routers
 from draftcast.sim.cost import methods
@@ -112,7 +113,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("acceptance.rates=[0.5, 0.6, 0.1]", ["acceptance.rates.1 = 0.6", "never rise"]),
         ("acceptance.rates=[1.5, 0.6, 0.1]", ["acceptance.rates.0 = 1.5", "must be at most 1"]),
         ("acceptance={model: ngram, match_probability: 0.5, alpha: 0.3}", ["only for methods ngram"]),
-        ("acceptance={model: tree, rates: [0.9, 0.8, 0.7]}", ["eagle_tree only"]),
+        ("acceptance={model: tree, rates: [0.9, 0.8, 0.7]}", ["goes with draft trees", "eagle3 drafts a chain"]),
         ("acceptance={model: trace}", ["specdecode_bench"]),
         ("acceptance={model: constant}", ["acceptance.alpha", "required"]),
         # sections that do not agree
@@ -169,6 +170,49 @@ def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, p
 def test_a_tree_and_its_acceptance_must_agree(tree: str, acceptance: str, parts: list[str]) -> None:
     text = refused(SGLANG, TREE, f"{SPEC}.{tree}", f"acceptance={{model: tree, {acceptance}}}")
     assert all(part in text for part in parts), text
+
+
+def test_medusa_and_ngram_draft_trees_where_a_shape_is_given() -> None:
+    own, matches = (
+        "acceptance={model: tree, alpha: 0.5}",
+        "acceptance={model: tree, alpha: 0.5, match_probability: 0.4}",
+    )
+    medusa = f"{SPEC}={{method: medusa, num_speculative_tokens: 3, tree_width: 4}}"
+    ngram = f"{SPEC}={{method: ngram, num_speculative_tokens: 3, max_tree_nodes: 9}}"
+    for drafts, acceptance, shape, name in (
+        (medusa, own, (4, 63), "medusa_tree"),
+        (ngram, matches, (10, 9), "ngram_tree"),
+        (TREE, own, (10, 60), "eagle_tree"),
+    ):
+        spec = load_scenario(overrides=[SGLANG, drafts, acceptance]).speculative_config
+        assert spec is not None
+        assert spec.tree is not None
+        assert (spec.tree.tree_width, spec.tree.max_tree_nodes, spec.drafting) == (*shape, name)
+    rates = "acceptance={model: per_position, rates: [0.6, 0.4, 0.2]}"
+    chain = load_scenario(overrides=[f"{SPEC}={{method: medusa, num_speculative_tokens: 3}}", rates]).speculative_config
+    assert chain is not None
+    assert (chain.tree, chain.drafting) == (None, "medusa")
+    # Medusa's tree runs on no engine of today, an n-gram's on SGLang.
+    assert load_scenario(overrides=[medusa, own]).method == "medusa"
+    assert "vllm 0.32 cannot run it: it drafts no trees" in refused(ngram, matches)
+    chain_model = "acceptance={model: ngram, alpha: 0.5, match_probability: 0.4}"
+    assert "ngram drafts a tree here" in refused(SGLANG, ngram, chain_model)
+    assert "only for methods ngram" in refused(SGLANG, TREE, matches)
+    assert "only with methods eagle_tree, medusa, ngram" in refused(f"{SPEC}.tree_width=4")
+    assert "are of one tree" in refused(medusa, "acceptance={model: tree, rates: [0.6, 0.4, 0.2]}")
+
+
+def test_the_acceptance_of_a_search_s_tree_is_that_of_its_rounds_with_a_match() -> None:
+    drafts = f"{SPEC}={{method: ngram, num_speculative_tokens: 2, tree_width: 2, max_tree_nodes: 3}}"
+    matches = "match_probability: 0.4, persistence: 0.5"
+    for alpha, rates in (
+        ("alpha: 0.5", [0.75, 0.25]),
+        ("alpha: 0.5, widths: [2, 1]", [0.75, 0.375]),
+        ("rates: [0.8, 0.4], tree_width: 2, max_tree_nodes: 3", [0.8, 0.4]),
+    ):
+        section = f"acceptance={{model: tree, {alpha}, {matches}}}"
+        (model,) = acceptance_models(load_scenario(overrides=[SGLANG, drafts, section]))
+        assert model == Chain(model="ngram", rates=tuple(rates), match_probability=0.4, persistence=0.5)
 
 
 def test_the_shape_of_a_tree_changes_its_acceptance() -> None:

@@ -148,6 +148,13 @@ def test_acceptance_keeps_the_kind_of_model_that_knows_more(base: Scenario) -> N
     kept = changed(beta, {"acceptance": 0.4}).acceptance
     assert kept is not None
     assert kept.model_dump(exclude_none=True) == {"model": "chain", "alpha": 0.4, "concentration": 3.0}
+    shape, searches = {"tree_width": 3, "max_tree_nodes": 9}, {"match_probability": 0.4, "persistence": 0.5}
+    drafts = {"method": "ngram", "num_speculative_tokens": 2, **shape}
+    tree = {"engine.version": "sglang 0.5", "engine.speculative_config": drafts}
+    tree["acceptance"] = {"model": "tree", "rates": [0.6, 0.4], **shape, **searches}
+    kept = changed(with_values(base, tree), {"acceptance": 0.4}).acceptance
+    assert kept is not None
+    assert kept.model_dump(exclude_none=True) == {"model": "tree", "alpha": 0.4, **searches}
     sure = with_values(base, {"acceptance.confidence_discrimination": 0.3})
     kept = changed(sure, {"acceptance": 0.4}).acceptance
     assert kept is not None

@@ -304,6 +304,42 @@ def test_tree_rates_are_those_of_the_tree_that_is_drafted(alpha: float, depth: i
     assert tree_rates(alpha, depth, width, nodes).sum() == pytest.approx(-sum(chance for chance, _ in verified))
 
 
+@given(st.floats(0.05, 0.95), st.integers(1, 4), st.integers(1, 4), st.integers(1, 60))
+def test_rates_of_medusas_tree_and_of_a_search_node_by_node(alpha: float, depth: int, width: int, nodes: int) -> None:
+    level, all_nodes = [1.0], []
+    for number in range(depth):
+        level = [node * alpha * (1.0 - alpha) ** s for node in level for s in range(width)]
+        all_nodes += [(-chance, number) for chance in level]
+    for name, verified in (("medusa", sorted(all_nodes)[:nodes]), ("ngram", all_nodes[:nodes])):
+        method = get_method(name).with_tree(width, nodes)
+        assert method.verify_nodes(depth) == len(verified)
+        rates = tree_rates(alpha, depth, width, nodes, method.growth)
+        assert rates.sum() == pytest.approx(-sum(chance for chance, _ in verified))
+        assert (np.diff(rates) <= 0).all()
+
+
+def test_rates_of_medusas_tree_and_of_a_search_by_hand() -> None:
+    # Half of the time the first child, a quarter the second. Of two and four nodes the likeliest three are 0.5, 0.25
+    # and the first's first, 0.25; of three and nine the likeliest five 0.5, 0.25, 0.25, 0.125 and 0.125, the upper
+    # level's first. A search takes the level whole, then the first's first and second, 0.25 and 0.125.
+    np.testing.assert_allclose(tree_rates(0.5, 2, 2, 3, "all"), [0.75, 0.25])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, "all"), [0.875, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, "breadth"), [0.875, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, "breadth"), [1 - 0.2**3, 0.64])
+    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, "all"), [1 - 0.2**2, 0.64 + 0.128])
+    np.testing.assert_allclose(tree_rates(0.8, 3, 3, 4, "all"), [1 - 0.2**2, 0.64, 0.512])
+    # All of a deep tree: a level is reached when every level before it was.
+    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, "all"), [0.75, 0.75**2, 0.75**3])
+    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, "breadth"), [0.75, 0.75**2, 0.75**3])
+
+
+@pytest.mark.parametrize("growth", ["all", "breadth"])
+def test_rates_are_carried_over_to_another_tree_of_their_kind(growth: str) -> None:
+    measured, wanted = (3, 9), (8, 30)
+    carried = rates_in_another_tree(tree_rates(0.4, 2, *measured, growth).tolist(), measured, wanted, 2, growth)
+    np.testing.assert_allclose(carried, tree_rates(0.4, 2, *wanted, growth), rtol=1e-9)
+
+
 def test_rates_are_carried_over_to_another_tree() -> None:
     # Rates that follow the formula exactly come out as the other tree's.
     measured, wanted = (4, 10), (8, 30)
@@ -472,6 +508,7 @@ BAD: list[tuple[dict[str, object], str]] = [
     ({"model": "ngram", "match_probability": 0.5, "rates": [0.5], "contrast": 1.0}, "stretches are those of matches"),
     ({"model": "tree"}, "give exactly one of rates and alpha"),
     ({"model": "tree", "alpha": 0.5, "widths": [2, 0]}, "widths.1"),
+    ({"model": "tree", "alpha": 0.5, "persistence": 0.5}, "of matches; give match_probability"),
     ({"model": "tree", "rates": [0.5], "widths": [2]}, "goes with alpha, one width per depth"),
     ({"model": "oracle"}, "does not match any of the expected tags: 'chain', 'constant', 'per_position'"),
 ]

@@ -115,6 +115,11 @@ def test_tree_nodes() -> None:
     assert [small.verify_rows(depth) for depth in (0, 1, 2)] == [1, 5, 7]
     # Four of the root, then four children of each of the four best nodes of a level.
     assert tree.with_tree(width=4).verify_nodes(9) == 4 + 8 * 16
+    # Medusa's and an n-gram's: every node has children.
+    for name in ("medusa", "ngram"):
+        assert get_method(name).verify_nodes(3) == 3
+        assert get_method(name).with_tree(width=4).verify_nodes(3) == 4 + 16 + 64
+        assert get_method(name).with_tree(width=4, max_nodes=30).verify_nodes(3) == 30
     assert get_method("eagle").verify_rows(5) == 6
     assert get_method("none").verify_rows(0) == 1
 

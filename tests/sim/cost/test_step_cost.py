@@ -442,6 +442,9 @@ def test_a_tree_verifies_all_its_nodes() -> None:
     f = st.empty_record(st.FEATURES)
     decode_features(cost, 2, 4, 100.0, f)
     assert (f["tokens"], f["draft_passes"], f["decode_kv"]) == (2 * 11, 4, 2 * 111)
+    for name in ("medusa", "ngram"):
+        decode_features(tiny_cost(get_method(name).with_tree(2), 3), 2, 3, 100.0, f)
+        assert (f["tokens"], f["draft_passes"]) == (2 * (1 + 2 + 4 + 8), 3)
 
 
 def test_rows_beyond_the_tables_scale() -> None:

@@ -14,6 +14,7 @@ import pytest
 from samples import closed_loop
 
 from draftcast.errors import CapacityError, SimulationError
+from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import make_router
 from draftcast.sim.cost.methods import get_method
@@ -499,6 +500,31 @@ def test_a_tree_accepts_at_most_its_depth(build_case: Any) -> None:
     ]
     assert times(case) == (0.0, 1.5, 6.75)
     assert case.requests()["num_accepted_tokens"].tolist() == [4]
+
+
+def test_a_search_of_sglang_verifies_rows_also_without_a_match(build_case: Any) -> None:
+    def rows(version: str, method: Any, match: float) -> list[tuple[int, int, int]]:
+        model = Chain(model="ngram", match_probability=match, alpha=1.0)
+        log = build_case([4], [3], method=method, k=2, accept=model, version=version).log()
+        return [step.rows[0] for step in log]
+
+    tree = get_method("ngram").with_tree(2, 5)
+    assert rows("vllm 0.31", tree, 0.0) == [(4, 0, 0), (1, 0, 0), (1, 0, 0)]
+    assert rows("sglang 0.5", tree, 0.0) == [(4, 0, 0), (6, 5, 0), (6, 5, 0)]
+    assert rows("sglang 0.5", "ngram", 0.0) == [(4, 0, 0), (3, 2, 0), (3, 2, 0)]
+    assert rows("sglang 0.5", tree, 1.0) == [(4, 0, 0), (6, 5, 2)]
+
+
+def test_a_tree_of_medusa_runs_each_head_once_and_verifies_every_node(build_case: Any) -> None:
+    case = build_case([4], [7], method=get_method("medusa").with_tree(3, 8), k=2, accept=[[9] * 8])
+    # Of 3 + 9 nodes the likeliest 8, and two accepted of each round: 1 + 9 rows / 8 seconds.
+    assert rows_and_ends(case.log()) == [
+        (1.5, {0: (4, 0, 0)}),
+        (3.625, {0: (9, 8, 2)}),
+        (5.75, {0: (9, 8, 2)}),
+    ]
+    assert case.requests()["num_accepted_tokens"].tolist() == [4]
+    assert case.requests()["num_draft_tokens"].tolist() == [16]
 
 
 # ---- prefix cache ----
