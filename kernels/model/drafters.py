@@ -1,15 +1,18 @@
-"""Draft heads as ``ModelSpec``s: EAGLE, EAGLE-3, P-EAGLE, MTP, DFlash, DSpark, Medusa, MLP speculator.
+"""Draft heads as ``ModelSpec``s: EAGLE, EAGLE-3, P-EAGLE, MTP, DFlash, DFlash2, DSpark, Medusa, MLP speculator.
 
 A head's layers are read from its config (`draftcast.kernels.model.heads`) or follow from its target. What a head
 shares with the target (embedding, lm_head) costs time but no memory: ``shares_embedding``, ``shares_lm_head``.
 Shapes are those of vLLM's modules (``llama_eagle``, ``llama_eagle3``, ``deepseek_mtp``, ``qwen3_dflash``,
-``qwen3_dspark``, ``medusa``, ``mlp_speculator``); default sizes are those of published checkpoints, named below.
+``qwen3_dflash2``, ``qwen3_dspark``, ``medusa``, ``mlp_speculator``); default sizes are those of published checkpoints,
+named below.
 PARD and draft_model need no head: their draft is an ordinary model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.spec import ModelSpec
@@ -23,6 +26,8 @@ P_EAGLE_LAYERS = 4
 # z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
 DFLASH_LAYERS = 5
 DFLASH_CAPTURED_LAYERS = 5
+# z-lab/Qwen3.8-27B-DFlash2 config.json (dflash_config).
+DFLASH2_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 # DSpark's Markov head: rank-256 transition bias over the vocabulary (vLLM qwen3_dspark, markov_rank).
 DSPARK_MARKOV_RANK = 256
 # ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
@@ -158,6 +163,35 @@ def dflash_head(
         fc_input_size=fused,
         extra_parameters=fused * layers.hidden_size + layers.hidden_size,
     )
+
+
+def dflash2_head(
+    target: ModelSpec,
+    *,
+    decoder: ModelSpec | None = None,
+    draft_vocab_size: int | None = None,
+    captured_layers: int = DFLASH_CAPTURED_LAYERS,
+    sizes: Mapping[str, Any] = DFLASH2_SIZES,
+) -> ModelSpec:
+    """DFlash2 (inco.ai/blog/dflash2; vLLM PR 52816): a DFlash backbone with convolutions and a candidate selector.
+
+    Each attention and each MLP stands between two convolutions along the block, whose kernels one projection of its
+    input makes. The selector scores the ``selector_top_k`` best tokens of a position after those of the one before, by
+    two codebooks over the vocabulary, and walks along the best.
+
+    Raises:
+        ModelError: channels that do not divide the hidden size.
+    """
+    head = dflash_head(target, decoder=decoder, draft_vocab_size=draft_vocab_size, captured_layers=captured_layers)
+    head = replace(head, name=f"{target.name}-dflash2", architecture="DFlash2DraftModel", **sizes)
+    hidden, taps, rank = head.hidden_size, head.conv_kernel_size, head.selector_rank
+    if hidden % head.conv_group_size:
+        message = f"a divisor of the hidden size {hidden} is needed"
+        raise ModelError(message, key="conv_group_size", value=head.conv_group_size)
+    convolution = 2 * taps * (hidden * hidden // head.conv_group_size + hidden)
+    selector = hidden * rank + 2 * rank * head.vocab_size
+    more = 2 * head.num_hidden_layers * convolution + selector
+    return replace(head, extra_parameters=head.extra_parameters + more)
 
 
 def dspark_head(

@@ -12,7 +12,7 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class HeadConfig:
     vocab_size: int = 0
     block_size: int = 0
     markov_rank: int = drafters.DSPARK_MARKOV_RANK
+    sizes: Mapping[str, int] = field(default_factory=lambda: drafters.DFLASH2_SIZES)
     num_heads: int = 0
     inner_dim: int = drafters.MLP_SPECULATOR_INNER
     assumed: tuple[str, ...] = ()
@@ -58,7 +59,7 @@ class HeadConfig:
     def head(self, target: ModelSpec, k: int) -> Head:
         """`build`, with what is assumed of it."""
         # A block holds the last accepted token besides its drafts, but for DSpark, which drafts from that token on.
-        most = self.block_size - (self.kind == "dflash")
+        most = self.block_size - (self.kind in ("dflash", "dflash2"))
         beyond = (
             f"num_speculative_tokens = {k} is beyond the {most} drafts of {self.name}'s block: assumed to run alike"
         )
@@ -95,6 +96,8 @@ class HeadConfig:
             return drafters.dspark_head(target, **given, markov_rank=self.markov_rank)
         if self.kind == "dflash":
             return drafters.dflash_head(target, **given)
+        if self.kind == "dflash2":
+            return drafters.dflash2_head(target, **given, sizes=self.sizes)
         return drafters.eagle_head(target, self.kind, **given)
 
 
@@ -155,9 +158,10 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         return _mtp(target, name)
     config = _find(name) if name is not None else None
     if config is None:
-        # Of a tree's two kinds it is the one that its name holds.
-        eagle3 = method == "eagle_tree" and says_eagle3(name)
-        usual, basis = _usual("eagle3" if eagle3 else _facts()["methods"][method][0], target, k)
+        # Of the two kinds of a tree and of DFlash it is the one that the name holds.
+        kinds = _facts()["methods"][method]
+        newer = method in ("eagle_tree", "dflash") and _says(kinds[-1], name)
+        usual, basis = _usual(kinds[-1] if newer else kinds[0], target, k)
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
@@ -178,7 +182,11 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
 
 def says_eagle3(name: str | None) -> bool:
     """Whether a head's name says that it is one of EAGLE-3, as vLLM goes by the name."""
-    return "eagle3" in (name or "").lower().replace("-", "")
+    return _says("eagle3", name)
+
+
+def _says(kind: str, name: str | None) -> bool:
+    return kind in (name or "").lower().replace("-", "")
 
 
 def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
@@ -246,11 +254,18 @@ def read_head(values: Any, name: str) -> HeadConfig:
     if "DominoDraftModel" in config.strings("architectures"):
         assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
     given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
-    given |= {"qk_norm": kind in ("dflash", "dspark"), "tie_word_embeddings": False}
+    given |= {"qk_norm": kind in ("dflash", "dflash2", "dspark"), "tie_word_embeddings": False}
     decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
     held = [key for key in _SECTIONS if isinstance(config.values.get(key), Mapping)]
     sections = [config, *(Config(config.values[key], f"{name}: {key}") for key in held)]
-    rank = max(section.count("markov_rank") for section in sections)
+
+    def count(key: str) -> int:
+        return max(section.count(key) for section in sections)
+
+    sizes = {key: count(key) for key in drafters.DFLASH2_SIZES}
+    missing = [key for key, size in sizes.items() if not size]
+    if kind == "dflash2" and missing:
+        raise ModelError("an integer >= 1 is needed", file=name, key=missing[0])
     # vLLM 0.32 (llama_eagle3): without a draft vocabulary lm_head has the target's.
     absent = decoder.vocab_size if kind in ("eagle3", "p_eagle") else None
     return HeadConfig(
@@ -261,8 +276,9 @@ def read_head(values: Any, name: str) -> HeadConfig:
         captured_layers=_captured(sections),
         target_hidden_size=config.integer("target_hidden_size", decoder.hidden_size),
         vocab_size=decoder.vocab_size,
-        block_size=config.count("block_size"),
-        markov_rank=rank,
+        block_size=count("block_size"),
+        markov_rank=count("markov_rank"),
+        sizes=sizes,
         assumed=assumed,
     )
 

@@ -140,6 +140,12 @@ class ModelSpec:
     num_draft_heads: int = 0  # medusa, mlp_speculator: parallel heads, each with its own block and lm_head
     draft_gates: int = 1  # matrices that such a head's block holds side by side: 4 of an LSTM
     markov_rank: int = 0  # DSpark: rank of the sequential bias head
+    # DFlash2: taps of the convolutions around attention and MLP, channels that share a dynamic kernel; width of the
+    # selector's codebooks and candidates a position.
+    conv_kernel_size: int = 0
+    conv_group_size: int = 0
+    selector_rank: int = 0
+    selector_top_k: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -33,7 +33,9 @@ _OF_STATES = ("qkvz", "ba", "mamba_in", "qkvgfb", "decays", "gate", "linear_out"
 class LinearLayer:
     """``count`` matrices ``k x n`` (per rank), all of one kind in a model."""
 
-    name: str  # qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, block of a draft head
+    name: (
+        str  # qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, conv_kernel, selector, block of a draft head
+    )
     k: int  # input features on this rank
     n: int  # output features on this rank
     count: int  # how often the matrix occurs in one forward pass (layers)
@@ -179,6 +181,11 @@ def _head_layers(model: ModelSpec, tp: int) -> Iterator[LinearLayer]:
     if model.num_draft_heads:
         # One forward pass is one head: its block, then lm_head.
         yield LinearLayer("block", model.hidden_size, gates * model.hidden_size, 1, quantised=False)
+    if model.selector_rank:
+        # The kernels of a sublayer's two convolutions, and what a position says of its candidates: whole on each rank.
+        kernels = 2 * model.conv_kernel_size * model.hidden_size // model.conv_group_size
+        yield LinearLayer("conv_kernel", model.hidden_size, kernels, 2 * model.num_hidden_layers, quantised=False)
+        yield LinearLayer("selector", model.hidden_size, model.selector_rank, 1, quantised=False)
     if model.markov_rank:
         vocab = math.ceil(model.vocab_size / tp)
         yield LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position")
@@ -231,6 +238,12 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
         parts.append(ElementwisePart("", (), 1, 2.0 * hidden, 1))
     if model.num_draft_heads:
         parts.append(ElementwisePart("", (), 1, 3.0 * hidden, 1))
+    if model.selector_rank:
+        # Each convolution reads and writes a row and reads its dynamic kernel; the selector reads two codebooks' rows
+        # of every candidate and writes a score for each pair.
+        taps, top_k = model.conv_kernel_size / model.conv_group_size, model.selector_top_k
+        parts.append(ElementwisePart("", (), 4 * layers, (2.0 + taps) * hidden, 4 * layers))
+        parts.append(ElementwisePart("", (), 1, 2.0 * top_k * model.selector_rank + top_k * top_k, 2))
     return tuple(parts)
 
 

@@ -166,6 +166,7 @@ def _drafting(
         return {}, None
     if method == "draft_model" and spec.draft_model is not None and "PARD" in spec.draft_model:
         method = "pard"
+    method = "dflash" if method == "dflash2" else method  # the head says which
     if method == "eagle_tree" or method not in ("tree", *METHODS):
         reading.missing_on("spec.method", f"{method} is not simulated")
         return {}, None

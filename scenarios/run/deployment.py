@@ -34,6 +34,7 @@ from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
 from draftcast.scenarios.schema.references import put_checksums
+from draftcast.scenarios.schema.support import cannot_run
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
@@ -276,7 +277,12 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
         return None
     if has_head(method.name):
         with engine_keys("engine.speculative_config.method"):
-            return resolve_head(method.name, model, method.of_head(scenario.num_speculative_tokens), spec.model)
+            head = resolve_head(method.name, model, method.of_head(scenario.num_speculative_tokens), spec.model)
+        version = scenario.engine.version
+        why = cannot_run(*parse_version(version)[:2], "dflash2") if head.spec.selector_rank else None
+        if why is not None:
+            raise ScenarioError(f"{version} cannot run it: {why}", key=DRAFT_MODEL, value=spec.model)
+        return head
     if not method.needs_draft_model or spec.model is None:
         return None
     if is_bundled_head(spec.model):

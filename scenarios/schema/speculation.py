@@ -149,6 +149,8 @@ class SpeculativeConfig(Frozen):
     def _known_method(cls, value: str | None) -> str | None:
         if value is None or value in METHODS or value in MTP_METHODS:
             return value
+        if value == "dflash2":
+            raise wrong("", value, "DFlash2 is a kind of draft head: give method dflash, and the head as model")
         models = ", ".join(MTP_METHODS) if value.endswith("mtp") else f"{MTP_METHODS[0]} and vLLM's other names of mtp"
         raise wrong("", value, f"unknown method; choose from {', '.join(METHODS)}, {models} (no speculation: null)")
 

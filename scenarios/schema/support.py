@@ -32,6 +32,8 @@ LACKS: dict[tuple[str, str], Lack] = {
     ("vllm", "p_eagle"): _PARALLEL,
     ("vllm", "pard"): _PARALLEL,
     ("vllm", "dflash"): Lack("vLLM pull request 34014 found no DFlash in it after 0.15", until=(0, 16)),
+    # A head of method dflash.
+    ("vllm", "dflash2"): Lack("DFlash2 heads came with vLLM 0.28 (release notes; pull request 52816)", until=(0, 28)),
     ("vllm", "dspark"): Lack(
         "DSpark came to vLLM's pull requests (46965) in the end of June 2026, after 0.21", until=(0, 22)
     ),
@@ -44,6 +46,8 @@ LACKS: dict[tuple[str, str], Lack] = {
     ("sglang", "medusa"): Lack("it has no Medusa heads"),
     ("sglang", "mlp_speculator"): _NO_MLP,
     ("sglang", "arctic"): _NO_LSTM,
+    # Merged on 2026-08-19; v0.5.18 of 2026-08-22 was cut from an earlier state.
+    ("sglang", "dflash2"): Lack("DFlash2 heads came with SGLang 0.5.19 (pull request 35371)", until=(0, 5, 19)),
     ("sglang", "ngram_gpu"): Lack("its n-gram search runs on the host (method ngram)"),
     ("sglang", "suffix"): Lack("it has no suffix decoding"),
     # TensorRT-LLM 1.3: the DecodingConfigs of its PyTorch backend (llmapi/llm_args.py).

@@ -13,7 +13,7 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.heads import read_head, resolve_head
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.work.layers import linear_layers, lm_head
+from draftcast.kernels.work.layers import elementwise_work, linear_layers, lm_head
 
 QWEN = load_model("Qwen3-8B")
 EAGLE3 = {
@@ -36,13 +36,20 @@ DSPARK = EAGLE3 | {
 }
 
 
+DFLASH2 = DSPARK | {
+    "architectures": ["DFlash2DraftModel"],
+    "dflash_config": {"target_layer_ids": [1, 9, 17], "block_size": 8}
+    | {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16},
+}
+
+
 def built(config: dict[str, Any], target: ModelSpec = QWEN, k: int = 3) -> ModelSpec:
     return read_head(config, "a head").build(target, k)
 
 
 def test_bundled_heads_are_read_and_named_by_their_repositories() -> None:
-    """45 shapes of SpecForge, and three heads whose own configs or sources state their shape."""
-    assert len(json.loads((ROOT / "kernels/model/heads.json").read_text("utf-8"))["heads"]) == 48
+    """45 shapes of SpecForge, and four heads whose own configs or sources state their shape."""
+    assert len(json.loads((ROOT / "kernels/model/heads.json").read_text("utf-8"))["heads"]) == 49
     named = {
         "lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge": ("Llama-3.1-8B", 1, 14336, 32000),
         "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": ("Llama-3.1-8B", 1, 14336, 32000),
@@ -104,6 +111,73 @@ def test_window_markov_rank_and_captured_layers_of_a_block_drafter() -> None:
     assert unsaid.assumed == ("a head has sliding_window = 512 and no layer_types: assumed full attention",)
     assert unsaid.build(QWEN, 3).num_sliding_layers == 0
     assert read_head(DSPARK | {"sliding_window": 512, "use_sliding_window": False}, "a head").assumed == ()
+
+
+def test_a_dflash2_head_is_as_large_as_its_checkpoint() -> None:
+    """The repository's weights are 3.85 GB in 16 bits, without the target's embedding and lm_head."""
+    for name in ("z-lab/Qwen3.8-27B-DFlash2", "incoai/Qwen3.8-27B-DFlash2"):
+        head = resolve_head("dflash", load_model("Qwen3.6-27B"), 7, name)
+        assert head.assumed == ()
+        assert 2 * head.spec.num_parameters == pytest.approx(3.85e9, rel=1e-3)
+        assert (head.spec.sliding_window, head.spec.num_sliding_layers) == (2048, 5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "names", "parameters"),
+    [
+        # One layer: around attention and MLP each the kernels of two convolutions, of so many taps.
+        ("conv_kernel_size", 4, {"conv_kernel"}, 2 * 2 * 2 * (4096 * 4096 // 16 + 4096)),
+        ("conv_group_size", 32, {"conv_kernel"}, -2 * 2 * 2 * (4096 * 4096 // 32)),
+        ("selector_rank", 512, {"selector"}, 256 * (4096 + 2 * 151936)),
+        ("selector_top_k", 32, set(), 0),
+    ],
+)
+def test_a_field_of_dflash2_changes_what_it_says(key: str, value: int, names: set[str], parameters: int) -> None:
+    other = built(DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | {key: value}})
+    before, after = ({layer.name: layer for layer in linear_layers(head)} for head in (built(DFLASH2), other))
+    assert {name for name in after if after[name] != before[name]} == names
+    assert other.num_parameters - built(DFLASH2).num_parameters == parameters
+    rows = [elementwise_work(head, 8).bytes for head in (built(DFLASH2), other)]
+    if key == "conv_group_size":
+        rows.reverse()
+    assert rows[1] > rows[0]
+
+
+def test_a_dflash2_head_by_hand() -> None:
+    dflash = built(DSPARK | {"architectures": ["DFlashDraftModel"]})
+    dflash2 = built(DFLASH2)
+    more = {layer.name: (layer.k, layer.n, layer.count) for layer in linear_layers(dflash2, 2)}
+    less = {layer.name for layer in linear_layers(dflash, 2)}
+    # Whole on both ranks: for two taps and two sides a number of every 16 channels, in front of attention and of MLP.
+    assert {name: more[name] for name in more.keys() - less} == {
+        "conv_kernel": (4096, 2 * 2 * 4096 // 16, 2),
+        "selector": (4096, 256, 1),
+    }
+    # Four convolutions read and write a row and read a kernel, the selector reads 2 x 16 rows of codebooks and writes
+    # 16 x 16 scores.
+    elements = 4 * (2 * 4096 + 2 * 4096 // 16) + 2 * 16 * 256 + 16 * 16
+    assert elementwise_work(dflash2, 3).bytes - elementwise_work(dflash, 3).bytes == 3 * 2 * elements
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"selector_top_k": None}, "selector_top_k: an integer >= 1 is needed"),
+        ({"conv_group_size": 48}, "conv_group_size = 48: a divisor of the hidden size 4096"),
+    ],
+)
+def test_a_bad_dflash2_config_is_refused_by_key(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        built(DFLASH2 | {"dflash_config": DFLASH2["dflash_config"] | change})
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("x/Qwen3-8B-DFlash2", True), ("x/Qwen3-8B-DFlash-2", True), ("x/y", False)]
+)
+def test_an_unknown_dflash_head_is_of_the_kind_that_its_name_says(name: str, layer: bool) -> None:
+    head = resolve_head("dflash", QWEN, 3, name)
+    assert ("conv_kernel" in {each.name for each in linear_layers(head.spec)}) is layer
+    assert "assumed " + ("dflash2's usual shape" if layer else "the shape of qwen3-8b-dflash") in head.assumed[0]
 
 
 @pytest.mark.parametrize(

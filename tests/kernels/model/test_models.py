@@ -585,6 +585,8 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = replace(load_model("Qwen3.5-35B-A3B"), num_linear_layers=15)
     elif "expert" in field or field in ("moe_intermediate_size", "moe_latent_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
+    elif field.startswith(("conv_", "selector_")):
+        base = drafters.dflash2_head(load_model("Qwen3-8B"))
     elif field == "fc_every_pass":
         base = replace(base, fc_input_size=8192)
     elif field in ("num_draft_heads", "draft_gates"):

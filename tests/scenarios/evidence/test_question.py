@@ -10,6 +10,7 @@ from evidence_row import BASE
 from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
+from draftcast.scenarios.run.deployment import cached_deployment
 
 ROWS = {point.id: point for point in points()}
 
@@ -168,6 +169,15 @@ def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
     # 11.87 ms between chunks at 3.75 ms a token.
     gap_ms = ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"].more["on_itl_mean_ms"]
     assert 1 + sum(acceptance.rates) == pytest.approx(gap_ms / 3.75, rel=1e-6)
+
+
+def test_dflash2_is_a_head_of_dflash() -> None:
+    side = asked(engine_version="0.28", spec={"method": "dflash2", "k": 2, "draft_model": "x/Qwen3-8B-DFlash2"}).on
+    assert side is not None
+    assert side.method == "dflash"
+    draft = cached_deployment(side).draft
+    assert draft is not None
+    assert draft.selector_rank == 256
 
 
 def test_a_named_head_is_served_and_a_tree_takes_an_eagle3_head() -> None:

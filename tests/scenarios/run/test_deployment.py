@@ -10,7 +10,7 @@ import pytest
 from draftcast import load_scenario
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
-from draftcast.kernels.model import spec
+from draftcast.kernels.model import drafters, spec
 from draftcast.scenarios.run.deployment import Deployment, deploy
 from draftcast.scenarios.schema import Scenario
 
@@ -308,6 +308,24 @@ def test_the_draft_vocabulary_changes_time_and_memory() -> None:
     slower = float((whole.cost.draft_logits[rows] - small.cost.draft_logits[rows]).sum())
     # The lm_head is read once a pass: no faster than the device's memory, and not three times slower.
     assert 1.0 < slower / (extra_bytes / small.hardware.memory_bandwidth_bytes_per_s) < 3.0
+
+
+@pytest.mark.parametrize(("old", "new"), [("vllm 0.27", "vllm 0.28"), ("sglang 0.5.18", "sglang 0.5.19")])
+def test_a_dflash2_head_costs_more_than_dflash_where_it_runs(old: str, new: str, tmp_path: Path) -> None:
+    config = json.loads(Path(drafters.__file__).with_name("heads.json").read_text("utf-8"))["heads"]
+    config = config["qwen3-8b-dflash"]["config"] | {"architectures": ["DFlash2DraftModel"]}
+    config["dflash_config"] |= drafters.DFLASH2_SIZES
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    version = f"engine.version={new}"
+    drafts = "engine.speculative_config={method: dflash, num_speculative_tokens: 3, model: "
+    first, second = (deployed(*QWEN, version, f"{drafts}{name}}}") for name in ("qwen3-8b-dflash", tmp_path))
+    rows = 8 * 4
+    assert second.cost.draft_next[rows].sum() > 1.02 * first.cost.draft_next[rows].sum()
+    # Two codebooks of 256 numbers a token, and two projections a layer.
+    more = second.memory.draft_weight_bytes - first.memory.draft_weight_bytes
+    assert more == pytest.approx(2 * (2 * 256 * 151936 + 5 * 2 * 4 * 4096 * 256), rel=0.02)
+    error = str(refused(*QWEN, f"engine.version={old}", f"{drafts}{tmp_path}}}"))
+    assert f"{old} cannot run it: DFlash2 heads came with" in error
 
 
 @pytest.mark.parametrize("device", ["a10g", "gb200", "mi355x"])

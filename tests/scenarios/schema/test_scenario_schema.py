@@ -125,6 +125,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("workload.classes=[{name: a, share: 1.0, priority: 1}]", ["has no effect unless"]),
         (f"{SPEC}.draft_tensor_parallel_size=2", ["must be 1 or the target's"]),
         (f"{SPEC}.method=draft_model", ["needs a draft model"]),
+        (f"{SPEC}.method=dflash2", ["= 'dflash2': DFlash2 is a kind of draft head: give method dflash"]),
         (f"{SPEC}.synthetic_acceptance_length=2.0", ["only with rejection_sample_method: synthetic"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [3, 8, 1]]", ["overlap"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[2, 4, 3]]", ["must start at batch size 1"]),
