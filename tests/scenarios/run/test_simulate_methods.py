@@ -257,6 +257,17 @@ DIRECTIONS = [
         )
         for figure in ("length", "drafts a round", "mean_time_rejected_s")
     ),
+    # A deeper tree, a head more of Medusa for each level.
+    *(
+        Direction(
+            "num_speculative_tokens", f"{tree}num_speculative_tokens: 2}}", f"{tree}num_speculative_tokens: 4}}", *of
+        )
+        for tree, *of in (
+            ("{method: medusa, tree_width: 4, ", "length", OF_TREES[:1]),
+            ("{method: medusa, tree_width: 4, ", "mean_time_draft_s", OF_TREES[:1]),
+            ("{method: ngram, tree_width: 2, max_tree_nodes: 30, ", "length", (MATCHED_TREE, *SGLANG)),
+        )
+    ),
 ]
 
 
@@ -274,7 +285,7 @@ def test_a_parameter_works_in_the_direction_of_its_source(direction: Direction) 
 
 
 def test_every_parameter_of_a_method_has_its_direction() -> None:
-    apart = {"method", "num_speculative_tokens", "enable_suffix_decoding", "suffix_cache_max_depth"}  # above
+    apart = {"method", "enable_suffix_decoding", "suffix_cache_max_depth"}  # above
     fields = SpeculativeConfig.model_fields
     timed = {name for name in fields if UNTIMED not in fields[name].metadata}
     assert {direction.field for direction in DIRECTIONS} == timed - apart
