@@ -13,21 +13,20 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, ScenarioError, TraceError
+from draftcast.frozen import MOST_SECONDS
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import pick_weighted, trace_rows
 from draftcast.sim.workload.request_table import MAX_TOKENS, RaggedParts, RequestTable
-from draftcast.sim.workload.sessions import draw_sessions
+from draftcast.sim.workload.sessions import DrawnSessions, draw_sessions
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 from draftcast.sim.workload.workload import DEFAULT_CLASS, Workload
 
 Traces = Mapping[tuple[TraceSpec, str], RequestTable]
 """Tables by what is taken from which file, and which recorded acceptance is read with it."""
-MAX_SECONDS = 1e9  # of simulated time: beyond it steps of a tenth of a millisecond are lost to rounding
 PROMPT_DRAW, OUTPUT_DRAW, ROW_DRAW = 0, 1, 2  # positions within the LENGTHS stream of a request
 
 
@@ -59,27 +58,25 @@ def build_requests(
     classes = workload.classes or (DEFAULT_CLASS,)
     notes = [note for table in traces.values() for note in table.notes]
     wanted = num_requests if num_requests is not None else workload.num_requests
-    drawn = None
-    if workload.has_sessions:
-        assert wanted is not None
-        drawn = draw_sessions(workload, seed, wanted, max_model_len)
-        arrival_s = drawn.arrival_s
-    else:
-        arrival_s = _arrival_times(workload, traces, seed, wanted, workload.duration_s, notes)
+
+    def arrive(n: int | None, duration_s: float | None, notes: list[str]) -> tuple[DrawnSessions | None, FloatArray]:
+        if workload.has_sessions:
+            assert n is not None
+            drawn = draw_sessions(workload, seed, n, max_model_len)
+            return drawn, drawn.arrival_s
+        return None, _arrival_times(workload, traces, seed, n, duration_s, notes)
+
+    drawn, arrival_s = arrive(wanted, workload.duration_s, notes)
     counted = len(arrival_s)
     if counted == 0:
         raise ScenarioError("no request arrives; raise the rate or the duration", key="workload.arrivals")
-    if not arrival_s[-1] <= MAX_SECONDS:
+    if not arrival_s[-1] <= MOST_SECONDS:
         message = f"the last of {counted} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s"
         raise ScenarioError(
             f"{message} (30 years) are simulated: raise the rate or send fewer", key="workload.arrivals"
         )
     if goes_on and not is_list(workload, arrival_s):
-        if drawn is not None:
-            drawn = draw_sessions(workload, seed, 2 * counted, max_model_len)
-            arrival_s = drawn.arrival_s
-        else:
-            arrival_s = _arrival_times(workload, traces, seed, 2 * counted, None, [])
+        drawn, arrival_s = arrive(2 * counted, None, [])
     n = len(arrival_s)
     if drawn is not None:
         class_id, prompt, output = drawn.class_id, drawn.prompt.astype(np.int32), drawn.output.astype(np.int32)
@@ -110,13 +107,11 @@ def build_requests(
                 if entry.system_prompt or workload.system_prompt:
                     message = "not with a system_prompt: the file says which prompts begin alike"
                     raise TraceError(message, file=table.source_file, key="hash_ids")
-                hashes.add(mine, rows, table.hash_ids, table.hash_offsets, owner=id(table))
+                hashes.add(mine, rows, table.hash_ids, table.hash_offsets)
                 hash_block_tokens.add(table.hash_block_tokens)
             if recording in (None, source):
                 _add_acceptance(acceptance, table, mine, rows)
-        elif drawn is not None or lengths is None:
-            pass
-        elif lengths.prompt_tokens is not None and lengths.output_tokens is not None:
+        elif drawn is None and lengths and lengths.prompt_tokens and lengths.output_tokens:
             prompt[mine] = lengths.prompt_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, PROMPT_DRAW)[mine])
             output[mine] = lengths.output_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, OUTPUT_DRAW)[mine])
         if recording is not None and not acceptance.has(mine):
@@ -134,8 +129,10 @@ def build_requests(
 
     if drawn is not None:  # to shorten a turn would change those after it
         columns |= {"session": drawn.session, "think_s": drawn.think_s}
-    else:
-        _shorten_extra(prompt, output, counted)
+    else:  # the extra requests, to the longest of the others; the output first
+        longest = int((prompt[:counted].astype(np.int64) + output[:counted]).max())
+        np.minimum(prompt[counted:], longest - 1, out=prompt[counted:])
+        np.minimum(output[counted:], longest - prompt[counted:], out=output[counted:])
     limit = math.inf if max_model_len is None else max_model_len
     too_long = prompt.astype(np.int64) + output > limit
     if workload.max_model_len_action == "error" and too_long.any():
@@ -274,11 +271,4 @@ def _repeated(times: FloatArray, period_s: float, n: int) -> FloatArray:
 
 def _add_acceptance(parts: RaggedParts, table: RequestTable, requests: IntArray, rows: IntArray) -> None:
     if table.acceptance_lengths is not None and table.acceptance_offsets is not None:
-        parts.add(requests, rows, table.acceptance_lengths, table.acceptance_offsets, owner=id(table))
-
-
-def _shorten_extra(prompt: NDArray[np.int32], output: NDArray[np.int32], counted: int) -> None:
-    """Cut the requests from ``counted`` on to the longest before them; in place, the output first."""
-    longest = int((prompt[:counted].astype(np.int64) + output[:counted]).max())
-    np.minimum(prompt[counted:], longest - 1, out=prompt[counted:])
-    np.minimum(output[counted:], longest - prompt[counted:], out=output[counted:])
+        parts.add(requests, rows, table.acceptance_lengths, table.acceptance_offsets)

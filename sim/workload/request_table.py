@@ -22,6 +22,7 @@ from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 
 MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
+COLUMNS = {"arrival_s": "f8", "prompt_tokens": "i4", "output_tokens": "i4", "class_id": "i2", "priority": "i4"}
 SHARED = ("system_prompt", "system_tokens", "session", "think_s")
 
 
@@ -67,18 +68,13 @@ class RequestTable:
         **fields: Any,
     ) -> RequestTable:
         """Cast the columns, fill the missing ones (arrival 0, class 0, priority 0) and sort by arrival (stable)."""
-        prompt = np.asarray(prompt_tokens, dtype=np.int32)
-        zeros = np.zeros(len(prompt), dtype=np.int64)
+        zeros = np.zeros(len(np.asarray(prompt_tokens)), dtype=np.int64)
         if arrival_s is None:
             fields.setdefault("has_arrivals", False)
-        table = cls(
-            arrival_s=np.asarray(zeros if arrival_s is None else arrival_s, dtype=np.float64),
-            prompt_tokens=prompt,
-            output_tokens=np.asarray(output_tokens, dtype=np.int32),
-            class_id=np.asarray(zeros if class_id is None else class_id, dtype=np.int16),
-            priority=np.asarray(zeros if priority is None else priority, dtype=np.int32),
-            **fields,
-        )
+        given = (arrival_s, prompt_tokens, output_tokens, class_id, priority)
+        for (name, dtype), column in zip(COLUMNS.items(), given, strict=True):
+            fields[name] = np.asarray(zeros if column is None else column, dtype=dtype)
+        table = cls(**fields)
         if len(table) > 1 and bool(np.any(np.diff(table.arrival_s) < 0)):
             table = table.take(np.argsort(table.arrival_s, kind="stable"))
         return table
@@ -103,8 +99,7 @@ class RequestTable:
     def check_integrity(self) -> None:
         """Assert every invariant of the columns: shapes, types, order and ranges."""
         n = len(self)
-        columns = ("arrival_s", "prompt_tokens", "output_tokens", "class_id", "priority")
-        for name, dtype in zip(columns, ("f8", "i4", "i4", "i2", "i4"), strict=True):
+        for name, dtype in COLUMNS.items():
             column = getattr(self, name)
             assert column.shape == (n,), f"{name}: shape {column.shape}, expected {(n,)}"
             assert column.dtype == np.dtype(dtype), f"{name}: dtype {column.dtype}, expected {dtype}"
@@ -171,13 +166,8 @@ class RequestTable:
     def take(self, index: ArrayLike) -> RequestTable:
         """The requests at ``index`` (ints, may repeat), in that order; arrivals are kept and must come out sorted."""
         rows = np.asarray(index, dtype=np.int64)
-        changed: dict[str, Any] = {
-            name: getattr(self, name)[rows]
-            for name in ("arrival_s", "prompt_tokens", "output_tokens", "class_id", "priority")
-        }
-        for name in ("source_lines", *SHARED):
-            if getattr(self, name) is not None:
-                changed[name] = getattr(self, name)[rows]
+        columns = {name: getattr(self, name) for name in (*COLUMNS, "source_lines", *SHARED)}
+        changed: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
         if self.hash_ids is not None and self.hash_offsets is not None:
             changed["hash_ids"], changed["hash_offsets"] = take_ragged(self.hash_ids, self.hash_offsets, rows)
         if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
@@ -231,10 +221,18 @@ def take_ragged(
     lengths = np.diff(offsets)[rows]
     if limits is not None:
         lengths = np.minimum(lengths, limits)
-    out = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=out[1:])
-    index = np.arange(out[-1], dtype=np.int64) + np.repeat(offsets[rows] - out[:-1], lengths)
-    return values[index], out
+    return values[_places(offsets[rows], lengths)], offsets_of(lengths)
+
+
+def offsets_of(lengths: ArrayLike) -> IntArray:
+    """Where each of consecutive pieces begins, and the end, int64[n + 1]."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _places(starts: IntArray, lengths: IntArray) -> IntArray:
+    """Index of every value of pieces of so many values that begin at ``starts``."""
+    offsets = offsets_of(lengths)
+    return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
 
 
 def _blocks(tokens: NDArray[np.int32], block_tokens: int) -> IntArray:
@@ -248,34 +246,28 @@ def _check_ragged(name: str, values: NDArray[Any], offsets: IntArray, n: int) ->
     assert (np.diff(offsets) >= 0).all(), f"{name}_offsets must not decrease"
 
 
-@dataclass(frozen=True)
-class _Part:
-    requests: IntArray  # which requests
-    rows: IntArray  # take which rows
-    values: NDArray[Any]  # of this ragged column
-    offsets: IntArray
-    owner: int  # tells the tables apart
-
-
 class RaggedParts:
     """Collects, for n requests, which row of which ragged column each one takes. Requests without one own nothing."""
 
     def __init__(self, n: int) -> None:
-        self.n = n
-        self.parts: list[_Part] = []
-        self._taken = np.zeros(n, dtype=np.bool_)
+        self._columns: list[tuple[NDArray[Any], IntArray]] = []  # values and offsets
+        self._column = np.full(n, -1)  # of each request
+        self._row = np.zeros(n, np.int64)
 
     def __bool__(self) -> bool:
-        return bool(self.parts)
+        return bool(self._columns)
 
-    def add(self, requests: IntArray, rows: IntArray, values: NDArray[Any], offsets: IntArray, owner: int) -> None:
-        """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]). ``owner`` identifies the column's table."""
-        self.parts.append(_Part(requests, rows, values, offsets, owner))
-        self._taken[requests] = True
+    def add(self, requests: IntArray, rows: IntArray, values: NDArray[Any], offsets: IntArray) -> None:
+        """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]) of a column."""
+        known = [id(column) for column, _ in self._columns]
+        if id(values) not in known:
+            self._columns.append((values, offsets))
+        self._column[requests] = [*known, id(values)].index(id(values))
+        self._row[requests] = rows
 
     def has(self, requests: IntArray) -> bool:
         """Whether all of these requests have a row already (and there are some)."""
-        return bool(len(requests)) and bool(self._taken[requests].all())
+        return bool(len(requests)) and bool((self._column[requests] >= 0).all())
 
     def gather_fresh(self, limits: IntArray) -> tuple[IntArray, IntArray]:
         """Prefix hashes, each request's cut to ``limits`` (int64[n]); returns (ids, offsets).
@@ -285,52 +277,37 @@ class RaggedParts:
         """
         import pandas as pd  # takes longer to load than a trace to read
 
-        lengths = np.zeros(self.n, dtype=np.int64)
+        lengths = np.zeros(len(self._row), dtype=np.int64)
         pieces = []
         first_id = 0
-        for owner in dict.fromkeys(part.owner for part in self.parts):
-            parts = [part for part in self.parts if part.owner == owner]
-            requests = np.concatenate([part.requests for part in parts])
-            order = np.argsort(requests, kind="stable")
-            requests, rows = requests[order], np.concatenate([part.rows for part in parts])[order]
-            known, dense = np.unique(parts[0].values, return_inverse=True)  # ids may be any 64-bit numbers
-            ids, offsets = take_ragged(dense.reshape(-1), parts[0].offsets, rows, limits[requests])
+        for index, (values, column_offsets) in enumerate(self._columns):
+            requests = np.flatnonzero(self._column == index)
+            rows = self._row[requests]
+            known, dense = np.unique(values, return_inverse=True)  # ids may be any 64-bit numbers
+            ids, offsets = take_ragged(dense.reshape(-1), column_offsets, rows, limits[requests])
             copies = pd.Series(rows).groupby(rows).cumcount().to_numpy()  # how often a row was taken before
-            ids = ids + np.repeat(copies, np.diff(offsets)) * len(known) + first_id
+            pieces.append((requests, ids + np.repeat(copies, np.diff(offsets)) * len(known) + first_id))
             first_id += len(known) * (int(copies.max(initial=0)) + 1)
             lengths[requests] = np.diff(offsets)
-            pieces.append((requests, offsets, ids))
-        out = np.zeros(self.n + 1, dtype=np.int64)
-        np.cumsum(lengths, out=out[1:])
-        values = np.zeros(int(out[-1]), dtype=np.int64)
-        for requests, offsets, ids in pieces:
-            values[_spread(out[requests], offsets)] = ids
-        return values, out
+        out = offsets_of(lengths)
+        gathered = np.zeros(out[-1], dtype=np.int64)
+        for requests, ids in pieces:
+            gathered[_places(out[requests], lengths[requests])] = ids
+        return gathered, out
 
     def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
         """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
 
         Returns (lengths uint8, offsets); a request without a record owns nothing.
         """
-        lengths = np.zeros(self.n, dtype=np.int64)
-        for part in self.parts:
-            lengths[part.requests] = output_tokens[part.requests].astype(np.int64) + 1
-        out = np.zeros(self.n + 1, dtype=np.int64)
-        np.cumsum(lengths, out=out[1:])
-        values = np.zeros(int(out[-1]), dtype=np.uint8)
-        for part in self.parts:
-            counts = lengths[part.requests]
-            offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-            np.cumsum(counts, out=offsets[1:])
-            position = np.arange(offsets[-1], dtype=np.int64) - np.repeat(offsets[:-1], counts)
-            recorded = np.repeat((part.offsets[part.rows + 1] - part.offsets[part.rows]) - 1, counts)
-            source = np.where(position == 0, 0, 1 + (position - 1) % recorded)
-            source += np.repeat(part.offsets[part.rows], counts)
-            values[_spread(out[part.requests], offsets)] = part.values[source]
-        return values, out
-
-
-def _spread(starts: IntArray, offsets: IntArray) -> IntArray:
-    """Flat target index of every value of ragged pieces that begin at ``starts``."""
-    counts = np.diff(offsets)
-    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], counts)
+        lengths = np.where(self._column >= 0, output_tokens.astype(np.int64) + 1, 0)
+        out = offsets_of(lengths)
+        gathered = np.zeros(out[-1], dtype=np.uint8)
+        for index, (values, offsets) in enumerate(self._columns):
+            requests = np.flatnonzero(self._column == index)
+            rows, counts = self._row[requests], lengths[requests]
+            position = _places(np.zeros_like(rows), counts)
+            recorded = np.repeat(np.diff(offsets)[rows] - 1, counts)
+            source = np.where(position == 0, 0, 1 + (position - 1) % recorded) + np.repeat(offsets[rows], counts)
+            gathered[_places(out[requests], counts)] = values[source]
+        return gathered, out

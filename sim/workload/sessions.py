@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
@@ -69,10 +68,10 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
             break
         count *= 2
     rows = np.argsort(session, kind="stable")[:n]
-
-    def column(name: str) -> NDArray[Any]:
-        return np.concatenate([getattr(each, name) for each in drawn])[rows]
-
+    prompt, output, think_s = (
+        np.concatenate(column)[rows]
+        for column in zip(*((each.prompt, each.output, each.think_s) for each in drawn), strict=True)
+    )
     session = session[rows]
     last = int(session[-1])
     cut = sum(int(each.cut[mine <= last].sum()) for mine, each in zip(members, drawn, strict=True))
@@ -82,9 +81,9 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
         session,
         start_s[session],
         class_of[session],
-        column("prompt"),
-        column("output"),
-        column("think_s"),
+        prompt,
+        output,
+        think_s,
         uniform_array(keys[Stream.SYSTEM_PROMPT], 0)[session],
         f"{cut} of {last + 1} sessions end early, at max_model_len {max_model_len}" if cut else "",
     )
@@ -147,10 +146,9 @@ def draw_requests(
     is_call = _numbered(calls)[1] > 0
     assert lengths.prompt_tokens is not None
     assert lengths.output_tokens is not None
-    at = 2 * number
-    draws = uniform_array(keys[Stream.LENGTHS][session], at)
+    draws, output_draws = (uniform_array(keys[Stream.LENGTHS][session], 2 * number + place) for place in (0, 1))
     added = lengths.prompt_tokens.tokens(draws).astype(np.int64)
-    output = lengths.output_tokens.tokens(uniform_array(keys[Stream.LENGTHS][session], at + 1)).astype(np.int64)
+    output = lengths.output_tokens.tokens(output_draws).astype(np.int64)
     think_s = np.zeros(len(session))
     if sessions:
         if sessions.tool_output_tokens:
@@ -161,8 +159,8 @@ def draw_requests(
         think_s[number == 0] = 0.0
     # All that the session has said when a request is answered.
     said = np.cumsum(added + output)
-    first = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    said -= (said[first] - added[first] - output[first])[session]
+    first = np.cumsum(counts) - counts
+    said -= (said - added - output)[first][session]
     limit = MAX_TOKENS if max_model_len is None else max_model_len
     kept = (number == 0) | (said + system_tokens <= limit)
     cut = np.bincount(session[kept], minlength=n) < counts

@@ -1,12 +1,12 @@
 """Traces: recorded arrivals, lengths, shared prompt blocks and acceptance, from files in the field's formats.
 
-A new format is a ``sniff(text)`` and a ``read(trace)`` in one of the modules, and a line of `TRACE_READERS`.
+A new format is a ``read(trace)`` in one of the modules and a line of `TRACE_READERS`, which says how to tell it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, get_args
@@ -17,6 +17,8 @@ from draftcast.errors import TraceError
 from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import csv_formats, json_formats
+from draftcast.sim.workload.traces.csv_formats import has_columns
+from draftcast.sim.workload.traces.json_formats import has_a_field, has_fields
 from draftcast.sim.workload.traces.source import TraceText
 
 TraceFormat = Literal[
@@ -26,27 +28,41 @@ RECORD = "acc_eagle"
 
 
 class Reader(NamedTuple):
-    """A format: whether a text is in it, the table of such a text, and what it is called in errors."""
+    """A format: which names a text in it has where, the table of such a text, and what it is called in errors."""
 
-    sniff: Callable[[str], bool]
+    sniff: Callable[[str, Collection[str]], bool]
+    names: tuple[str, ...]
     read: Callable[..., RequestTable]
     description: str
+    within: int | None = None  # the text's first characters; None: all of it
 
 
 # In the order in which they are tried: the most particular first.
 TRACE_READERS = {
-    "azure": Reader(csv_formats.sniff_azure, csv_formats.read_azure, "Azure LLM inference 2023 or 2024 CSV"),
-    "burstgpt": Reader(csv_formats.sniff_burstgpt, csv_formats.read_burstgpt, "BurstGPT CSV"),
+    "azure": Reader(
+        has_columns, ("TIMESTAMP", "ContextTokens"), csv_formats.read_azure, "Azure LLM inference 2023 or 2024 CSV"
+    ),
+    "burstgpt": Reader(has_columns, ("Timestamp", "Request tokens"), csv_formats.read_burstgpt, "BurstGPT CSV"),
     "specdecode_bench": Reader(
-        json_formats.sniff_specdecode_bench, json_formats.read_specdecode_bench, "recorded acceptance, JSON lines"
+        has_fields, ("acc_len",), json_formats.read_specdecode_bench, "recorded acceptance, JSON lines"
     ),
     "vllm_bench": Reader(
-        json_formats.sniff_vllm_bench, json_formats.read_vllm_bench, "vllm bench serve --save-detailed JSON"
+        has_fields, ("input_lens",), json_formats.read_vllm_bench, "vllm bench serve --save-detailed JSON"
     ),
-    "aiperf": Reader(json_formats.sniff_aiperf, json_formats.read_aiperf, "AIPerf profile_export.jsonl"),
-    "guidellm": Reader(json_formats.sniff_guidellm, json_formats.read_guidellm, "GuideLLM report, JSON"),
-    "mooncake": Reader(json_formats.sniff_mooncake, json_formats.read_mooncake, "Mooncake JSON lines"),
-    "sharegpt": Reader(json_formats.sniff_sharegpt, json_formats.read_sharegpt, "ShareGPT-like JSON with token counts"),
+    "aiperf": Reader(
+        has_fields, ("request_start_ns",), json_formats.read_aiperf, "AIPerf profile_export.jsonl", 10_000
+    ),
+    "guidellm": Reader(has_fields, ("benchmarks", "successful"), json_formats.read_guidellm, "GuideLLM report, JSON"),
+    "mooncake": Reader(
+        has_fields, ("input_length", "timestamp"), json_formats.read_mooncake, "Mooncake JSON lines", 100_000
+    ),
+    "sharegpt": Reader(
+        has_a_field,
+        (*json_formats.PROMPT_KEYS, *json_formats.CONVERSATIONS),
+        json_formats.read_sharegpt,
+        "ShareGPT-like JSON with token counts",
+        100_000,
+    ),
 }
 
 
@@ -112,7 +128,7 @@ def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
 
 def _sniff(trace: TraceText) -> str:
     for name, reader in TRACE_READERS.items():
-        if reader.sniff(trace.text):
+        if reader.sniff(trace.text[: reader.within], reader.names):
             return name
     first = trace.text.lstrip().split("\n", 1)[0].strip()
     known = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())

@@ -17,7 +17,8 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -39,6 +40,10 @@ class Column(NamedTuple):
 def header(text: str) -> list[str]:
     first = text.lstrip("\r\n").split("\n", 1)[0].rstrip("\r")
     return [name.strip() for name in split_row(first) or []]
+
+
+def has_columns(text: str, names: Collection[str]) -> bool:
+    return set(names) <= set(header(text))
 
 
 def split_row(row: str) -> list[str] | None:
@@ -91,22 +96,16 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> dict[str, NDA
     except (pa.ArrowInvalid, pa.ArrowKeyError):
         return None
     values: dict[str, NDArray[Any]] = {}
-    for name in columns:
-        column = table.column(name)
+    for name, kind in columns.items():
+        column = table.column(name).combine_chunks()
         if column.null_count or len(column) == 0:
             return None
-        if pa.types.is_timestamp(column.type):
-            column = column.cast(pa.int64())
-        # straight from the buffers: to_numpy would import pandas, which takes longer than the rest
-        dtype = np.float64 if pa.types.is_floating(column.type) else np.int64
-        array = np.concatenate(
-            [np.frombuffer(c.buffers()[1], dtype, len(c), c.offset * 8) for c in column.chunks if len(c)]
-        )
-        if array.dtype.kind == "f" and not (np.isfinite(array).all() and (array >= 0).all()):
+        # straight from the buffer: to_numpy would import pandas, which takes longer than the rest
+        dtype = np.float64 if kind.type == "float64" else np.int64  # timestamps too
+        values[name] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * 8)
+        most = {"int64": MAX_TOKENS, "float64": sys.float_info.max}.get(kind.type)
+        if most is not None and not (values[name].min() >= 0 and values[name].max() <= most):  # NaN neither
             return None
-        if columns[name].type == "int64" and not (array.min() >= 0 and array.max() <= MAX_TOKENS):
-            return None
-        values[name] = array
     return values
 
 
@@ -173,10 +172,6 @@ _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def sniff_azure(text: str) -> bool:
-    return "TIMESTAMP" in (names := header(text)) and "ContextTokens" in names
-
-
 def read_azure(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds."""
     first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
@@ -198,10 +193,6 @@ def parse_time_ns(field: str) -> int:
     at = datetime.fromisoformat(whole + ("+00:00" if zone in (None, "Z") else zone))
     delta = at - _EPOCH
     return (delta.days * 86400 + delta.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
-
-
-def sniff_burstgpt(text: str) -> bool:
-    return {"Timestamp", "Request tokens"} <= set(header(text))
 
 
 def read_burstgpt(trace: TraceText) -> RequestTable:

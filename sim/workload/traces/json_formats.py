@@ -28,7 +28,7 @@ Records of other tools (`RECORDS`), an object per request: AIPerf's ``profile_ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -36,16 +36,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.files import value_at
-from draftcast.sim.workload.request_table import RequestTable
+from draftcast.sim.workload.request_table import RequestTable, offsets_of
 from draftcast.sim.workload.traces.source import Entry, Row, TraceText, short_list, table_of_rows
 
 BLOCK_TOKENS = 512
 HASH_ALLOWED = f"must be a list of integers >= 0, at most one per {BLOCK_TOKENS} tokens of input_length"
 
 
-def sniff_mooncake(text: str) -> bool:
-    head = text[:100_000].lstrip()
-    return head.startswith("{") and '"input_length"' in head and '"timestamp"' in head
+def has_fields(text: str, names: Collection[str]) -> bool:
+    """Whether a text is of JSON objects that name all these fields."""
+    return text.lstrip().startswith("{") and all(f'"{name}"' in text for name in names)
+
+
+def has_a_field(text: str, names: Collection[str]) -> bool:
+    """Whether a text is of JSON objects, or an array of them, that name one of these fields."""
+    return text.lstrip().startswith(("[", "{")) and any(f'"{name}"' in text for name in names)
 
 
 def read_mooncake(trace: TraceText) -> RequestTable:
@@ -59,9 +64,8 @@ def read_mooncake(trace: TraceText) -> RequestTable:
         rows.append((entry.line, prompt, output, arrival_s))
     columns: dict[str, Any] = {}
     if any(hashes):
-        counts = np.fromiter(map(len, hashes), dtype=np.int64, count=len(hashes))
-        columns["hash_ids"] = np.fromiter(chain.from_iterable(hashes), dtype=np.int64, count=int(counts.sum()))
-        columns["hash_offsets"] = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        columns["hash_ids"] = np.fromiter(chain.from_iterable(hashes), dtype=np.int64)
+        columns["hash_offsets"] = offsets_of([len(ids) for ids in hashes])
         columns["hash_block_tokens"] = BLOCK_TOKENS
     return table_of_rows(trace, rows, **columns)
 
@@ -80,15 +84,9 @@ def _hash_ids(entry: Entry, prompt_tokens: int) -> list[int]:
 PROMPT_KEYS = ("prompt_tokens", "prompt_len", "prompt_length", "input_tokens", "input_len", "input_length")
 OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "completion_tokens", "generated_tokens")
 ARRIVAL_KEYS = ("arrival_s", "arrival_time_s", "timestamp_s", "timestamp")
+CONVERSATIONS = ("conversations", "messages")
 TURN_KEYS = ("tokens", "num_tokens", "token_count")
 ASSISTANT = {"gpt", "assistant", "bot", "model", "chatgpt"}
-
-
-def sniff_sharegpt(text: str) -> bool:
-    head = text[:100_000].lstrip()
-    if not head.startswith(("[", "{")):
-        return False
-    return any(f'"{key}"' in head for key in (*PROMPT_KEYS, "conversations", "messages"))
 
 
 def read_sharegpt(trace: TraceText) -> RequestTable:
@@ -96,7 +94,7 @@ def read_sharegpt(trace: TraceText) -> RequestTable:
     rows: list[Row] = []
     timed = 0
     for number, entry in enumerate(trace.json_entries(), start=1):
-        turns = next((key for key in ("conversations", "messages") if key in entry.values), None)
+        turns = next((key for key in CONVERSATIONS if key in entry.values), None)
         pairs = [(_count(entry, PROMPT_KEYS), _count(entry, OUTPUT_KEYS))] if turns is None else _turns(entry, turns)
         arrival = next((key for key in ARRIVAL_KEYS if key in entry.values), None)
         timed += arrival is not None
@@ -130,11 +128,6 @@ def _turns(entry: Entry, key: str) -> list[tuple[int, int]]:
 RECORD_ALLOWED = "must be a list of integers from 1 to 256 (tokens a round yields, bonus included)"
 
 
-def sniff_specdecode_bench(text: str) -> bool:
-    head = text.lstrip()
-    return head.startswith("{") and '"acc_len"' in head
-
-
 def read_specdecode_bench(trace: TraceText, acceptance: str = "acc_eagle") -> RequestTable:
     """Requests without arrival times, with the acceptance recorded under the field ``acceptance``."""
     rows: list[Row] = []
@@ -148,8 +141,8 @@ def read_specdecode_bench(trace: TraceText, acceptance: str = "acc_eagle") -> Re
             raise entry.error(f"no such acceptance record (this line has: {choices})", acceptance)
         pieces.append(_accepted(entry.inner(acceptance, "must be an object with acc_len")))
         rows.append((entry.line, prompt, len(pieces[-1]) - 1, 0.0))
-    offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]).astype(np.int64)
-    values = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.uint8)
+    offsets = offsets_of([len(piece) for piece in pieces])
+    values = np.concatenate([np.zeros(0, np.uint8), *pieces])
     return table_of_rows(trace, rows, timed=False, acceptance_lengths=values, acceptance_offsets=offsets)
 
 
@@ -159,9 +152,7 @@ def _accepted(record: Entry) -> NDArray[np.uint8]:
     if value and not (set(map(type, value)) == {int} and min(value) >= 1 and max(value) <= 256):
         i, bad = next((i, x) for i, x in enumerate(value) if type(x) is not int or not 1 <= x <= 256)
         raise record.error(RECORD_ALLOWED, f"acc_len[{i}]", value=bad)
-    accepted = np.zeros(len(value) + 1, dtype=np.uint8)
-    accepted[1:] = np.array(value, dtype=np.int64) - 1
-    return accepted
+    return (np.array([1, *value]) - 1).astype(np.uint8)
 
 
 class Record(NamedTuple):
@@ -182,15 +173,6 @@ RECORDS = {
     ),
     "guidellm": Record("prompt_tokens", "output_tokens", ("request_start_time", "start_time"), 1.0),
 }
-
-
-def sniff_aiperf(text: str) -> bool:
-    head = text[:10_000].lstrip()
-    return head.startswith("{") and '"request_start_ns"' in head
-
-
-def sniff_guidellm(text: str) -> bool:
-    return text.lstrip().startswith("{") and '"benchmarks"' in text[:100_000] and '"successful"' in text
 
 
 def read_aiperf(trace: TraceText) -> RequestTable:
@@ -218,16 +200,11 @@ def read_guidellm(trace: TraceText) -> RequestTable:
 def _read_records(trace: TraceText, fields: Record, entries: Iterator[Entry]) -> RequestTable:
     rows: list[Row] = []
     for entry in entries:
-        starts = [key for key in fields.starts if value_at(entry.values, key) is not None]
         prompt, output = (entry.tokens(key, value_at(entry.values, key)) for key in (fields.prompt, fields.output))
-        start = starts[0] if starts else fields.starts[0]
+        start = next((key for key in fields.starts if value_at(entry.values, key) is not None), fields.starts[0])
         at_s = entry.seconds(start, value_at(entry.values, start)) / fields.per_second
         rows.append((entry.line, prompt, output, at_s))
     return table_of_rows(trace, rows)
-
-
-def sniff_vllm_bench(text: str) -> bool:
-    return text.lstrip().startswith("{") and '"input_lens"' in text
 
 
 def read_vllm_bench(trace: TraceText) -> RequestTable:
