@@ -18,7 +18,7 @@ from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import csv_formats, json_formats
 from draftcast.sim.workload.traces.csv_formats import has_columns
-from draftcast.sim.workload.traces.json_formats import has_a_field, has_fields
+from draftcast.sim.workload.traces.json_formats import has_a_field, has_benchmarks, has_fields
 from draftcast.sim.workload.traces.source import TraceText
 
 TraceFormat = Literal[
@@ -52,7 +52,7 @@ TRACE_READERS = {
     "aiperf": Reader(
         has_fields, ("request_start_ns",), json_formats.read_aiperf, "AIPerf profile_export.jsonl", 10_000
     ),
-    "guidellm": Reader(has_fields, ("benchmarks", "successful"), json_formats.read_guidellm, "GuideLLM report, JSON"),
+    "guidellm": Reader(has_benchmarks, ("successful",), json_formats.read_guidellm, "GuideLLM report, JSON"),
     "mooncake": Reader(
         has_fields, ("input_length", "timestamp"), json_formats.read_mooncake, "Mooncake JSON lines", 100_000
     ),
