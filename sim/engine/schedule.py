@@ -1,9 +1,8 @@
 """The scheduler: which requests run in the next step and how many tokens each computes.
 
 Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
-``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``draftcast.sim.schedule_trace``
-is compared with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not
-modelled.
+``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``tests/schedule_trace.py`` compares them
+with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not modelled.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import schedule_trace
 from paths import shared_data
-
-from draftcast.sim import schedule_trace
 
 pytestmark = pytest.mark.live
 

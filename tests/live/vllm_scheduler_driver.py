@@ -1,6 +1,6 @@
 """Drive vLLM's own V1 scheduler, without a model, over a JSON workload: what draftcast's scheduler is compared with.
 
-Reads the workloads of ``python -m draftcast.sim.schedule_trace`` and yields the same records. ``hash_ids`` become
+Reads the workloads of ``python tests/schedule_trace.py`` and yields the same records. ``hash_ids`` become
 prompt tokens, so that vLLM's own prefix cache sees equal prefixes where the workload says so. vLLM 0.32.
 """
 

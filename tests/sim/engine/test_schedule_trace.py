@@ -1,4 +1,4 @@
-"""``python -m draftcast.sim.schedule_trace``: vLLM's own scheduler recorded, line by line, and bad input."""
+"""``tests/schedule_trace.py``: vLLM's own scheduler recorded, line by line, and bad input."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import sys
 from typing import Any
 
 import pytest
-from paths import DATA
-
-from draftcast.sim import schedule_trace
+import schedule_trace
+from paths import DATA, TESTS
 
 RECORDED = json.loads(gzip.decompress((DATA / "schedule_traces.json.gz").read_bytes()))
 TRACES = RECORDED["traces"]
@@ -147,7 +146,7 @@ def test_bad_input_is_one_line_and_exit_2(
 
 
 def test_from_the_shell() -> None:
-    command = [sys.executable, "-m", "draftcast.sim.schedule_trace"]
+    command = [sys.executable, str(TESTS / "schedule_trace.py")]
     good = subprocess.run(command, input=json.dumps(SMALL), capture_output=True, text=True, check=False)
     assert (good.returncode, len(good.stdout.splitlines()), good.stderr) == (0, 3, "")
     bad = subprocess.run(command, input=b"\xff\xfe", capture_output=True, check=False)

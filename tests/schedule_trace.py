@@ -1,6 +1,6 @@
 """What the simulated scheduler schedules, call by call: the counterpart of a driver around vLLM's own class.
 
-``python -m draftcast.sim.schedule_trace < workload.json`` reads one JSON object and prints one JSON line per call
+``python tests/schedule_trace.py < workload.json`` reads one JSON object and prints one JSON line per call
 of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``Scheduler`` and ``AsyncScheduler``.
 
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
