@@ -74,7 +74,7 @@ class Probe:
         """+1 surely above 1, -1 surely below, 0 neither."""
         if self.sure or not self.has_value:
             return self.sure
-        lower, upper = _Band(self, self, confidence).at(np.asarray(self.x))
+        lower, upper = _bounds(self, self, self.x, confidence)
         return 1 if lower > 0 else -1 if upper < 0 else 0
 
     def is_even(self, confidence: float) -> bool:
@@ -155,18 +155,11 @@ def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
 
 def _confidence_set(inside: Sequence[Probe], confidence: float, sense: float) -> tuple[float, float, float]:
     """Value, low and high of the crossing between the first and the last probe, both of a sure sign."""
-    low, high, value = inside[-1].x, inside[0].x, math.nan
-    segments = list(itertools.pairwise(inside))
-    for p, q in segments:
-        end = _unsure_from(p, q, confidence, sense)
-        if end is not None:
-            low = end
-            break
-    for p, q in reversed(segments):
-        end = _unsure_from(q, p, confidence, -sense)
-        if end is not None:
-            high = end
-            break
+    value, segments = math.nan, list(itertools.pairwise(inside))
+    forward = (_unsure_from(p, q, confidence, sense) for p, q in segments)
+    backward = (_unsure_from(q, p, confidence, -sense) for p, q in reversed(segments))
+    low = next((x for x in forward if x is not None), inside[-1].x)
+    high = next((x for x in backward if x is not None), inside[0].x)
     for p, q in segments:
         if p.has_value and q.has_value:
             before, after = sense * float(p.indices.mean()), sense * float(q.indices.mean())
@@ -184,10 +177,9 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
     """
     if not (p.has_value and q.has_value):
         return p.x
-    band = _Band(p, q, confidence)
 
     def margin(x: ArrayLike) -> FloatArray:
-        lower, upper = band.at(np.asarray(x, dtype=np.float64))
+        lower, upper = _bounds(p, q, x, confidence)
         return lower if sense > 0 else -upper
 
     xs = np.linspace(p.x, q.x, SAMPLES)
@@ -212,34 +204,23 @@ def between(probes: Sequence[Probe], x: float) -> Probe:
     left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
     if not (left.has_value and right.has_value):
         return Probe(x)
-    share = (x - left.x) / (right.x - left.x) if right.x != left.x else 0.0
-    count = min(len(left.gains), len(right.gains))
-    indices = (1 - share) * left.indices[:count] + share * right.indices[:count]
-    slack_low = (1 - share) * left.slack_low + share * right.slack_low
-    slack_high = (1 - share) * left.slack_high + share * right.slack_high
+    indices, slack_low, slack_high = _line(left, right, x)
     gains = tuple(np.exp(indices).tolist())
-    return Probe(x, gains, (1.0,) * count, slack_low=slack_low, slack_high=slack_high)
+    return Probe(x, gains, (1.0,) * len(gains), slack_low=float(slack_low), slack_high=float(slack_high))
 
 
-class _Band:
-    """Bounds of the index along the line between two probes (a probe and itself: at that probe)."""
+def _line(p: Probe, q: Probe, x: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Index of every replication (last) and slacks at x, along the line between two probes (one twice: at it)."""
+    count = min(len(p.gains), len(q.gains))
+    share = (np.asarray(x, dtype=np.float64) - p.x) / ((q.x - p.x) or 1.0)
+    indices = np.multiply.outer(1 - share, p.indices[:count]) + np.multiply.outer(share, q.indices[:count])
+    return indices, (1 - share) * p.slack_low + share * q.slack_low, (1 - share) * p.slack_high + share * q.slack_high
 
-    def __init__(self, p: Probe, q: Probe, confidence: float) -> None:
-        count = min(len(p.gains), len(q.gains))
-        self._p, self._q = p, q
-        both = np.array([p.indices[:count], q.indices[:count]])
-        self._means = both.mean(axis=1)
-        self._covariance = np.cov(both) / count
-        self._t = student_t(count - 1, confidence)
 
-    def at(self, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Lower and upper bound, slack included."""
-        p, q = self._p, self._q
-        share = (x - p.x) / (q.x - p.x) if q.x != p.x else np.zeros_like(x)
-        weights = np.array([1 - share, share])
-        mean = np.tensordot(self._means, weights, 1)
-        spread = np.einsum("i...,ij,j...->...", weights, self._covariance, weights)
-        half = self._t * np.sqrt(np.maximum(spread, 0.0))
-        slack_low = (1 - share) * p.slack_low + share * q.slack_low
-        slack_high = (1 - share) * p.slack_high + share * q.slack_high
-        return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)
+def _bounds(p: Probe, q: Probe, x: ArrayLike, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper bound of the index at x, slack included."""
+    indices, slack_low, slack_high = _line(p, q, x)
+    count = indices.shape[-1]
+    mean = indices.mean(axis=-1)
+    half = student_t(count - 1, confidence) * indices.std(axis=-1, ddof=1) / math.sqrt(count)
+    return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)

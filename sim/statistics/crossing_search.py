@@ -75,16 +75,11 @@ class _Search:
             self.probe(x, self.replications)
         for _ in range(MAX_ROUNDS):
             crossing = self.crossing()
-            if crossing.kind == "crosses":
-                closer = self._inside_gap(crossing)
-                if closer is None:
+            if crossing.kind in ("crosses", "always", "never"):
+                x = self._inside_gap(crossing) if crossing.kind == "crosses" else self._at_the_edge()
+                if x is None:
                     return crossing
-                self.probe(closer, self.replications)
-            elif crossing.kind in ("always", "never"):
-                further = self._at_the_edge()
-                if further is None:
-                    return crossing
-                self.probe(further, self.replications)
+                self.probe(x, self.replications)
             elif crossing.kind != "unclear" or not self._repeat():
                 return crossing
         return self.crossing()
