@@ -76,10 +76,10 @@ class _Search:
         for _ in range(MAX_ROUNDS):
             crossing = self.crossing()
             if crossing.kind in ("crosses", "always", "never"):
-                x = self._inside_gap(crossing) if crossing.kind == "crosses" else self._at_the_edge()
-                if x is None:
+                place = self._inside_gap(crossing) if crossing.kind == "crosses" else self._at_the_edge()
+                if place is None:
                     return crossing
-                self.probe(x, self.replications)
+                self.probe(place, self.replications)
             elif crossing.kind != "unclear" or not self._repeat():
                 return crossing
         return self.crossing()
