@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ class Cluster:
         if self._closed_loop is not None or self._table.session is not None:
             clients = _Clients(self._table, self._closed_loop, self._seed)
             if len(self.replicas) == 1 and clients.never_think:
-                self._run_without_thought(clients.count)
+                self._run_without_thought(len(clients.first_sends))
             else:
                 self._env.process(self._run_clients(clients))
         elif self._router.is_static:
@@ -96,8 +96,7 @@ class Cluster:
             self._env.process(self._route_arrivals())
         self._env.run()
         if not self._is_served():
-            for replica in self.replicas:
-                replica.advance(math.inf)
+            self._advance(math.inf)
         if not self._table.num_extra:
             self._end_window()
         elif self.ran_out and not self.overloaded:
@@ -129,6 +128,10 @@ class Cluster:
     def _is_served(self) -> bool:
         return bool((self._counted_rows()["status"] == FINISHED).all())
 
+    def _advance(self, until_s: float) -> None:
+        for replica in self.replicas:
+            replica.advance(until_s)
+
     def _until(self, at_s: float) -> simpy.Timeout:
         """The cluster's clock moves on to ``at_s``; replicas take that time itself, free of the clock's rounding."""
         return self._env.timeout(max(at_s - self._env.now, 0.0))
@@ -146,13 +149,11 @@ class Cluster:
             # Nothing can disturb the replicas; they pause only to report progress.
             start_s, stop_s = self._table.arrival_s[[0, self._counted - 1]].tolist()
             for part in range(1, PROGRESS_PARTS + 1):
-                for replica in self.replicas:
-                    replica.advance(start_s + (stop_s - start_s) * part / PROGRESS_PARTS)
+                self._advance(start_s + (stop_s - start_s) * part / PROGRESS_PARTS)
                 self._report(part / (PROGRESS_PARTS + 1))
         if not self._table.num_extra:
             return
-        for replica in self.replicas:
-            replica.advance(float(self._table.arrival_s[self._counted - 1]))
+        self._advance(float(self._table.arrival_s[self._counted - 1]))
         self._end_window()
         if self.overloaded:
             return
@@ -161,8 +162,7 @@ class Cluster:
                 return
             stop = min(start + self._chunk, n)
             self._submit(routes, start, stop)
-            for replica in self.replicas:
-                replica.advance(float(self._table.arrival_s[stop - 1]))
+            self._advance(float(self._table.arrival_s[stop - 1]))
         self.ran_out = not self._is_served()
 
     @property
@@ -185,8 +185,7 @@ class Cluster:
             ):
                 return
             yield self._until(at)
-            for replica in self.replicas:
-                replica.advance(at)
+            self._advance(at)
             self._send(request)
             if request % 1024 == 0:
                 self._report(min(request / self._counted, 1.0))
@@ -211,7 +210,7 @@ class Cluster:
         routes = self._router.assign() if self._router.is_static else None
         in_sessions = self._table.session is not None
         # Next to send: when, and which request; clients who send at the same moment go by its number.
-        sends, sent = clients.first_sends(), 0
+        sends, sent = clients.first_sends, 0
         runs = [_ClientRun(replica) for replica in self.replicas]
         arrival_s, finish_s = self.rows["arrival_s"], self.rows["finish_s"]
         # When all have been sent `run` lets a lone replica run on to its end; several stop with the last answer.
@@ -233,7 +232,7 @@ class Cluster:
                 while sends and sends[0][0] == now_s:
                     _, request = heappop(sends)
                     arrival_s[request] = now_s
-                    clients.starts_left -= clients.is_start(request)
+                    clients.starts_left -= clients.is_start[request]
                     place = request
                     if in_sessions:
                         place = sent
@@ -292,9 +291,9 @@ class _Clients:
         session = np.arange(len(table)) if table.session is None else table.session
         is_start = np.diff(session, prepend=-1) != 0
         starts = np.flatnonzero(is_start)
-        self._is_start: list[bool] = [*is_start.tolist(), True]
+        self.is_start: list[bool] = [*is_start.tolist(), True]
         self._starts: list[int] = starts.tolist()
-        self._first_s: list[float] = table.arrival_s[starts].tolist()
+        first_s: list[float] = table.arrival_s[starts].tolist()
         self._turn_thoughts_s: list[float] = [] if table.think_s is None else table.think_s.tolist()
         self._least_turn_s = math.inf if table.think_s is None else table.think_s[~is_start].min(initial=math.inf)
         self._thoughts_s: list[float] = []  # of a closed loop, by session
@@ -310,29 +309,17 @@ class _Clients:
             self.never_think = table.session is None and not drawn_s.any()
             self._next = min(loop.concurrency, len(starts))
             self._thoughts_s = drawn_s.tolist()
-            self._first_s = self._thoughts_s[: self._next]
+            first_s = self._thoughts_s[: self._next]
             # From each session on, the shortest thought of as many as there are clients.
             window = max(self._next, 1)
             shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
             self._least_s = [*shortest_s.tolist(), math.inf]
-
-    @property
-    def count(self) -> int:
-        """How many send before there is any answer."""
-        return len(self._first_s)
-
-    def first_sends(self) -> list[tuple[float, int]]:
-        """A heap of when, and which request, before there is any answer."""
-        sends = list(zip(self._first_s, self._starts, strict=False))
-        heapify(sends)
-        return sends
-
-    def is_start(self, request: int) -> bool:
-        return self._is_start[request]
+        self.first_sends = sorted(zip(first_s, self._starts, strict=False))
+        """When, and which request, before there is any answer: a heap."""
 
     def after(self, request: int, answer_s: float) -> tuple[float, int] | None:
         """When and what the client sends who gets the answer to ``request``; None: nothing."""
-        if not self._is_start[request + 1]:
+        if not self.is_start[request + 1]:
             return answer_s + self._turn_thoughts_s[request + 1], request + 1
         if self._next == len(self._starts):
             return None

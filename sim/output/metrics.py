@@ -33,6 +33,7 @@ from draftcast.sim.workload.workload import Slo
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 PERCENTILES = (50, 90, 95, 99)
+STATISTICS = ("mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES))
 
 
 @dataclass(frozen=True)
@@ -206,11 +207,13 @@ def _distribution(name: str, values_s: FloatArray) -> dict[str, float]:
     """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
     values_s = values_s[np.isfinite(values_s)]
     if values_s.size == 0:
-        return {f"{stat}_{name}_s": math.nan for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES))}
-    points = np.percentile(values_s, PERCENTILES)
-    result = {f"mean_{name}_s": float(values_s.mean()), f"median_{name}_s": float(points[0])}
-    result[f"std_{name}_s"] = float(values_s.std())
-    return result | {f"p{p}_{name}_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+        return {f"{statistic}_{name}_s": math.nan for statistic in STATISTICS}
+    return _named(name, values_s.mean(), values_s.std(), np.percentile(values_s, PERCENTILES))
+
+
+def _named(name: str, mean: float, std: float, points: FloatArray) -> dict[str, float]:
+    figures = zip(STATISTICS, (mean, points[0], std, *points), strict=True)
+    return {f"{statistic}_{name}_s": float(figure) for statistic, figure in figures}
 
 
 def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
@@ -233,9 +236,7 @@ def _itl(c: RequestColumns, counts: IntArray, kept: slice) -> dict[str, float]:
     if gaps and c.finished[kept].all():
         # Gaps of a finished request add up to E2E - TTFT: the mean needs no binning.
         mean = float((c.e2el_s - c.ttft_s)[kept].sum()) / gaps
-    points = histogram_quantile(histogram, np.array(PERCENTILES) / 100)
-    result = {"mean_itl_s": mean, "median_itl_s": float(points[0]), "std_itl_s": std}
-    return result | {f"p{p}_itl_s": float(point) for p, point in zip(PERCENTILES, points, strict=True)}
+    return _named("itl", mean, std, histogram_quantile(histogram, np.array(PERCENTILES) / 100))
 
 
 def _withhold_percentiles(values: dict[str, float], steady: bool) -> tuple[dict[str, float], dict[str, float]]:

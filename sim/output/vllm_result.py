@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from draftcast.sim.output.metrics import PERCENTILES
+from draftcast.sim.output.metrics import STATISTICS
 from draftcast.sim.output.results import RequestColumns, integral
 
 RESULT_LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -96,8 +96,7 @@ def vllm_result(
             "spec_decode_per_position_acceptance_rates": rates,
         }
     for name in RESULT_LATENCIES:
-        for stat in ("mean", "median", "std", *(f"p{p}" for p in PERCENTILES)):
-            result[f"{stat}_{name}_ms"] = figure(f"{stat}_{name}_s", 1e3)
+        result |= {f"{statistic}_{name}_ms": figure(f"{statistic}_{name}_s", 1e3) for statistic in STATISTICS}
     return result
 
 
