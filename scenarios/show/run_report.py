@@ -175,7 +175,6 @@ def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
         request_rate=math.inf if rate is None else rate,
         burstiness=getattr(arrivals, "burstiness", 1.0),
         max_concurrency=getattr(arrivals, "concurrency", None),
-        detailed=True,
     )
 
 

@@ -82,7 +82,7 @@ def compute_metrics(
             the same cut applies to the ITL histogram. None: a finite run, of which every request counts.
         percentiles: whether medians and percentiles may be shown, see `Metrics`.
         replicas: divides the ``_per_replica`` figures.
-        accepted_per_position: accepted drafts by draft position, [20, K] by segment or [K] for the whole run.
+        accepted_per_position: accepted drafts by segment and draft position, [20, K].
         group_of: the group of each replica, for ``by_group``; None or empty: all are alike.
 
     Latencies, acceptance and SLO attainment describe the requests from the cut on. Throughput of a steady run is what
@@ -276,10 +276,8 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
 def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> tuple[float, ...]:
     if accepted is None:
         return ()
-    drafts = requests["num_drafts"].to_numpy()
-    if accepted.ndim == 2:
-        accepted, drafts = accepted[_segments(kept, len(requests))].sum(axis=0), drafts[kept]
-    return tuple(_ratio(float(count), float(drafts.sum())) for count in accepted) if drafts.sum() else ()
+    counts, drafts = accepted[_segments(kept, len(requests))].sum(axis=0), requests["num_drafts"].to_numpy()[kept].sum()
+    return tuple(float(count) / float(drafts) for count in counts) if drafts else ()
 
 
 def _by_label(

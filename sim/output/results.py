@@ -55,15 +55,11 @@ class RequestColumns:
         def seconds(name: str) -> FloatArray:
             return requests[name].to_numpy(dtype=np.float64)
 
-        arrival, finish, output = (
-            seconds("arrival_s"),
-            seconds("finish_s"),
-            requests["output_tokens"].to_numpy(np.int64),
-        )
+        arrival, finish = seconds("arrival_s"), seconds("finish_s")
+        prompt, output = (requests[name].to_numpy(np.int64) for name in ("prompt_tokens", "output_tokens"))
         ttft, e2el = seconds("first_token_s") - arrival, finish - arrival
         tpot = np.full(arrival.shape, math.nan)
         np.divide(e2el - ttft, output - 1, out=tpot, where=output > 1)
-        prompt = requests["prompt_tokens"].to_numpy(np.int64)
         queue, finished = seconds("time_queue_s"), np.isfinite(finish)
         return cls(arrival, finish, ttft, e2el, tpot, queue, prompt, output, finished)
 
@@ -153,15 +149,14 @@ def itl_counts(replicas: Sequence[Replica]) -> IntArray:
 
 def engine_figures(replicas: Sequence[Replica], engines: Array) -> dict[str, float]:
     """Figures that only the engines' counters hold; ``engines``: the counters (``ENGINE[replicas]``) when it ended."""
-    figures: dict[str, float] = {}
     origins = {origin.label: float(engines["by_origin_s"][:, origin].sum()) for origin in Origin}
     device = sum(origins.values())
-    for name, value in origins.items():
-        figures[f"share_device_time_{name}"] = value / device if device else np.nan
     steps = float(engines["step"].sum())
     span = float(engines["mark_s"].max())
     blocks = sum(r.config.num_gpu_blocks - 1 for r in replicas)
-    figures["num_steps"] = steps
-    figures["mean_step_tokens"] = float(engines["scheduled_tokens"].sum()) / steps if steps else np.nan
-    figures["kv_cache_usage"] = float(engines["kv_block_seconds"].sum()) / (span * blocks) if span else 0.0
-    return figures
+    return {
+        **{f"share_device_time_{name}": value / device if device else np.nan for name, value in origins.items()},
+        "num_steps": steps,
+        "mean_step_tokens": float(engines["scheduled_tokens"].sum()) / steps if steps else np.nan,
+        "kv_cache_usage": float(engines["kv_block_seconds"].sum()) / (span * blocks) if span else 0.0,
+    }

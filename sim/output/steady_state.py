@@ -41,7 +41,7 @@ MONOTONE_Z = 2.3  # Mann-Kendall on 20 batch means, about 1 % one-sided
 
 @dataclass(frozen=True)
 class Stability:
-    """Verdict on a run and the figures behind it.
+    """Verdict on a run, and the figures behind it in words.
 
     ``stable``: a steady state exists as far as the run can tell. ``unstable``: the queue grows. ``not settled``: no
     queue, but requests in flight still grow at the end (overloaded or too short a run), or fewer than 50 requests.
@@ -50,8 +50,6 @@ class Stability:
 
     verdict: Verdict
     reason: str
-    queue_growth: float = math.nan  # seconds of queue time gained per second of arrivals: utilisation - 1 if overloaded
-    in_system_growth: float = math.nan  # requests gained per request arriving, second half
 
 
 FINITE = Stability("finite", "a list of requests that ends")
@@ -121,8 +119,7 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         order = np.argsort(arrival_s, kind="stable")
         arrival_s, first_scheduled_s, finish_s = arrival_s[order], first_scheduled_s[order], finish_s[order]
     n = arrival_s.size
-    window_s = float(arrival_s[-1] - arrival_s[0]) if n else 0.0
-    if window_s <= 0:
+    if n == 0 or arrival_s[-1] <= arrival_s[0]:
         return FINITE
     if n < MIN_REQUESTS:
         return Stability("not settled", f"fewer than {MIN_REQUESTS} requests")
@@ -137,7 +134,8 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
 
     completed_by = np.searchsorted(finished, arrival_s[[half, -1]], side="right")
     later = n - half
-    behind = 1.0 - float(completed_by[1] - completed_by[0]) / later
+    completed = float(completed_by[1] - completed_by[0])
+    behind = 1.0 - completed / later
     in_system = np.arange(half + 1, n + 1) - np.searchsorted(finished, arrival_s[half:], side="right")
     in_system_growth = slope(np.arange(later, dtype=np.float64), in_system.astype(np.float64))
     queue_growth = slope(arrival_s, queue_s)
@@ -148,26 +146,23 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
     whole = max(math.sqrt(variation / n), 4 / n)
     part = max(math.sqrt(variation / later), 4 / later)
     batch = n // 20
-    monotone = n >= 20 and mann_kendall_z(queue_s[: batch * 20].reshape(20, batch).mean(axis=1)) > MONOTONE_Z
+    monotone = mann_kendall_z(queue_s[: batch * 20].reshape(20, batch).mean(axis=1)) > MONOTONE_Z
     falls_behind = behind > 0.5 * part
     grows = queue_growth > WHOLE_RUN_DEVIATIONS * whole and monotone
     grows_late = late_queue_growth > SECOND_HALF_DEVIATIONS * part
     crowds = in_system_growth > IN_SYSTEM_DEVIATIONS * part and behind > 1.5 * part
 
     late_s = float(arrival_s[-1] - arrival_s[half])
-    arrival_rate = (later - 1) / late_s if late_s > 0 else math.nan
-    completion_rate = float(completed_by[1] - completed_by[0]) / late_s if late_s > 0 else math.nan
+    arrival_rate, completion_rate = ((later - 1) / late_s, completed / late_s) if late_s > 0 else (math.nan, math.nan)
     queued = int(np.count_nonzero(~started | (first_scheduled_s > arrival_s[-1])))
     rates = f"{completion_rate:.3g} of {arrival_rate:.3g} requests/s completed in the second half"
-    verdict: Verdict
     if falls_behind and (grows or grows_late or (crowds and queued > 0.25 * in_system[-1])):
         growth = max(queue_growth, late_queue_growth)
-        verdict, reason = "unstable", f"queue time grows by {growth:.2g} s per second; {rates}"
-    elif crowds:
-        verdict, reason = "not settled", f"requests in flight still grow at the end: overloaded or too short; {rates}"
-    else:
-        verdict, reason = "stable", rates
-    return Stability(verdict, reason, queue_growth, in_system_growth)
+        return Stability("unstable", f"queue time grows by {growth:.2g} s per second; {rates}")
+    if crowds:
+        reason = f"requests in flight still grow at the end: overloaded or too short; {rates}"
+        return Stability("not settled", reason)
+    return Stability("stable", rates)
 
 
 FORGOTTEN = 0.002

@@ -28,14 +28,12 @@ def vllm_result(
     request_rate: float = math.inf,
     burstiness: float = 1.0,
     max_concurrency: int | None = None,
-    detailed: bool = False,
 ) -> dict[str, object]:
-    """The result dict of ``vllm bench serve`` (with ``--percentile-metrics ttft,tpot,itl,e2el``), ready for JSON.
+    """The result dict of ``vllm bench serve --save-detailed --percentile-metrics ttft,tpot,itl,e2el``, ready for JSON.
 
     ``values`` are a run's figures (``Metrics.summary()``, without the warm-up where one was cut off); lists and peaks
     are of all ``requests``, in request order. Medians and percentiles are None for a run without a steady state,
-    undefined figures too. ``detailed`` adds the lists of ``--save-detailed``; ``itls`` then holds an empty list per
-    request, since single gaps are not kept.
+    undefined figures too. ``itls`` holds an empty list per request, since single gaps are not kept.
     ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
     """
     c = RequestColumns.of(requests.sort_values("request", kind="stable"))
@@ -68,22 +66,19 @@ def vllm_result(
         "request_goodput": figure("request_goodput"),
         "output_throughput": figure("output_throughput"),
         "total_token_throughput": figure("total_token_throughput"),
+        "latencies": np.where(c.finished, c.e2el_s, 0.0).tolist(),
+        "queue_times": [0.0] * count,
+        "input_lens": c.prompt.tolist(),
+        "output_lens": np.where(c.finished, c.output, 0).tolist(),
+        "ttfts": np.where(c.finished, c.ttft_s, 0.0).tolist(),
+        "itls": [[] for _ in range(count)],
+        "start_times": c.arrival_s.tolist(),
+        "generated_texts": [""] * count,
+        "errors": ["" if done else "unfinished" for done in c.finished.tolist()],
+        "max_output_tokens_per_s": _peak_tokens_per_s(c),
+        "max_concurrent_requests": _peak_concurrent_requests(c),
+        "rtfx": 0.0,
     }
-    zero = np.zeros(count)
-    result |= {"latencies": np.where(c.finished, c.e2el_s, 0.0).tolist(), "queue_times": zero.tolist()}
-    if detailed:
-        result |= {
-            "input_lens": c.prompt.tolist(),
-            "output_lens": np.where(c.finished, c.output, 0).tolist(),
-            "ttfts": np.where(c.finished, c.ttft_s, 0.0).tolist(),
-            "itls": [[] for _ in range(count)],
-            "start_times": c.arrival_s.tolist(),
-            "generated_texts": [""] * count,
-            "errors": ["" if done else "unfinished" for done in c.finished.tolist()],
-        }
-    result["max_output_tokens_per_s"] = _peak_tokens_per_s(c)
-    result["max_concurrent_requests"] = _peak_concurrent_requests(c)
-    result["rtfx"] = 0.0
     if values["num_draft_tokens"] > 0:
         positions = (f"acceptance_rate_position_{position}" for position in itertools.count())
         rates = [values[name] for name in itertools.takewhile(values.__contains__, positions)]

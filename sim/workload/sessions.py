@@ -133,15 +133,13 @@ def draw_requests(
     """
     n = len(turns_u)
     turns = sessions.turns.tokens(turns_u).astype(np.int64) if sessions else np.ones(n, np.int64)
-    if turns.max(initial=1) > MAX_REQUESTS:
-        _refuse(int(turns.max()))
+    _check(turns)
     of, turn = _numbered(turns)
     calls = np.ones(len(of), np.int64)
     if sessions and sessions.calls_per_turn:
         calls = sessions.calls_per_turn.tokens(uniform_array(keys[Stream.SESSION][of], 1 + turn)).astype(np.int64)
     counts = np.bincount(of, weights=calls, minlength=n).astype(np.int64)
-    if counts.max(initial=1) > MAX_REQUESTS:
-        _refuse(int(counts.max()))
+    _check(counts)
     session, number = _numbered(counts)
     is_call = _numbered(calls)[1] > 0
     assert lengths.prompt_tokens is not None
@@ -184,5 +182,6 @@ def _numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def _refuse(count: int) -> None:
-    raise ScenarioError(f"a session would have {count} requests; at most {MAX_REQUESTS}", key="workload.sessions")
+def _check(counts: IntArray) -> None:
+    if (count := int(counts.max(initial=1))) > MAX_REQUESTS:
+        raise ScenarioError(f"a session would have {count} requests; at most {MAX_REQUESTS}", key="workload.sessions")

@@ -124,13 +124,9 @@ def _read_slow(
     where = {name: found.index(name) for name in columns}
     values: dict[str, list[float]] = {name: [] for name in columns}
     lines: list[int] = []
-    seen_header = False
-    for line, row in enumerate(trace.text.split("\n"), start=1):
-        if not row or row.isspace():
-            continue
-        if not seen_header:
-            seen_header = True
-            continue
+    rows = ((line, row) for line, row in enumerate(trace.text.split("\n"), start=1) if row and not row.isspace())
+    next(rows, None)  # the header
+    for line, row in rows:
         fields = split_row(row)
         if fields is None:
             raise trace.error("not a CSV line", line, value=row)
