@@ -20,7 +20,7 @@ from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, ST
 from draftcast.scenarios.sweep.grid import Axis
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
 from draftcast.sim.output.metrics import summarise
-from draftcast.sim.statistics.intervals import Estimate, replication_interval, student_t
+from draftcast.sim.statistics.intervals import Estimate, student_t
 
 # Rivals a point is compared with at once; most points are beaten by one of the first, the best on the whole.
 BLOCK = 256
@@ -163,13 +163,9 @@ class SweepCell:
         return [1 / tpot if tpot else math.nan for tpot in tpots]
 
     def _figures(self, confidence: float) -> dict[str, Estimate]:
-        figures = summarise(self.replications, confidence)
-        per_gpu = [figures["output_throughput"] / self.num_gpus for figures in self.replications]
-        for name, by_replication in ((USER, self._per_user()), (GPU, per_gpu)):
-            finite = [value for value in by_replication if math.isfinite(value)]
-            nothing = Estimate(math.nan, math.nan, math.nan, math.nan, 0, confidence)
-            figures[name] = replication_interval(finite, confidence) if finite else nothing
-        return figures
+        both = zip(self.replications, self._per_user(), strict=True)
+        more = [{**own, USER: user, GPU: own["output_throughput"] / self.num_gpus} for own, user in both]
+        return summarise(more, confidence)
 
 
 @dataclass(frozen=True)
