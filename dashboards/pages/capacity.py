@@ -30,9 +30,9 @@ from draftcast.scenarios.schema.changes import value_text
 from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows, sizing_figure
 from draftcast.scenarios.show.tables import title
 
+ENERGY = "Every board at its rated power, without hosts and cooling."
 # A start for those who have no SLO yet: pressed, it stands in the sidebar to be changed.
 USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
-ENERGY = "Every board at its rated power, without hosts and cooling."
 DEGREES = ("1", "2", "4", "8", "16")
 RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, 10.0), count_of(100)
 # Named as the options of ``draftcast plan``.
@@ -135,10 +135,7 @@ def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
         "Largest req/s": (number(best.largest.met), "Largest load at which the SLO is met; the knee below."),
         "Cost an hour": ("–" if hourly is None else f"{hourly:,.2f}", price),
         "Cost per 1M tokens": ("–" if tokens is None else f"{tokens:.3g}", "Of output, at the target."),
-        "kWh per 1M tokens": (
-            "–" if energy is None else f"{energy:.3g}",
-            "Every board at its rated power, without hosts and cooling.",
-        ),
+        "kWh per 1M tokens": ("–" if energy is None else f"{energy:.3g}", ENERGY),
     }
     with st.container(horizontal=True, key="figures"):
         for label, (value, explained) in figures.items():

@@ -134,10 +134,8 @@ def set_aside() -> None:
     gc.freeze()
 
 
-@functools.cache
-def _set_engine_aside() -> None:
-    """The first answer has loaded the compiled engine."""
-    set_aside()
+_set_engine_aside = functools.cache(set_aside)
+"""Once: the first answer has loaded the compiled engine."""
 
 
 def _simulated(scenario: Scenario) -> Answer:

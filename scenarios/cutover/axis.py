@@ -23,8 +23,6 @@ AXIS_OPTION = "--over"
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis."""
-
     name: str
     unit: str  # what x counts
     # The scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary

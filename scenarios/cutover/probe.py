@@ -83,7 +83,7 @@ class Prober:
     looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
     _fluids: dict[tuple[bool, float | None], Fluid] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
-    _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by `_off_key`
+    _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by its key
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         on, off = self.sides(x)
@@ -173,7 +173,8 @@ class Prober:
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
         asked = [with_values(half.scenario, values) for half in (on, off)]
-        off_key = _off_key(asked[1])
+        # The acceptance tells no runs without speculation apart.
+        off_key = scenario_hash(with_values(asked[1], {"acceptance": None}))
         known = self._off[1] if self._off is not None and self._off[0] == off_key else None
         cost = replications * groups * max(requests, LEAST_BILLED)
         if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
@@ -209,11 +210,6 @@ class Prober:
         self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
         return Probe(x, with_sd, without, note=verdict.why)
-
-
-def _off_key(scenario: Scenario) -> str:
-    """What tells runs without speculation apart: not the acceptance."""
-    return scenario_hash(with_values(scenario, {"acceptance": None}))
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

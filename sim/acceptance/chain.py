@@ -76,6 +76,7 @@ class Chain(AcceptanceModel):
     mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     # What the traffic changes against the rates: all above is what holds where every factor is 1.
     factors: Factors | None = None
+    # Share of the output tokens in each band; those not listed are empty.
     _band_shares: tuple[float, ...] = PrivateAttr((1.0,))
     _head_drafts: int = PrivateAttr(0)
 
@@ -179,10 +180,6 @@ class Chain(AcceptanceModel):
         row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / (max(beyond, 0.0) + 1.0)
         return row
 
-    def band_shares(self) -> tuple[float, ...]:
-        """Share of the output tokens in each band; those not listed are empty."""
-        return self._band_shares
-
     def lag_covariance(self, k: int, lag: int) -> float:
         """Covariance of the drafts accepted in two rounds of k, ``lag`` rounds apart, over all requests' rounds."""
         mean = float(self.unconditional(k).sum())
@@ -206,7 +203,7 @@ def _over_rounds(model: Chain, k: int, lag: int = 1) -> _OverRounds:
     by_band = np.split(_probabilities(model)[:, :k], len(log_odds))
     averages = [
         (tokens, _averages(model, rows, model.parameters_at(shift), lag))
-        for tokens, rows, shift in zip(model.band_shares(), by_band, log_odds, strict=False)
+        for tokens, rows, shift in zip(model._band_shares, by_band, log_odds, strict=False)
         if tokens > 0.0
     ]
     if len(averages) == 1:
