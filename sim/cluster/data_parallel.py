@@ -336,18 +336,11 @@ class DataParallel:
     def _run_step(self) -> None:
         """Launch what all ranks have ready: a rank waits in every layer for the one that takes longest."""
         real = [index for index, what in enumerate(self._next) if what == BATCH_READY]
-        ready_s = device_s = 0.0
-        rows = [float(self._dummy_rows)] * (len(self.ranks) - len(real))
-        modes = []
-        for rank in self.ranks:
-            e = rank.state.engine[0]
-            device_s = max(device_s, float(e["device_s"]))
-            ready_s = max(ready_s, float(e["host_s"]))
-        for index in real:
-            features = self.ranks[index].state.features[0]
-            rows.append(float(features["tokens"]))
-            modes.append(int(features["graph_mode"]))
-        mode = min(modes, default=PIECEWISE_GRAPHS)
+        engines = [rank.state.engine[0] for rank in self.ranks]
+        features = [self.ranks[index].state.features[0] for index in real]
+        ready_s, device_s = (max(float(e[name]) for e in engines) for name in ("host_s", "device_s"))
+        rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(each["tokens"]) for each in features]
+        mode = min((int(each["graph_mode"]) for each in features), default=PIECEWISE_GRAPHS)
         padded = mode >= PIECEWISE_GRAPHS
         longest_s, draft_s, target_s, prefill_s = self._dummy_s, 0.0, self._dummy_s, 0.0
         group = max(rows) * len(rows) if padded else sum(rows)

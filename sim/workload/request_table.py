@@ -24,6 +24,7 @@ from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
 COLUMNS = {"arrival_s": "f8", "prompt_tokens": "i4", "output_tokens": "i4", "class_id": "i2", "priority": "i4"}
 SHARED = ("system_prompt", "system_tokens", "session", "think_s")
+RAGGED = (("hash_ids", "hash_offsets"), ("acceptance_lengths", "acceptance_offsets"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +169,9 @@ class RequestTable:
         rows = np.asarray(index, dtype=np.int64)
         columns = {name: getattr(self, name) for name in (*COLUMNS, "source_lines", *SHARED)}
         changed: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
-        if self.hash_ids is not None and self.hash_offsets is not None:
-            changed["hash_ids"], changed["hash_offsets"] = take_ragged(self.hash_ids, self.hash_offsets, rows)
-        if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
-            changed["acceptance_lengths"], changed["acceptance_offsets"] = take_ragged(
-                self.acceptance_lengths, self.acceptance_offsets, rows
-            )
+        for values, offsets in RAGGED:
+            if getattr(self, values) is not None:
+                changed[values], changed[offsets] = take_ragged(getattr(self, values), getattr(self, offsets), rows)
         return replace(self, **changed)
 
     def slice(self, start: int, stop: int) -> RequestTable:
