@@ -153,13 +153,9 @@ def fit_engine_log(
     Raises:
         InputError: too few usable steps, logs that do not belong together.
     """
-    frames = [frame]
-    drafts_with = ""
-    num_drafts: tuple[int, ...] = ()
-    if speculative_frame is not None:
-        frames.append(speculative_frame)
-        drafts_with = _method(frame, speculative_frame, options.method)
-        num_drafts = tuple(int(k) for k in sorted(speculative_frame["num_speculative_tokens"].unique()))
+    frames = [frame] if speculative_frame is None else [frame, speculative_frame]
+    drafts_with = "" if speculative_frame is None else _method(frame, speculative_frame, options.method)
+    num_drafts = [] if speculative_frame is None else sorted(speculative_frame["num_speculative_tokens"].unique())
     timed: list[TimedSteps] = []
     for logged in frames:
         known = with_kv_tokens(logged, options.kv_capacity_tokens, options.block_size)
@@ -201,7 +197,7 @@ def fit_engine_log(
         left_out=dict(left_out),
         sequences=(math.floor(per_step.min()), math.ceil(per_step.max())),
         method=drafts_with,
-        num_speculative_tokens=num_drafts,
+        num_speculative_tokens=tuple(map(int, num_drafts)),
         speculative=speculative_frame is None and is_speculative(frame),
         enforce_eager=_enforce_eager(logs),
         sources=tuple(map(str, logs["source"].unique())),
@@ -286,8 +282,8 @@ def host_seconds(timed: TimedSteps) -> tuple[float, float]:
         return math.nan, math.nan
     blocks = timed.blocks
     x = blocks[["steps", "sequences"]].to_numpy(dtype=np.float64)
-    wall_s, steps = blocks["wall_s"].to_numpy(), blocks["steps"].to_numpy(dtype=np.float64)
-    fixed_s, sequence_s = robust_fit(x, wall_s, steps, offset=blocks["elapsed_s"].to_numpy()).coefficients.tolist()
+    fit = robust_fit(x, blocks["wall_s"].to_numpy(), x[:, 0], offset=blocks["elapsed_s"].to_numpy())
+    fixed_s, sequence_s = fit.coefficients.tolist()
     return fixed_s, sequence_s
 
 

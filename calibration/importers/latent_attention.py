@@ -24,7 +24,7 @@ import pandas as pd
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import Part, curves_of, parts_of
+from draftcast.calibration.profile.measured import Part, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.arrays import FloatArray
@@ -125,9 +125,9 @@ def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
 
 def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
     """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
-    fit, ceilings = _fitted(matrices, hardware)["linear", "bf16"], hardware.ceilings("linear", "bf16")
     linear = Part("linear", "bf16")
-    curves = curves_of(linear, matrices, lambda work: fit.seconds(work.flops, work.bytes, *ceilings), {})
+    fit = seconds_by(_fitted(matrices, hardware)[linear.roofline], hardware.ceilings(*linear.roofline))
+    curves = curves_of(linear, matrices, fit, {})
     seconds = pd.Series(0.0, index=blocks.index)
     for rows, layers in _by_model(blocks):
         m = (rows["batch"] * rows["q"]).to_numpy(np.float64)
@@ -142,6 +142,6 @@ def _roofline_seconds(blocks: pd.DataFrame, fitted: pd.DataFrame, hardware: Hard
     fits = _fitted(fitted, hardware) if len(fitted) else {}
     for part, rows in parts_of(blocks):
         if part.roofline in fits:
-            work, ceilings = part.work_of(rows), hardware.ceilings(*part.roofline)
-            seconds[rows.index] = fits[part.roofline].seconds(work.flops, work.bytes, *ceilings)
+            fit = seconds_by(fits[part.roofline], hardware.ceilings(*part.roofline))
+            seconds[rows.index] = fit(part.work_of(rows))
     return seconds

@@ -107,10 +107,8 @@ def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     Raises:
         HardwareError: unknown name or file, or a GPU that is not bundled and not named.
     """
-    if named is not None:
-        return load_hardware(named)
-    if device.kind == "cpu":
-        return load_hardware("cpu")
+    if named is not None or device.kind == "cpu":
+        return load_hardware("cpu" if named is None else named)
     # "NVIDIA H100 80GB HBM3": h100-80gb-hbm3, h100-80gb, h100; the longest that is known.
     words = re.sub("^(nvidia )?(geforce )?", "", device.name.lower()).split()
     for length in range(len(words), 0, -1):

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet, Key
+from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.operators import registry
@@ -84,6 +85,11 @@ def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
     """Every operator and format of a table's frame with its rows, in alphabetical order."""
     for labels, rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
         yield Part(*map(str, labels)), rows
+
+
+def seconds_by(fit: Roofline, ceilings: tuple[float, float]) -> Seconds:
+    """A roofline between these peak FLOP/s and bytes/s: from an operator's work to seconds of one launch."""
+    return lambda work: fit.seconds(work.flops, work.bytes, *ceilings)
 
 
 def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from draftcast.calibration.profile.measured import (
     grid_axes,
     grid_of,
     parts_of,
+    seconds_by,
 )
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
@@ -40,7 +41,6 @@ from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTab
 from draftcast.errors import HardwareError
 from draftcast.files import picked, write_text
 from draftcast.kernels.arrays import BoolArray, FloatArray
-from draftcast.kernels.operators.cost import Work
 
 HELD_OUT_SHARE = 0.2
 
@@ -182,11 +182,8 @@ def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, l
         one_query = family in ("attention_decode", "gdn_decode") and rows["q"].max() == 1
         known = prefill.e_c if prefill and one_query else None
         ceilings = hardware.ceilings(family, dtype)
-        fit = fits[family, dtype] = _fit_rows(rows, ceilings, known)
-
-        def seconds(work: Work, fit: Roofline = fit, ceilings: tuple[float, float] = ceilings) -> FloatArray:
-            return fit.seconds(work.flops, work.bytes, *ceilings)
-
+        fits[family, dtype] = _fit_rows(rows, ceilings, known)
+        seconds = seconds_by(fits[family, dtype], ceilings)
         errors += [interpolation_errors(part, points, seconds) for part, points in parts_of(rows)]
     return fits, errors
 

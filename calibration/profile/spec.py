@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field, InstanceOf
 
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import MeasuredTimes
+from draftcast.calibration.profile.measured import MeasuredTimes, seconds_by
 from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
 from draftcast.files import digest, picked
@@ -127,9 +127,7 @@ class RooflineProfile(Section):
 
     def seconds_of(self, family: str, dtype: str) -> Callable[[Work], FloatArray]:
         """The family's roofline at a dtype on this device: from an operator's work to seconds of one launch."""
-        roofline = self.operator(family, dtype)
-        peak_flops, bandwidth = self.hardware.ceilings(family, dtype)
-        return lambda work: roofline.seconds(work.flops, work.bytes, peak_flops, bandwidth)
+        return seconds_by(self.operator(family, dtype), self.hardware.ceilings(family, dtype))
 
     def checksum(self) -> str:
         """SHA-256 over every number and source, the device's included; a run's manifest holds it."""
