@@ -150,7 +150,7 @@ class MeasuredTimes:
 
         ``without``: kernels whose name holds it do not count, unless there are no others.
         """
-        part = Part(operator, _measured_dtype(dtype))
+        part = Part(operator, measured_dtype(dtype))
 
         def build() -> CurveSet | None:
             rows = read_points(self.table, operator, dtype=part.dtype, **group)
@@ -167,7 +167,7 @@ class MeasuredTimes:
         None: not measured at these formats. Heads that were not measured take the ratio to the roofline of those
         nearest to them, first in width, then in heads per KV head; none of their nodes is marked measured.
         """
-        part = Part(operator, _measured_dtype(dtype), _measured_dtype(kv_dtype))
+        part = Part(operator, measured_dtype(dtype), measured_dtype(kv_dtype))
         return self._once((*part, *heads.items()), lambda: self._grid(part, heads, seconds))
 
     def launches(self, dtype: str, kv_dtype: str, **heads: int) -> FloatArray | None:
@@ -175,7 +175,7 @@ class MeasuredTimes:
 
         Shape (points, 6): m, k, n, batch, context, seconds; None: not measured.
         """
-        part = Part("attention_launch", _measured_dtype(dtype), _measured_dtype(kv_dtype))
+        part = Part("attention_launch", measured_dtype(dtype), measured_dtype(kv_dtype))
         rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
         columns = ["m", "k", "n", "batch", "context", "seconds"]
         return rows[columns].to_numpy(np.float64) if len(rows) else None
@@ -203,7 +203,8 @@ class MeasuredTimes:
         return built
 
 
-def _measured_dtype(dtype: str) -> str:
+def measured_dtype(dtype: str) -> str:
+    """The format whose timings stand for another of the same width."""
     return "bf16" if dtype == "fp16" else dtype
 
 

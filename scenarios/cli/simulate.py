@@ -85,7 +85,7 @@ def simulate(
         answer = compare_with_off(scenario, rates_rps, compare_off=compared, progress=progress, record_steps=steps)
     single = answer.points[0] if not rates_rps else None
     if out is not None:
-        answer.save(out) if single is None else single.on.write(out, single.compared())
+        answer.save(out) if single is None else single.on.save(out, **single.compared())
     if plot is not None:
         from draftcast.scenarios.show.plots import write_figure
         from draftcast.scenarios.show.run_plots import comparison_figure

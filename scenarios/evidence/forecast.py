@@ -44,24 +44,19 @@ class Forecast:
     @property
     def speedup(self) -> float | None:
         """Forecast factor by which speculation is better."""
-        if self.off is None or self.on is None:
-            return None
-        return self.on / self.off if self.point.metric in RATES else self.off / self.on
+        return self.point.speedup_of(self.off, self.on)
 
     def error(self, side: ForecastSide) -> float | None:
         """Of the time without or with speculation, or of the speed-up, 0 inside a measured range."""
-        if side != "speedup":
-            return self._time_error(getattr(self, side), getattr(self.point, side))
-        forecast, measured = self.speedup, self.point.speedup
-        if forecast is not None and self.point.ratio_range is not None:
+        forecast: float | None = getattr(self, side)
+        measured: float | None = getattr(self.point, side)
+        if side == "speedup" and forecast is not None and self.point.ratio_range is not None:
             low, high = self.point.ratio_range
             measured = min(max(forecast, low), high)
-        return forecast / measured - 1 if forecast is not None and measured is not None else None
-
-    def _time_error(self, forecast: float | None, measured: float | None) -> float | None:
         if forecast is None or measured is None:
             return None
-        return (measured / forecast if self.point.metric in RATES else forecast / measured) - 1
+        is_rate = side != "speedup" and self.point.metric in RATES
+        return (measured / forecast if is_rate else forecast / measured) - 1
 
     def summary(self) -> dict[str, Any]:
         point = self.point

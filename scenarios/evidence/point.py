@@ -122,9 +122,13 @@ class EvidencePoint(Frozen):
     @property
     def speedup(self) -> float | None:
         """Measured factor by which speculation is better: the source's, else of its two figures; None without."""
-        if self.ratio is not None or self.off is None or self.on is None:
-            return self.ratio
-        return self.on / self.off if self.metric in RATES else self.off / self.on
+        return self.ratio if self.ratio is not None else self.speedup_of(self.off, self.on)
+
+    def speedup_of(self, off: float | None, on: float | None) -> float | None:
+        """Factor by which ``on`` is better than ``off``, both in the metric's unit; None where one is not known."""
+        if off is None or on is None:
+            return None
+        return on / off if self.metric in RATES else off / on
 
     @model_validator(mode="before")
     @classmethod
@@ -174,15 +178,11 @@ def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[EvidencePoint, ...]:
     found: dict[str, EvidencePoint] = {}
     for name, text in texts:
         for number, row in json_lines(text, name, ScenarioError):
-            point = _point(row, f"{name}:{number}")
+            try:
+                point = EvidencePoint.model_validate(row)
+            except ValidationError as error:
+                raise one_line(error.errors()[0], row, f"{name}:{number}") from None
             if point.id in found:
                 raise ScenarioError("is the id of another row", file=f"{name}:{number}", key="id", value=point.id)
             found[point.id] = point
     return tuple(found.values())
-
-
-def _point(row: dict[str, Any], place: str) -> EvidencePoint:
-    try:
-        return EvidencePoint.model_validate(row)
-    except ValidationError as error:
-        raise one_line(error.errors()[0], row, place) from None

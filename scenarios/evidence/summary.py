@@ -9,6 +9,7 @@ import csv
 import functools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -102,9 +103,7 @@ def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | 
 
 def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
     """Of (source, error) pairs, one at least."""
-    by_source: dict[str, list[float]] = {}
-    for source, error in pairs:
-        by_source.setdefault(source, []).append(error)
+    by_source = grouped(pairs)
     medians = [statistics.median(abs(error) for error in found) for found in by_source.values()]
     return FigureErrors(
         points=sum(map(len, by_source.values())),
@@ -147,13 +146,11 @@ class IntervalCoverage:
 
 def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
     """Log errors of one figure, of the tiers that are fit to judge by."""
-    found: Residuals = {}
+    found: Residuals = defaultdict(lambda: defaultdict(list))
     for forecast in forecasts:
         error = forecast.error(side)
-        if error is None or forecast.point.tier not in JUDGED_TIERS:
-            continue
-        by_source = found.setdefault(forecast.stratum, {})
-        by_source.setdefault(forecast.point.source, []).append(math.log1p(error))
+        if error is not None and forecast.point.tier in JUDGED_TIERS:
+            found[forecast.stratum][forecast.point.source].append(math.log1p(error))
     return found
 
 
@@ -200,11 +197,15 @@ def sharing(found: Residuals, stratum: str) -> dict[str, list[float]]:
 
 def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     """The errors of several strata, by source."""
-    together: dict[str, list[float]] = {}
-    for by_source in parts:
-        for source, values in by_source.items():
-            together.setdefault(source, []).extend(values)
-    return together
+    return grouped((source, value) for part in parts for source, values in part.items() for value in values)
+
+
+def grouped(pairs: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
+    """Of (name, value) pairs the values of each name."""
+    by_name = defaultdict(list)
+    for name, value in pairs:
+        by_name[name].append(value)
+    return by_name
 
 
 def coverage(found: Residuals, judged: Iterable[str] | None = None, stratum: str | None = None) -> IntervalCoverage:

@@ -8,12 +8,12 @@ seconds by these origins, and `fidelity` makes them the badge a reader sees.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.profile.measured import MeasuredTimes, of_nearest_heads
+from draftcast.calibration.profile.measured import measured_dtype, of_nearest_heads
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
@@ -63,13 +63,21 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
     measured = profile.measured if isinstance(profile, RooflineProfile) else None
     if measured is None:
         raise HardwareError("holds no measured table", key="profile", value=profile.name)
-    dtype = "bf16" if engine.weight_dtype == "fp16" else engine.weight_dtype
-    points = read_points(measured.table, "linear", dtype=dtype)
+    points = read_points(measured.table, "linear", dtype=measured_dtype(engine.weight_dtype))
     shapes = points.groupby(["k", "n"])["m"].agg(rows_low="min", rows_high="max").reset_index()
     tp = engine.tensor_parallel_size
     dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
     layers = tuple(_layer(layer.name, layer.k, layer.n, shapes) for layer in dense)
-    attention = _attention(deployment, measured, engine.kv_dtype, tp)
+    attention = {}
+    for phase in ("decode", "prefill"):
+        operator, heads = layer_shape(model, phase, tp)
+        if model.has_latent_indexer and phase == "decode":
+            operator, heads = "dsa_decode", sparse_decode_shape(model, tp)
+        kv_dtype = measured_dtype(engine.kv_dtype)
+        rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv_dtype, window=0)
+        if len(rows):
+            _, rows = of_nearest_heads(rows, heads)
+        attention[phase] = rows[["batch", "q", "context"]].drop_duplicates()
     return Coverage(shapes, layers, attention, _asked(deployment, requests))
 
 
@@ -81,26 +89,9 @@ def _layer(name: str, k: int, n: int, shapes: pd.DataFrame) -> Layer:
     return Layer(name, k, n, measured, inside)
 
 
-def _attention(deployment: Deployment, measured: MeasuredTimes, kv_dtype: str, tp: int) -> dict[str, pd.DataFrame]:
-    """Points of these heads, else of those measured that the profile takes for them."""
-    model = deployment.model
-    kv = "bf16" if kv_dtype == "fp16" else kv_dtype
-    points = {}
-    for phase in ("decode", "prefill"):
-        operator, heads = layer_shape(model, phase, tp)
-        if model.has_latent_indexer and phase == "decode":
-            operator, heads = "dsa_decode", sparse_decode_shape(model, tp)
-        rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv, window=0)
-        if len(rows):
-            _, rows = of_nearest_heads(rows, heads)
-        points[phase] = rows[["batch", "q", "context"]].drop_duplicates()
-    return points
-
-
 def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    done: Any = requests.dropna(subset=["finish_s"])
-    if done.empty:
-        done = requests
+    finished = requests.dropna(subset=["finish_s"])
+    done = requests if finished.empty else finished
     events = np.sort(done["first_scheduled_s"].to_numpy(np.float64))
     ends = np.sort(done["finish_s"].to_numpy(np.float64))
     running = np.searchsorted(events, events, side="right") - np.searchsorted(ends, events, side="right")
@@ -129,11 +120,9 @@ class Fidelity:
 
 def fidelity(runs: Sequence[Mapping[str, Estimate]]) -> Fidelity | None:
     """Of the figures of the runs that are shown together, the worst; None when no device time was spent."""
-    known = [
-        {word: figures[f"share_device_time_{word}"].mean for word in ORIGINS}
-        for figures in runs
-        if all(_is_known(figures.get(f"share_device_time_{word}")) for word in ORIGINS)
-    ]
+    names = {word: f"share_device_time_{word}" for word in ORIGINS}
+    by_run = [{word: figures[name].mean for word, name in names.items() if name in figures} for figures in runs]
+    known = [shares for shares in by_run if len(shares) == len(names) and all(map(math.isfinite, shares.values()))]
     if not known:
         return None
     shares = max(known, key=lambda each: each["extrapolated"])
@@ -143,7 +132,3 @@ def fidelity(runs: Sequence[Mapping[str, Estimate]]) -> Fidelity | None:
     elif shares["measured"] >= 1 - TOLERATED:
         word = "measured"
     return Fidelity(word, shares)
-
-
-def _is_known(estimate: Estimate | None) -> bool:
-    return estimate is not None and math.isfinite(estimate.mean)

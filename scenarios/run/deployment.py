@@ -405,9 +405,9 @@ def deploy(scenario: Scenario) -> Deployment:
     method = _method(scenario)
     k = scenario.num_speculative_tokens
     head = _draft(scenario, method, model)
-    draft, assumed = (head.spec, head.assumed) if head is not None else (None, ())
+    draft, assumed = (head.spec, [*head.assumed]) if head is not None else (None, [])
     if scenario.profile is None and not has_profile(hardware):
-        assumed += (f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies",)
+        assumed.append(f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies")
     assumed += _assumed_acceptance(scenario)
     refuse, longest = partial(_refuse, engine), model.max_position_embeddings
     max_model_len = engine.max_model_len or longest
@@ -456,7 +456,8 @@ def deploy(scenario: Scenario) -> Deployment:
         raise CapacityError(message, key="engine.block_size", value=engine.block_size)
     policy = policy_of(scenario)
     if engine.data_parallel_size > 1 and scenario.resolved_policy.name == "batch_schedule":
-        policy, assumed = load_policy("fixed"), (*assumed, NO_SCHEDULE)
+        policy = load_policy("fixed")
+        assumed.append(NO_SCHEDULE)
     ranks = "data-parallel ranks of a model with experts"
     if config.lockstep_ranks > 1 and policy.is_dynamic and policy.name != "off":
         message = f"{ranks} must draft equally many tokens; this policy lets them differ"
@@ -483,25 +484,22 @@ def deploy(scenario: Scenario) -> Deployment:
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)
-        assumed = (*assumed, NO_STATE_CACHE)
+        assumed.append(NO_STATE_CACHE)
     ratio = config.generation.attention_ratio(config.version, model, hardware)
     if ratio != 1.0 and profile.kind != "affine":
-        assumed = (
-            *assumed,
-            f"steps take {ratio:g} times as long as timed: {config.version} ran this attention slower on this GPU",
-        )
+        slower = f"{config.version} ran this attention slower on this GPU"
+        assumed.append(f"steps take {ratio:g} times as long as timed: {slower}")
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:
-        assumed = (
-            *assumed,
+        assumed.append(
             f"Exchanges between {together} GPUs are priced at the link of {hardware.linked_devices}; between nodes it "
-            "is slower, and steps take longer than forecast.",
+            "is slower, and steps take longer than forecast."
         )
     cost = compile_step_cost(config, model, draft, profile, hardware)
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
-    return Deployment(model, draft, assumed, method, hardware, profile, memory, config, policy, cost)
+    return Deployment(model, draft, tuple(assumed), method, hardware, profile, memory, config, policy, cost)
 
 
 def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> MemoryBudget:

@@ -71,7 +71,7 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         if scenario.engine.data_parallel_size != 1:
             size = scenario.engine.data_parallel_size
             raise ScenarioError("must be 1 here", key="engine.data_parallel_size", value=size)
-        if scenario.workload.arrivals.process == "closed_loop":
+        if scenario.is_closed_loop:
             raise ScenarioError("must be open-loop here", key="workload.arrivals.process", value="closed_loop")
         if scenario.workload.has_sessions:
             raise ScenarioError("must send requests that wait for no answer here", key="workload.sessions")

@@ -83,16 +83,14 @@ class RunResult(Plotted):
         rows = [(each.mean, each.low, each.high) for each in figures.values()]
         return pd.DataFrame(rows, index=pd.Index(figures, name="figure"), columns=["mean", "low", "high"])
 
-    def save(self, path: str | Path) -> Path:
-        """Write the run directory ``--out`` writes; see `draftcast.scenarios.run.run_directory`."""
-        return self.write(path, {})
+    def save(self, path: str | Path, **more: Any) -> Path:
+        """Write the run directory ``--out`` writes, with ``more`` in the summary.
 
-    def write(self, path: str | Path, more: Mapping[str, Any]) -> Path:
-        """As `save`, with ``more`` in the summary."""
-        kept = {"result": picked(self, _KEPT)}
-        summary = {**self.summary, **more}
+        See `draftcast.scenarios.run.run_directory`.
+        """
+        manifest = self.manifest | {"result": picked(self, _KEPT)}
         return write_run_directory(
-            path, manifest=self.manifest | kept, summary=summary, requests=self.requests, steps=self.steps
+            path, manifest=manifest, summary=self.summary | more, requests=self.requests, steps=self.steps
         )
 
     @classmethod
@@ -225,7 +223,7 @@ def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: Re
         mine = slice(server, None, len(servers))
         work_s[mine] = front_end_work_s(deployment, table.prompt_tokens[mine])
     more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-    if isinstance(scenario.workload.arrivals, ClosedLoopArrivals) or table.session is not None:
+    if scenario.is_closed_loop or table.session is not None:
         return np.full(len(table), work_s.mean() + more_s)
     done_s = np.empty(len(table))
     for server in range(len(servers)):
@@ -291,8 +289,7 @@ class Served:
         """What to leave out at the front; None of a finite run, and of one that never warms up."""
         if self.state in ("finite", "overloaded"):
             return None
-        closed_loop = isinstance(self.scenario.workload.arrivals, ClosedLoopArrivals)
-        return find_warmup([r.requests for r in self.replications], closed_loop=closed_loop)
+        return find_warmup([r.requests for r in self.replications], closed_loop=self.scenario.is_closed_loop)
 
     @functools.cached_property
     def requests(self) -> pd.DataFrame:
@@ -550,7 +547,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         state=state,
         slo_met=slo_met,
         replications=figures,
-        closed_loop=isinstance(scenario.workload.arrivals, ClosedLoopArrivals),
+        closed_loop=scenario.is_closed_loop,
         shortfall=shortfall,
         is_warm=warmup is None or warmup.is_over,
     )

@@ -6,7 +6,6 @@ reads them (``scenarios/schema/references.py`` says where they are looked for).
 """
 
 import copy
-import hashlib
 import json
 import os
 from collections import Counter
@@ -21,9 +20,9 @@ from pydantic_core import ErrorDetails
 from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
-from draftcast.files import parse_json, read_text
+from draftcast.files import digest, parse_json, read_text
 from draftcast.scenarios.schema import Group, Scenario, SpeculativeConfig
-from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
+from draftcast.scenarios.schema.references import listed, outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 from draftcast.sim.acceptance.trace import Trace
 
@@ -38,15 +37,20 @@ def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> S
     except ValidationError as error:
         raise one_line(error.errors()[0], data, file, places) from None
     except ScenarioError as error:
-        inside = [where for key, where in places.items() if _within(str(error.key), key)]
-        raise error.at(file=inside[-1] if inside else file) from None
+        raise error.at(file=_origin(str(error.key), file, places)) from None
     return scenario
+
+
+def _origin(key: str, file: str, places: Mapping[str, str]) -> str:
+    """Where a dotted key was given."""
+    inside = [place for section, place in places.items() if _within(key, section)]
+    return inside[-1] if inside else file
 
 
 def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Mapping[str, Any]:
     """The mapping with the rates of each acceptance that names a published measurement in their place."""
-    classes = data["workload"].get("classes") if isinstance(data.get("workload"), Mapping) else None
-    holders = {"": data} | {f"workload.classes.{index}.": entry for index, entry in enumerate(_listed(classes))}
+    classes = enumerate(listed(data, "workload", "classes"))
+    holders = {"": data} | {f"workload.classes.{index}.": entry for index, entry in classes}
     holders |= {f"cluster.groups.{index}.": group for index, group in enumerate(_groups(data))}
     named = {
         f"{place}acceptance": holder["acceptance"]
@@ -62,21 +66,11 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
             published = reference(section["reference"])
         except ScenarioError as error:
             key = f"{place}.reference"
-            inside = [where for name, where in places.items() if _within(key, name)]
-            raise error.at(file=inside[-1] if inside else file, key=key) from None
+            raise error.at(file=_origin(key, file, places), key=key) from None
         assert isinstance(result, dict)
-        rates = published.unconditional(published.measured_to)
-        _assign(
-            result,
-            place,
-            {"model": "chain", **section, "rates": list(rates)},
-            file,
-        )
+        rates = list(published.unconditional(published.measured_to))
+        _assign(result, place, {"model": "chain", **section, "rates": rates}, file)
     return result
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str] | None = None) -> ScenarioError:
@@ -94,8 +88,7 @@ def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str
     if kind in _MESSAGES:
         message = _MESSAGES[kind].format(**{name: str(text).replace("'", "") for name, text in context.items()})
     dotted = ".".join(keys)
-    inside = [place for key, place in (places or {}).items() if dotted == key or dotted.startswith(key + ".")]
-    where = inside[-1] if inside else file
+    where = _origin(dotted, file, places or {})
     if isinstance(value, tuple):
         value = list(value)
     long = isinstance(value, (dict, BaseModel)) or (isinstance(value, list) and len(value) > 12)
@@ -254,13 +247,12 @@ def missing_acceptance(
 
 def acceptance_places(data: Mapping[str, Any]) -> list[str]:
     """Dotted keys of the acceptance that a raw scenario's method goes by; none where it needs none."""
-    spec, workload = _speculation(data), data.get("workload")
+    spec, classes = _speculation(data), listed(data, "workload", "classes")
     if spec is None or spec.synthetic_rates is not None:
         return []
-    classes = (workload.get("classes") if isinstance(workload, Mapping) else None) or []
     own = [
         f"workload.classes.{index}.acceptance"
-        for index, entry in enumerate(_listed(classes))
+        for index, entry in enumerate(classes)
         if isinstance(entry, Mapping) and entry.get("acceptance") is not None
     ]
     return own if own and len(own) == len(classes) else ["acceptance", *own]
@@ -286,9 +278,7 @@ def _speculation(data: Mapping[str, Any], group: int | None = None) -> Speculati
 
 
 def _groups(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    cluster = data.get("cluster")
-    groups = _listed(cluster.get("groups") if isinstance(cluster, Mapping) else None)
-    return [group if isinstance(group, Mapping) else {} for group in groups]
+    return [group if isinstance(group, Mapping) else {} for group in listed(data, "cluster", "groups")]
 
 
 def _drafts(shared: Any, engine: Any) -> Any:
@@ -433,7 +423,7 @@ def scenario_hash(scenario: Scenario) -> str:
         # With defaults here: a default written out asks the same question.
         data["engine"]["speculative_config"] = json.loads(spec.model_dump_json())
     put_checksums(data)
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    return digest(data)
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -473,7 +463,7 @@ def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
         workload["arrivals"] = {"process": "trace"}
         workload["num_requests"] = None
         workload.pop("lengths", None)
-        for entry in workload.get("classes") or []:
+        for entry in listed(data, "workload", "classes"):
             if isinstance(entry, dict):
                 entry.pop("lengths", None)
     workload["arrivals"]["path"] = path
@@ -486,23 +476,17 @@ def _assign(data: dict[str, Any], dotted: str, value: Any, place: str) -> None:
     *outer, last = dotted.split(".")
     target: Any = data
     for key in outer:
-        if isinstance(target, dict):
-            if target.get(key) is None:
-                target[key] = {}
-            target = target[key]
-        elif isinstance(target, list):
-            target = target[_index(target, key, dotted, place)]
-        else:
-            raise ScenarioError("goes below a plain value", file=place, key=dotted)
+        if isinstance(target, dict) and target.get(key) is None:
+            target[key] = {}
+        target = target[_subscript(target, key, dotted, place)]
+    target[_subscript(target, last, dotted, place)] = value
+
+
+def _subscript(target: Any, key: str, dotted: str, place: str) -> str | int:
     if isinstance(target, dict):
-        target[last] = value
-    elif isinstance(target, list):
-        target[_index(target, last, dotted, place)] = value
-    else:
+        return key
+    if not isinstance(target, list):
         raise ScenarioError("goes below a plain value", file=place, key=dotted)
-
-
-def _index(target: list[Any], key: str, dotted: str, place: str) -> int:
     if not key.isdigit() or int(key) >= len(target):
         raise ScenarioError(f"{key} is not an index into a list of {len(target)}", file=place, key=dotted)
     return int(key)

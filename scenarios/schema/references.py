@@ -154,17 +154,20 @@ def _module_file(module: str) -> Path | None:
     return Path(found.origin) if found is not None and found.origin is not None else None
 
 
+def listed(data: Mapping[str, Any], section: str, key: str) -> list[Any]:
+    """A list in a section of a raw scenario, which need not be valid; empty where there is none."""
+    inside = data.get(section)
+    found = inside.get(key) if isinstance(inside, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
 def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
     for kind, (*outer, last) in _PLACES:
         yield from _at(kind, data, outer, last, "")
-    workload = data.get("workload")
-    classes = workload.get("classes") if isinstance(workload, dict) else None
-    for index, entry in enumerate(classes if isinstance(classes, list) else []):
+    for index, entry in enumerate(listed(data, "workload", "classes")):
         for section, last in _IN_A_CLASS:
             yield from _at("trace", entry, (section,), last, f"workload.classes.{index}.")
-    cluster = data.get("cluster")
-    groups = cluster.get("groups") if isinstance(cluster, dict) else None
-    for index, entry in enumerate(groups if isinstance(groups, list) else []):
+    for index, entry in enumerate(listed(data, "cluster", "groups")):
         for kind, (*outer, last) in _IN_A_GROUP:
             yield from _at(kind, entry, outer, last, f"cluster.groups.{index}.")
 

@@ -211,19 +211,16 @@ class Scenario(Frozen):
             return None
         if self.speculative_config.synthetic_rates is not None:
             return Chain(rates=self.speculative_config.synthetic_rates)
-        found = self.acceptance
-        for entry in self.workload.classes:
-            if entry.name == class_name and entry.acceptance is not None:
-                found = entry.acceptance
+        found = self._class(class_name).acceptance or self.acceptance
         head = self.speculative_config.head_drafts
         return found.beside_head(head) if head and isinstance(found, Chain) else found
 
     def slo_of(self, class_name: str | None = None) -> Slo | None:
         """The SLO of a class: its own, else the scenario's."""
-        for entry in self.workload.classes:
-            if entry.name == class_name and entry.slo is not None:
-                return entry.slo
-        return self.slo
+        return self._class(class_name).slo or self.slo
+
+    def _class(self, name: str | None) -> RequestClass:
+        return next((entry for entry in self.workload.classes if entry.name == name), DEFAULT_CLASS)
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
