@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+from verdicts import smaller_capacity
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.capacity import capacity, page_effort
+from draftcast.scenarios.compare.capacity import page_effort
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -45,8 +46,7 @@ EFFORTS = ("file", "page")
 def scenario_of(name: str) -> Scenario:
     share, overrides = CASES[name]
     scenario = load_scenario("default", overrides=[*overrides, "statistics.model_error=none"])
-    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
-    return with_rate(scenario, share * min(each.estimate.mean for each in both if each is not None))
+    return with_rate(scenario, share * smaller_capacity(scenario))
 
 
 def figures(scenario: Scenario) -> tuple[bool, dict[str, Estimate]]:

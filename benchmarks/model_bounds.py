@@ -7,12 +7,12 @@ steps that are outside and one last JSON line.
     python benchmarks/model_bounds.py [--devices h200,mi300x] [--models TEXT]
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import typer
 
 from draftcast.calibration.profile.hardware import HardwareSpec, hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
@@ -27,6 +27,7 @@ from draftcast.sim.cost.step_cost import compile_step_cost
 
 BATCHES = tuple(2**i for i in range(9))
 CONTEXT = 1024
+DEVICES = ",".join(name for name in hardware_names() if name != "cpu")
 
 
 def floor_s(model: ModelSpec, config: EngineConfig, hardware: HardwareSpec, f: st.Record) -> float:
@@ -66,13 +67,9 @@ def steps(name: str, device: str) -> Iterator[dict[str, Any]]:
             break
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", default=",".join(set(hardware_names()) - {"cpu"}))
-    parser.add_argument("--models", default="")
-    given = parser.parse_args()
-    found = [step for device in given.devices.split(",") for name in model_names() if given.models in name
-             for step in steps(name, device)]  # fmt: skip
+def main(devices: str = DEVICES, models: str = "") -> None:
+    names = [name for name in model_names() if models in name]
+    found = [step for device in devices.split(",") for name in names for step in steps(name, device)]
     outside = [step for step in found if not step["floor_s"] <= step["seconds"] <= step["most_s"]]
     for step in outside:
         print(*(f"{value * 1e3:9.3f}" if isinstance(value, float) else value for value in step.values()))
@@ -81,4 +78,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main.__doc__ = __doc__
+    typer.run(main)

@@ -9,11 +9,11 @@ that compile left out.
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
+from engine import AZURE
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
@@ -22,7 +22,6 @@ from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.sim.statistics.intervals import replication_interval
 
 RATE = "workload.arrivals.request_rate_rps"
-AZURE = Path(__file__).parents[2] / "shared/data/traces/azure_llm_2023_conv.csv"
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     *(("default", f"{rate:g} req/s", {RATE: rate}) for rate in (2.0, 10.0, 30.0, 50.0, 60.0, 66.0)),
     *(("ngram-code-editing", f"{rate:g} req/s", {RATE: rate}) for rate in (1.0, 4.0, 8.0)),

@@ -52,14 +52,14 @@ class Replay(NamedTuple):
         return float(self.with_drafts.mean() / self.without.mean())
 
 
-def replay(path: Path, method: str, batch_size: int, k: int = K, match_probability: float = 1.0) -> Replay:
+def replay(path: Path, method: str, batch_size: int, match_probability: float = 1.0) -> Replay:
     """Replay every request of the recording in batches of ``batch_size`` equal requests.
 
     Raises:
         InputError: the file is not such a recording, or lacks the record ``acc_<method>``.
     """
     table = load_trace(TraceSpec(path=str(path)), f"acc_{method}")
-    drafting = {"method": method, "num_speculative_tokens": k}
+    drafting = {"method": method, "num_speculative_tokens": K}
     acceptance = {"model": "trace"} | ({"match_probability": match_probability} if method == "ngram" else {})
     with_drafts, accepted, rounds = _run(table, path, batch_size, drafting, acceptance)
     without, _, _ = _run(table, path, batch_size, None, {"model": "constant", "alpha": 0.0})

@@ -28,6 +28,12 @@ DECIDED = ("pays", "costs", "overloaded")
 NEAR = 0.05
 
 
+def smaller_capacity(scenario: Scenario) -> float:
+    """Requests per second, with speculation or without."""
+    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
+    return min(each.estimate.mean for each in both if each is not None)
+
+
 def word(scenario: Scenario) -> str:
     return compare(scenario).points[0].word
 
@@ -58,8 +64,7 @@ def main(
     chance: Annotated[bool, typer.Option("--chance", help="take step times for exact: chance alone decides")] = False,
 ) -> None:
     scenario = load_scenario("default", overrides=["statistics.model_error=none"] if chance else [])
-    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
-    smaller = min(each.estimate.mean for each in both if each is not None)
+    smaller = smaller_capacity(scenario)
     answer = cutover(CutoverQuestion(scenario))[0]
     crossing, prediction = answer.crossing, answer.prediction
     low, high = (prediction.low, prediction.high) if prediction is not None else (crossing.low, crossing.high)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -66,14 +66,11 @@ def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> li
 
     if rates is not None and concurrency is not None:
         raise InputError("give --rates or --concurrency, not both", file="--concurrency", value=concurrency)
-    loads = []
-    for rate in options.values_of(rates, "--rates"):
-        arrivals = with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
-        loads.append(ComparedLoad(f"{rate:g} req/s", {"workload.arrivals": arrivals}))
-    own: dict[str, Any] = {}
-    if scenario.workload.arrivals.process == "closed_loop":
-        own = scenario.workload.arrivals.model_dump(mode="json")
+    arrivals = {
+        f"{rate:g} req/s": with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
+        for rate in options.values_of(rates, "--rates")
+    }
+    own = scenario.workload.arrivals.model_dump(mode="json") if scenario.is_closed_loop else {"process": "closed_loop"}
     for clients in options.whole_values_of(concurrency, "--concurrency"):
-        arrivals = {**own, "process": "closed_loop", "concurrency": clients}
-        loads.append(ComparedLoad(f"{clients} clients", {"workload.arrivals": arrivals}))
-    return loads
+        arrivals[f"{clients} clients"] = own | {"concurrency": clients}
+    return [ComparedLoad(label, {"workload.arrivals": section}) for label, section in arrivals.items()]

@@ -31,11 +31,10 @@ ACCEPTANCE_MODELS = ("per_position", "constant", "chain")
 ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
 
 
-def with_method(scenario: Scenario, method: str, draft_model: str | None = None) -> dict[str, Any]:
+def with_method(scenario: Scenario, method: str) -> dict[str, Any]:
     """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`).
 
-    Args:
-        draft_model: for methods that need one; None: the smallest bundled model of the target's vocabulary.
+    A draft model is the smallest bundled one of the target's vocabulary.
 
     Raises:
         ScenarioError: an unknown method, or no draft model to propose.
@@ -48,7 +47,11 @@ def with_method(scenario: Scenario, method: str, draft_model: str | None = None)
     config = {key: value for key, value in old.items() if key in _SHARED} | {"method": method}
     config.setdefault("num_speculative_tokens", DEFAULT_K)
     if get_method(method).needs_draft_model:
-        config["model"] = draft_model or _smallest_draft(scenario)
+        fitting = draft_models(scenario)
+        if not fitting:
+            message = f"no bundled model is smaller than {scenario.engine.model} and shares its vocabulary; name one"
+            raise ScenarioError(message, key="engine.speculative_config.model")
+        config["model"] = fitting[0]
     return {"engine.speculative_config": config}
 
 
@@ -151,16 +154,6 @@ def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> 
         values["workload.lengths"] = {"path": old.path, "format": old.format}
         values["workload.num_requests"] = scenario.workload.num_requests or 2000
     return values
-
-
-def _smallest_draft(scenario: Scenario) -> str:
-    found = draft_models(scenario)
-    if not found:
-        raise ScenarioError(
-            f"no bundled model is smaller than {scenario.engine.model} and shares its vocabulary; name one",
-            key="engine.speculative_config.model",
-        )
-    return found[0]
 
 
 def _equal_alpha(scenario: Scenario, k: int) -> float:

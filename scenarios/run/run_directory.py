@@ -73,7 +73,8 @@ def check_run_directory(path: str | Path) -> Path:
         raise InputError("exists and is not a directory", file=str(target))
     if target.is_dir() and any(target.iterdir()):
         raise InputError("directory is not empty; a run is never written over, name another one", file=str(target))
-    if not os.access(_existing_parent(target), os.W_OK):
+    places = (target.absolute(), *target.absolute().parents)
+    if not os.access(next(place for place in places if place.exists()), os.W_OK):
         raise InputError("no permission to write here", file=str(target))
     return target
 
@@ -113,10 +114,3 @@ def write_run_directory(
 
 def _write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
-
-
-def _existing_parent(path: Path) -> Path:
-    path = path.absolute()
-    while not path.exists():
-        path = path.parent
-    return path
