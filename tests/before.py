@@ -132,6 +132,7 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_scaling": "test_trace_rate",
     "test_tile_shifts_by_span_and_mean_gap": "test_trace_repeats_when_more_is_asked_for",
     "test_bad_parameters_are_refused_by_key_and_value": "test_bad_acceptance_is_refused",
+    "test_unknown_router_lists_the_choices": "test_bad_input_is_one_line_and_exit_2, which names one",
     "test_registry_names_and_builds_every_model": "test_every_model_is_built_from_a_scenario",
     "test_tile_to_duration": "test_trace_repeats_when_more_is_asked_for, test_trace_rate",
     **dict.fromkeys(

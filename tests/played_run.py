@@ -25,7 +25,7 @@ from draftcast.scenarios.run.workload_spec import acceptance_models, workload_sp
 from draftcast.scenarios.schema.load import load_scenario, to_mapping
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
-from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.state.engine import STOP_MAX_STEPS
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
@@ -240,7 +240,7 @@ def play(
         excess=(decode_excess, prompt_excess),
         noise_seed=seed,
     )
-    Cluster([replica], table, make_router("round_robin", table, 1, seed), loop, seed).run()
+    Cluster([replica], table, ROUTERS["round_robin"](table, 1, seed), loop, seed).run()
     return _write(folder, told, replica, front_end, deployment.settings, log, seed)
 
 

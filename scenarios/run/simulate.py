@@ -27,7 +27,7 @@ from draftcast.scenarios.schema.load import members
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import DataParallel
-from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.output import results
@@ -251,7 +251,7 @@ def replicate(
         CapacityError: a request that could never be served.
     """
     replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
-    router = make_router(scenario.cluster.router, table, len(replicas), seed)
+    router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
     ranks = [rank for replica in replicas for rank in replica.ranks]

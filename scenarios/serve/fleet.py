@@ -24,7 +24,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import members
 from draftcast.scenarios.serve.engine import ring_table
 from draftcast.scenarios.serve.metrics import Metrics
-from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cluster.routers import ROUTERS
 
 COUNTS_TIMEOUT_S = 1.0
 _LINE_BYTES = 1 << 24
@@ -134,7 +134,7 @@ class Fleet:
         self._replicas = [member for member, _ in groups for _ in range(member.cluster.replicas)]
         table, self._outputs = ring_table(scenario, self.deployment)
         self._priorities = table.priority.tolist()
-        self._router = make_router(scenario.cluster.router, table, len(self._replicas), scenario.statistics.seed)
+        self._router = ROUTERS[scenario.cluster.router](table, len(self._replicas), scenario.statistics.seed)
         self._routes = self._router.assign().tolist() if self._router.is_static else None
         self._front_end = FrontEnd(scenario, deployments)
         self._answers: dict[int, Answer] = {}  # by row; a row is free when its replica says so

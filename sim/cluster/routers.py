@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import IntArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.request_table import RequestTable
@@ -143,10 +142,3 @@ def cluster_capacity(router: str, rates: Sequence[float]) -> float:
         return n * rates[0]
     slowest = list(itertools.accumulate(sorted(rates)))
     return min(slowest[s - 1] * math.comb(n, compared) / math.comb(s, compared) for s in range(compared, n + 1))
-
-
-def make_router(name: str, table: RequestTable, replicas: int, seed: int) -> Router:
-    """The router called ``name``. Raises ScenarioError that lists the choices."""
-    if name not in ROUTERS:
-        raise ScenarioError(f"unknown router; choose from {', '.join(ROUTERS)}", key="cluster.router", value=name)
-    return ROUTERS[name](table, replicas, seed)

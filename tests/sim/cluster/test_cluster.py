@@ -14,7 +14,7 @@ from samples import closed_loop
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.cluster.cluster import Cluster, _Clients
-from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
@@ -39,7 +39,7 @@ def serve(build_case: Any) -> Serve:
         **fields: Any,
     ) -> tuple[pd.DataFrame, Any]:
         case = build_case(prompt, output, replicas=replicas, seed=seed, **fields)
-        chosen = make_router(router, case.table, replicas, seed)
+        chosen = ROUTERS[router](case.table, replicas, seed)
         cluster = Cluster(case.replicas, case.table, chosen, closed_loop, seed, progress)
         cluster.run()
         for replica in case.replicas:
@@ -203,7 +203,7 @@ def test_answers_that_bring_a_request_at_once_need_no_look_at_each_client(
     def bits() -> list[Any]:
         case = build_case(**drawn)
         table = dataclasses.replace(case.table, num_extra=num_extra)
-        cluster = Cluster(case.replicas, table, make_router("random", table, 1, 0), closed_loop(users), 0)
+        cluster = Cluster(case.replicas, table, ROUTERS["random"](table, 1, 0), closed_loop(users), 0)
         cluster.run()
         state = case.replica.state
         arrays = (state.requests, state.engine, state.steps, state.itl, cluster.assigned, cluster.engines)

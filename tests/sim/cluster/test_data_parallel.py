@@ -10,7 +10,7 @@ import pytest
 
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import ApiServer, Coordinator, DataParallel
-from draftcast.sim.cluster.routers import make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.state.engine import STOP_FINISHED
 
 
@@ -73,7 +73,7 @@ def test_a_cluster_serves_all_requests_over_ranks(build_case: Any, lockstep: boo
     pairs = [DataParallel(case.replicas[start : start + 2], lockstep=lockstep) for start in (0, 2)]
     for group in pairs:
         group._dummy_s = 1.0
-    cluster = Cluster(pairs, case.table, make_router("least_loaded", case.table, 2, 0))
+    cluster = Cluster(pairs, case.table, ROUTERS["least_loaded"](case.table, 2, 0))
     cluster.run()
     assert (case.rows["tokens"] == 10).all()
     assert cluster.engines.size == 4

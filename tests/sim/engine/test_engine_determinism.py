@@ -22,7 +22,7 @@ from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
 from draftcast.sim.cluster.cluster import Cluster
-from draftcast.sim.cluster.routers import ROUTERS, make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.bandit import Bandit
 from draftcast.sim.policies.base import Policy
@@ -319,7 +319,7 @@ def test_every_round_is_the_compiled_lookup(build_case: Any, method: str) -> Non
 def test_routers_repeat_themselves(build_case: Any, router: str) -> None:
     def run(seed: int) -> Any:
         case = busy(build_case, Fixed(), replicas=3)
-        cluster = Cluster(case.replicas, case.table, make_router(router, case.table, 3, seed), seed=seed)
+        cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, 3, seed), seed=seed)
         cluster.run()
         return case.rows.tobytes(), cluster.assigned.tolist()
 

@@ -20,7 +20,7 @@ from samples import closed_loop
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.cluster.cluster import Cluster
-from draftcast.sim.cluster.routers import ROUTERS, make_router
+from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.engine.replica import check_fits, most_slots
 from draftcast.sim.output.results import TIME_COLUMNS
@@ -283,7 +283,7 @@ def test_clusters_serve_every_request_once(
     case = build(build_case, scenario, replicas=replicas)
     n = len(case.table)
     loop = closed_loop(users, 1.0) if users else None
-    cluster = Cluster(case.replicas, case.table, make_router(router, case.table, replicas, 1), loop, seed=3)
+    cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, replicas, 1), loop, seed=3)
     cluster.run()
     for replica in case.replicas:
         replica.check_integrity()
