@@ -335,6 +335,9 @@ def scenarios() -> Iterator[tuple[str, tuple[str, ...]]]:
 EXACT, FITTED = 9, 5
 QUICK = "--replications 2 --set workload.num_requests=80 --set workload.arrivals.request_rate_rps=30"
 LIGHT = "--set workload.num_requests=1000 --replications 3"
+# A capacity of short requests is found in a tenth of the time.
+SHORT = "--set 'workload.lengths={prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}'"
+OBJECTIVES = "ttft:p95<500ms;tpot:p95<30ms"
 LOG = "<root>/tests/data/engine_log_off.log.gz"
 COMMANDS = {
     "acceptance from-metrics metrics.txt --json": EXACT,
@@ -343,9 +346,9 @@ COMMANDS = {
     "acceptance measure --method ngram --tokens log.jsonl --num-speculative-tokens 2 --bootstrap 9 --json": EXACT,
     "acceptance measure --method suffix --tokens log.jsonl --bootstrap 50 --json": EXACT,
     f"calibrate --engine-log {LOG} --model testbed-250M --hardware cpu --dtype fp32 --bootstrap 5 --json": FITTED,
-    f"compare default --policies fixed,goodput,bandit {LIGHT} --json": EXACT,
-    f"cutover default {LIGHT} --json": EXACT,
-    f"cutover default --over acceptance {QUICK} --json": EXACT,
+    f"compare default --policies fixed,goodput,bandit {LIGHT} {SHORT} --json": EXACT,
+    f"cutover default {LIGHT} {SHORT} --json": EXACT,
+    f"cutover default --over acceptance {QUICK} {SHORT} --json": EXACT,
     "dashboard --help": EXACT,
     "evidence --source 'PR 16937' --json": EXACT,
     "published --source 'PR 16937' --json": EXACT,
@@ -359,13 +362,13 @@ COMMANDS = {
     "live summary reported/sweep-validation.json --out summary.json --json": FITTED,
     "live sweep --help": EXACT,
     "models --json": EXACT,
-    f"plan default --rate 60 --slo ttft:p95<500ms;tpot:p95<30ms --hardware h100-sxm,a100-80g {QUICK} --json": EXACT,
+    f"plan default --rate 900 --slo {OBJECTIVES} --hardware h100-sxm,a100-80g {QUICK} {SHORT} --json": EXACT,
     "profile compare h100-sxm h200 --num-speculative-tokens 3 --json": EXACT,
     "profile list --json": EXACT,
     "profile plot h100-sxm --out roofline.html --json": EXACT,
     "profile show h100-sxm --json": EXACT,
     "profile show l40s --by-shape --json": EXACT,
-    f"recommend default --max-k 2 --rates 20,40 {LIGHT} --json": EXACT,
+    f"recommend default --max-k 2 --rates 200,400 {LIGHT} {SHORT} --json": EXACT,
     "scenarios --json": EXACT,
     "schema": EXACT,
     "schema --help": EXACT,
@@ -375,7 +378,7 @@ COMMANDS = {
     f"simulate default {QUICK} --set slo.ttft_ms=1 --set statistics.warmup=none --json --out run --steps": EXACT,
     f"simulate default {QUICK} --set workload.arrivals.request_rate_rps=5000 --set engine.max_num_seqs=4 --json": EXACT,
     f"simulate default {QUICK} --speculative-config null --trace azure.csv --json": EXACT,
-    f"sweep default --grid rate=10,20 --grid k=0,3 {QUICK} --workers 1 --out sweep --json": EXACT,
+    f"sweep default --grid rate=10,20 --grid k=0,3 {QUICK} {SHORT} --workers 1 --out sweep --json": EXACT,
     "validate default --live runs/concurrency-6/off --set engine.speculative_config=null --json": FITTED,
 }
 BAD = (

@@ -186,7 +186,7 @@ class Browser:
                 return found
             if time.monotonic() > end:
                 raise AssertionError(f"waited {self.wait_s:.0f} s for {what}; the page says: {self.text()[:1500]}")
-            time.sleep(0.03)
+            time.sleep(0.1)
 
     def settled(self) -> None:
         """Wait until the page's script has run to its end and its footer, or an error instead, is shown."""

@@ -22,7 +22,11 @@ import yaml
 from acceptance_formulas import recording
 from hypothesis import settings as hypothesis_settings
 from paths import DATA
+from rough_capacity import EFFORT
 
+from draftcast.scenarios.compare import capacity
+from draftcast.scenarios.sweep.cells import run_task
+from draftcast.scenarios.sweep.workers import LocalWorkers
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
@@ -345,6 +349,19 @@ def sweep_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         archive.extractall(runs, filter="data")
     write_sweep_report(validate_sweep(runs, out=out), out)
     return out / "sweep-validation.json"
+
+
+@pytest.fixture
+def rough_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, for a test of what is done with capacities, not of their values (``rough_capacity.py``)."""
+    for name, value in EFFORT.items():
+        monkeypatch.setattr(capacity, name, value)
+
+
+@pytest.fixture
+def sweeps_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps compute their cells in this process: a worker takes seconds to start."""
+    monkeypatch.setattr(LocalWorkers, "_compute", lambda workers, task: run_task(task))
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     )
     assert changed == 1
     script = tmp_path / "notebook.py"
-    script.write_text(quick)
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    script.write_text(f"import rough_capacity\n\nrough_capacity.take_rough_capacities()\n{quick}")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT / "tests")))}
     command = [sys.executable, str(script)]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -109,7 +109,9 @@ def test_a_non_editable_install_runs(installed: Path, tmp_path: Path) -> None:
 
 
 def test_a_non_editable_install_simulates_and_says_once_that_it_compiles(installed: Path, tmp_path: Path) -> None:
-    small = ["--set", "workload.num_requests=20", "--replications", "2", "--json"]
+    # A capacity of short requests is found in a tenth of the time.
+    short = "workload.lengths={prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"
+    small = ["--set", "workload.num_requests=20", "--set", short, "--replications", "2", "--json"]
     first = run_installed(installed, tmp_path, *SIMULATE, *small)
     assert first.stderr.count("draftcast: compiling the engine, once (one to two minutes)\n") == 1
     assert first.stdout.startswith("{")

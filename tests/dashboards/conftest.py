@@ -14,3 +14,10 @@ def main_module_is_kept() -> Iterator[None]:
     before = sys.modules["__main__"]
     yield
     sys.modules["__main__"] = before
+
+
+@pytest.fixture(autouse=True)
+def pages_take_a_rough_capacity(request: pytest.FixtureRequest) -> None:
+    """Not beside a server in a process of its own: there both sides take the whole."""
+    if request.path.name != "test_dashboard_browser.py":
+        request.getfixturevalue("rough_capacity")

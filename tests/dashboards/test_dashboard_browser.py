@@ -95,11 +95,11 @@ def test_k_by_keyboard_updates_tiles_and_data(page: Browser) -> None:
     assert after["tokens_per_s_per_gpu"] == figures["output_throughput"]["mean"]
 
 
-def test_ten_sessions_at_once_keep_their_own_questions(page: Browser) -> None:
+def test_five_sessions_at_once_keep_their_own_questions(page: Browser) -> None:
     """Each in a tab of its own; all change a control before any is looked at."""
     first, hashes = page.driver.current_window_handle, {}
     try:
-        for index in range(10):
+        for index in range(5):
             page.driver.switch_to.new_window("tab")
             # Exact step times: no search for a cutover goes on behind the tabs.
             page.open(query=QUICK | {"statistics.seed": str(60 + index), "statistics.model_error": "none"})
@@ -119,7 +119,7 @@ def test_ten_sessions_at_once_keep_their_own_questions(page: Browser) -> None:
             assert {f"statistics.seed={60 + index}", f"workload.arrivals.request_rate_rps={20 + index}"} <= set(
                 page.query().split("&")
             )
-        assert len({page.run_hash(), *hashes.values()}) == 11
+        assert len({page.run_hash(), *hashes.values()}) == 6
     finally:
         for window in hashes:
             page.driver.switch_to.window(window)
@@ -205,11 +205,11 @@ def test_the_answer_stands_above_the_controls_and_the_cutover_is_found_beside_it
             opened.quit()
 
 
-SHARES = (0.05, 0.2, 0.4, 0.6, 0.75, 0.9, 0.97, 1.03, 1.15, 1.5)
+SHARES = (0.05, 0.4, 0.9, 1.03, 1.5)
 
 
 def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> None:
-    """At ten loads around the smaller capacity: word, advice, interval and colour."""
+    """Word, advice, interval and colour at five loads around the smaller capacity (`test_dashboard_answers.py`: 20)."""
     scenario = load_scenario(overrides=[f"{key}={value}" for key, value in SHORT.items()])
     both = [capacity(each) for each in (scenario, without_speculation(scenario))]
     smaller = min(each.estimate.mean for each in both if each is not None)
@@ -234,7 +234,7 @@ def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> N
             "return [...document.querySelectorAll('.dc-diff')].filter(cell => cell.dataset.difference).length"
         )
         assert bool(differences) == (verdict.on.has_figures and verdict.off.has_figures)
-        if share in (SHARES[0], SHARES[-3], SHARES[-1]):
+        if share in (SHARES[0], SHARES[2]):
             assert asked_of(command)["verdict"] == verdict.word
         said.append(verdict.word)
     # Between them the errors of the step times leave it open which side saturates first.

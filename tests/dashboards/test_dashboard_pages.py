@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("streamlit")
 from app_pages import APP, SMALL, WAIT_S, known, open_page, told
 from streamlit.testing.v1 import AppTest
+from typer.testing import CliRunner
 
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
@@ -22,7 +22,7 @@ from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.main import streamlit_command
+from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.capacity import settling_requests
 from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash
 
@@ -328,8 +328,7 @@ def test_the_page_gives_the_figures_of_the_command_it_shows() -> None:
     asked = known(app).question
     command = asked.command("simulate", "--json")
     assert command.startswith("draftcast simulate default --set ")
-    done = subprocess.run([sys.executable, "-m", *command.split()], capture_output=True, text=True, check=True)
-    figures = json.loads(done.stdout)["figures"]
+    figures = json.loads(CliRunner().invoke(cli.app, [*command.split()[1:]]).stdout)["figures"]
     tiles = "".join(each.proto.body for each in app.get("html"))
     for name in ("p50_ttft_s", "p95_tpot_s", "p99_e2el_s", "mean_acceptance_length"):
         assert f"data-figure='{name}' data-value='{figures[name]['mean']!r}'" in tiles
@@ -378,7 +377,7 @@ def test_an_uploaded_file_is_never_run(tmp_path: Path) -> None:
 def test_the_server_imports_nothing_from_the_working_directory(tmp_path: Path) -> None:
     for name in ("yaml", "half", "streamlit", "table", "session"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working directory')")
-    interpreter, *flags = streamlit_command([])
+    interpreter, *flags = cli.streamlit_command([])
     before_module = flags[: flags.index("-m")]
     script = "import sys; import yaml, streamlit; assert '' not in sys.path; print('clean')"
     command = [interpreter, *before_module, "-c", script]

@@ -27,6 +27,7 @@ from draftcast.scenarios.schema.load import load_scenario, scenario_hash
 from draftcast.scenarios.sweep.grid import Axis
 from draftcast.scenarios.sweep.run import sweep
 
+pytestmark = pytest.mark.usefixtures("sweeps_here")
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 SMALL = {"page": "sweep", "workload.num_requests": "100", "statistics.replications": "2"}
 GRID = "view.sweep.grid"

@@ -42,6 +42,7 @@ def kinds() -> dict[str, Target]:
     return targets()
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 @pytest.mark.parametrize("seed", range(EACH))
 def test_mutated_inputs_are_read_or_refused_in_one_line(kinds: dict[str, Target], seed: int) -> None:
     for name, target in kinds.items():

@@ -114,7 +114,7 @@ COMMANDS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "rough_capacity", "sweeps_here")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_long_command_shows_it_and_keeps_json_clean(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

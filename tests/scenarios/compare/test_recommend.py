@@ -36,6 +36,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 
+pytestmark = pytest.mark.usefixtures("rough_capacity")
 RATE = "workload.arrivals.request_rate_rps"
 # Step times are taken for exact: how candidates are ranked is looked at, not how sure a gain over off is. Few slots: a
 # capacity is soon found.

@@ -113,10 +113,10 @@ def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
     scenario = easy(tmp_path)
     loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}")
     (loose,) = cutovers(loop, over="acceptance", at=[0.3, 0.8])
-    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.005)
+    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.01)
     assert tight.requests > loose.requests
     assert 0.05 >= loose.crossing.relative_width > tight.crossing.relative_width
-    assert tight.crossing.relative_width <= 0.005
+    assert tight.crossing.relative_width <= 0.01
     (poor,) = cutovers(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
     assert poor.stopped == "budget spent"
     assert poor.requests <= 12_000
@@ -174,7 +174,6 @@ def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
 
 def small(tmp_path: Path, **how: Any) -> Cutover:
     settings: dict[str, Any] = {"over": "concurrency", "at": [2, 64], "target": 0.5, **how}
-    # Along the context every x has a capacity of its own: 5 replications of 16,000 requests, twice.
     (answer,) = cutovers(easy(tmp_path, "statistics.replications=2"), budget_requests=1_000_000, **settings)
     return answer
 
@@ -189,6 +188,7 @@ def small(tmp_path: Path, **how: Any) -> Cutover:
         ("acceptance", [0.1, 0.9], "acceptance per draft token"),
     ],
 )
+@pytest.mark.usefixtures("rough_capacity")  # along the context every x has one of its own
 def test_every_axis(tmp_path: Path, over: str, at: list[float], unit: str) -> None:
     answer = small(tmp_path, over=over, at=at)
     assert (answer.over, answer.unit) == (over, unit)

@@ -223,6 +223,7 @@ def test_one_cell_s_error_is_not_the_others(base: Scenario, tmp_path: Path) -> N
         sweep(base, {"profile": ["no-such-profile"]}, folder=tmp_path / "set")
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_an_error_that_the_input_has_is_kept(base: Scenario, tmp_path: Path) -> None:
     # 8 GB of weights on a device with so much of its memory to use.
     grid = {"engine.gpu_memory_utilization": [0.05, 0.9]}
@@ -265,6 +266,7 @@ def test_the_address_takes_all_that_changes_a_figure(base: Scenario, tmp_path: P
     assert len(code_digest()) == 64
 
 
+@pytest.mark.usefixtures("rough_capacity")
 def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved: list[Scenario] = []
     base = with_values(base, {"statistics.model_error": "none"})  # else other profiles of the GPU are resolved too
@@ -297,6 +299,7 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
     assert len(resolved) == 6
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
     result = sweep(base, {"method": ["off", "eagle3"], "k": [0, 2]}, workers=1)
     assert result.computed == 2
@@ -305,6 +308,7 @@ def test_points_that_ask_the_same_question_are_run_once(base: Scenario) -> None:
     assert result.cells[0].figures == result.cells[2].figures
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_every_cell_that_speculates_has_the_verdict_of_simulate(chat: Scenario) -> None:
     # Cells without speculation or not: each that speculates is compared with its own runs without.
     asked = with_values(chat, {"workload.num_requests": 2000})
@@ -333,6 +337,7 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(chat: Scenario) 
     assert text(list(alone.cells[0].replications)) == text(list(cells[10.0, 3].replications))
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_what_another_version_kept_is_computed_anew(base: Scenario, tmp_path: Path) -> None:
     # Its rows lack the verdict; they stay in the data set under the address of that version's code.
     task = task_of(with_values(base, {"engine.speculative_config.num_speculative_tokens": 1}))
@@ -347,6 +352,7 @@ def test_what_another_version_kept_is_computed_anew(base: Scenario, tmp_path: Pa
     assert sweep(base, {"k": [1]}, folder=tmp_path / "set").reused == 1
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_pareto_front_leaves_out_what_is_overloaded(chat: Scenario) -> None:
     # 400 requests a second are beyond this server, on one GPU and on two.
     asked = with_values(chat, {"workload.num_requests": 800, "statistics.replications": 1})
@@ -365,6 +371,7 @@ def test_pareto_front_leaves_out_what_is_overloaded(chat: Scenario) -> None:
     assert result.frame()["pareto"].tolist() == [cell in result.pareto for cell in result.cells]
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_the_front_does_not_reward_chance(chat: Scenario) -> None:
     # Below capacity every cell completes what arrives, whatever the end of its window makes of it: less time per token
     # alone decides, and of two settings that differ by chance both are on the front.

@@ -28,6 +28,7 @@ SMALL = ["--set", "workload.num_requests=120", "--replications", "2", "--workers
 run = CliRunner().invoke
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"<!-- run by tests -->\n```bash\n(.*?)```", DOCS.read_text("utf-8"), re.S)
@@ -48,6 +49,7 @@ def test_the_example_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert pd.read_parquet(tmp_path / "sweep" / "results").shape[0] == 6 * 2
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_json_and_cells_without_figures(tmp_path: Path) -> None:
     arguments = ["default", "--grid", "k=3,65", "--grid", "rate=10,20", *SMALL, "--out", str(tmp_path / "set")]
     result = run(app, ["sweep", *arguments, "--seed", "4", "--json"])
@@ -81,6 +83,7 @@ def test_json_and_cells_without_figures(tmp_path: Path) -> None:
         (["--grid", "k=0", "--out", "{out}/file"], "exists and is not a directory"),
     ],
 )
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "file").write_text("")
     filled = [argument.format(out=tmp_path) for argument in arguments]
