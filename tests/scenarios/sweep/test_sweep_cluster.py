@@ -63,7 +63,9 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def base() -> Scenario:
-    return load_scenario("default", overrides=["workload.num_requests=120", "statistics.replications=2"])
+    # A capacity of short requests is found in a tenth of the time.
+    short = "workload.lengths={prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"
+    return load_scenario("default", overrides=["workload.num_requests=120", "statistics.replications=2", short])
 
 
 def test_a_cluster_that_loses_a_worker_gives_what_this_process_gives(
