@@ -46,17 +46,22 @@ hypothesis_settings.register_profile("same examples", derandomize=True)
 hypothesis_settings.load_profile("same examples")
 
 
-# Files of a minute and more begin first, so that no process is left with one when the others are done.
+# Files of half a minute and more begin first, so that no process is left with one when the others are done.
 LONG_FILES = (
     "test_dashboard_browser.py",
     "test_packaging.py",
     "test_before.py",
-    "test_documented_commands.py",
-    "test_kernel_rejection_lossless.py",
+    "test_sweep.py",
+    "test_dashboard_capacity.py",
+    "test_shipped_profiles.py",
     "test_cutover.py",
+    "test_documented_commands.py",
     "test_plan.py",
-    "test_recommend.py",
+    "test_dashboard_pages.py",
     "test_notebooks.py",
+    "test_calibrate_cli.py",
+    "test_queueing.py",
+    "test_acceptance.py",
     "test_hostile_inputs.py",
 )
 

@@ -85,6 +85,7 @@ def test_it_depends_on_the_setting_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert twice.rates == tuple(2 * rate for rate in found.rates)
 
 
+@pytest.mark.usefixtures("rough_capacity")
 def test_a_load_inside_the_interval_gets_more_replications() -> None:
     scenario = load_scenario(overrides=[*SMALL, "engine.max_num_seqs=8"])
     first = capacity(scenario)

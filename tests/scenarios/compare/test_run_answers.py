@@ -137,6 +137,7 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
     assert crowded.flops_per_s / device.flops_per_s > crowded.bytes / crowded.seconds / device.bytes_per_s
 
 
+@pytest.mark.usefixtures("rough_capacity")
 @pytest.mark.parametrize(
     ("overrides", "limit", "said"),
     [
