@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import lzma
 from typing import Any
+
+from paths import DATA
 
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
@@ -86,6 +89,8 @@ GUIDELLM = json.dumps(
         ]
     }
 )
+# As GuideLLM 0.8.1 wrote it (tests/data/README.md).
+GUIDELLM_REPORT = lzma.decompress((DATA / "guidellm.json.xz").read_bytes()).decode()
 SAMPLES = {
     "azure": AZURE_2023,
     "burstgpt": BURSTGPT,

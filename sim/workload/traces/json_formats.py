@@ -23,7 +23,7 @@ client's monotonic clock). A failed request has ``output_lens`` 0; it is dropped
 ``start_times``: such a file gives lengths only, and so does SGLang's ``bench_serving --output-details``.
 
 Records of other tools (`RECORDS`), an object per request: AIPerf's ``profile_export.jsonl`` (ai-dynamo/aiperf) and the
-``requests.successful`` of a GuideLLM report (0.6; one benchmark after the other).
+``requests.successful`` of a GuideLLM report (0.6 to 0.8; one benchmark after the other).
 """
 
 from __future__ import annotations

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
+from samples import GUIDELLM_REPORT
 
 from draftcast.calibration.live import off_runs
 from draftcast.calibration.live.off_runs import local_copy, read_off_runs
@@ -119,6 +121,25 @@ def test_guidellm(tmp_path: Path) -> None:
     assert runs[0].prompt_tokens.section == 512
     assert runs[0].output_tokens.section == {"distribution": "lognormal", "mean": 128.0, "std": 30.0}
     assert runs[0].model == "Qwen/Qwen3-8B"
+
+
+def test_a_report_of_guidellm_itself(tmp_path: Path) -> None:
+    """Its means are those of its requests' own times."""
+    benchmarks = json.loads(GUIDELLM_REPORT)["benchmarks"]
+    runs = read_off_runs(written(tmp_path, GUIDELLM_REPORT), "g.json")
+    assert [(run.load, run.requests, run.model) for run in runs] == [
+        (f"{rate} req/s", 12, "meta-llama/Llama-3.1-8B-Instruct") for rate in (4, 8)
+    ]
+    for run, benchmark in zip(runs, benchmarks, strict=True):
+        requests = benchmark["requests"]["successful"]
+        times = [request["info"]["timings"] for request in requests]
+        tpots_s = [(at["last_token_iteration"] - at["first_token_iteration"]) / 7 for at in times]
+        ttfts_s = [at["first_token_iteration"] - at["request_start"] for at in times]
+        assert run.figures == {
+            "mean_tpot_s": pytest.approx(fmean(tpots_s)),
+            "mean_ttft_s": pytest.approx(fmean(ttfts_s)),
+        }
+        assert (run.prompt_tokens.section, run.output_tokens.section) == (26, 8)
 
 
 def test_metrics(tmp_path: Path) -> None:

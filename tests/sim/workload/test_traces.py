@@ -17,6 +17,7 @@ from samples import (
     AZURE_2024,
     BURSTGPT,
     GUIDELLM,
+    GUIDELLM_REPORT,
     MOONCAKE,
     SAMPLES,
     SHAREGPT,
@@ -161,6 +162,15 @@ def test_vllm_bench(write: Write) -> None:
 @pytest.mark.parametrize("content", [AIPERF, GUIDELLM], ids=["AIPerf", "GuideLLM"])
 def test_records_of_other_tools(write: Write, content: str) -> None:
     assert columns(read_trace(write(content))) == [(0.0, 100, 10), (0.5, 300, 30)]
+
+
+def test_requests_of_a_report_of_guidellm_itself(write: Write) -> None:
+    """Twelve at 4 a second, then twelve at 8."""
+    table = read_trace(write(GUIDELLM_REPORT))
+    assert (set(table.prompt_tokens), set(table.output_tokens), len(table)) == ({26}, {8}, 24)
+    gaps_s = np.diff(table.arrival_s)
+    assert np.median(gaps_s[:11]) == pytest.approx(1 / 4, rel=0.1)
+    assert np.median(gaps_s[12:]) == pytest.approx(1 / 8, rel=0.1)
 
 
 def test_a_record_without_tokens_names_its_key(write: Write) -> None:
