@@ -104,6 +104,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
         "aiohttp",
         "gymnasium",
         "triton",
+        "anyio",
         "starlette",
         "uvicorn",
         "uvloop",

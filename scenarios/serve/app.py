@@ -5,6 +5,7 @@ in one request and content that is no text are refused.
 """
 
 import asyncio
+import gc
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
 import uvicorn
 import uvloop
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -210,12 +212,17 @@ class Server:
         """Server-sent events: a piece of the answer each, at the end the usage where asked for."""
         options = asked.stream_options or StreamOptions()
         head = self._head(asked)
+        alike: dict[int, bytes] = {}  # by tokens: all events but the first and last, where they say no usage
         async for tokens in answer.pieces():
             if answer.error:
                 yield _event(_error(500, answer.error))
-            else:
+            elif answer.ended or tokens == answer.tokens or options.continuous_usage_stats:
                 usage = _usage(answer) if options.continuous_usage_stats else {}
                 yield _event(head | self._choices(asked, answer, tokens) | usage)
+            else:
+                if tokens not in alike:
+                    alike[tokens] = _event(head | self._choices(asked, answer, tokens))
+                yield alike[tokens]
         if options.include_usage and not answer.error:
             yield _event(head | {"choices": []} | _usage(answer))
         yield b"data: [DONE]\n\n"
@@ -313,6 +320,9 @@ async def _serve(fleet: Fleet, tokens: Tokens, place: socket.socket, tell: Calla
     )
     try:
         await fleet.start()
+        async with anyio.create_task_group():  # loads what the first answer would wait for
+            pass
+        gc.freeze()  # to go through all that was imported stops all answers for a fifth of a second
         host, port = place.getsockname()[:2]
         tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
         await uvicorn.Server(config).serve(sockets=[place])

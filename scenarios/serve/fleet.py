@@ -226,7 +226,7 @@ class Fleet:
                     self.metrics.counts[index] = content[0]
                     link.counted.set()
                 else:
-                    self._deliver(*content)
+                    self._deliver(index, *content)
         except OSError:
             pass
         finally:
@@ -239,41 +239,48 @@ class Fleet:
                         self._end(answer, "error")
                     del self._answers[row]
 
-    def _deliver(self, new: list[list[int]], ended: list[list[Any]], free: list[int]) -> None:
+    def _deliver(self, replica: int, new: list[list[int]], ended: list[list[Any]], free: list[int]) -> None:
         now_s = time.monotonic()
+        answers = self._answers
+        pieces = [(answers[row], tokens) for row, tokens in new if not answers[row].ended]  # or aborted since
         # First pieces go first: nothing makes up for their delay, while a later piece's is shared by its whole answer.
-        for row, tokens in sorted(new, key=lambda piece: self._answers[piece[0]].tokens > 0):
-            answer = self._answers[row]
-            if answer.ended:  # aborted since
-                continue
-            if answer.tokens:
-                self.metrics.observe(answer.replica, inter_token_latency_seconds=now_s - answer.last_s)
+        pieces.sort(key=lambda piece: piece[0].tokens > 0)
+        for answer, tokens in pieces:
+            answer.tokens += tokens
+            answer.news.set()
+        done = [(answers[row], times_s) for row, *times_s in ended if not answers[row].ended]
+        for answer, _ in done:
+            self._end(answer, answer.reason)
+        for row in free:
+            del answers[row]
+        # Counted when the pieces are on their way.
+        asyncio.get_running_loop().call_soon(self._count, replica, now_s, pieces, done)
+
+    def _count(
+        self, replica: int, now_s: float, pieces: list[tuple[Answer, int]], done: list[tuple[Answer, list[float]]]
+    ) -> None:
+        self.metrics.add(replica, generation_tokens=sum(tokens for _, tokens in pieces))
+        for answer, _ in pieces:
+            if answer.first_s:
+                self.metrics.observe(replica, inter_token_latency_seconds=now_s - answer.last_s)
             else:
                 answer.first_s = now_s
-                self.metrics.add(answer.replica, prompt_tokens=answer.prompt_tokens)
-                self.metrics.observe(answer.replica, time_to_first_token_seconds=now_s - answer.sent_s)
-            self.metrics.add(answer.replica, generation_tokens=tokens)
-            answer.tokens += tokens
+                self.metrics.add(replica, prompt_tokens=answer.prompt_tokens)
+                self.metrics.observe(replica, time_to_first_token_seconds=now_s - answer.sent_s)
             answer.last_s = now_s
-            answer.news.set()
-        for row, *times_s in ended:
-            answer = self._answers[row]
-            if not answer.ended:
-                queue_s, prefill_s, decode_s = (time_s / self.speed for time_s in times_s)
-                self.metrics.observe(
-                    answer.replica,
-                    e2e_request_latency_seconds=now_s - answer.sent_s,
-                    request_time_per_output_token_seconds=(now_s - answer.first_s) / max(answer.tokens - 1, 1),
-                    request_queue_time_seconds=queue_s,
-                    request_inference_time_seconds=prefill_s + decode_s,
-                    request_prefill_time_seconds=prefill_s,
-                    request_decode_time_seconds=decode_s,
-                    request_prompt_tokens=answer.prompt_tokens,
-                    request_generation_tokens=answer.tokens,
-                )
-                self._end(answer, answer.reason)
-        for row in free:
-            del self._answers[row]
+        for answer, times_s in done:
+            queue_s, prefill_s, decode_s = (time_s / self.speed for time_s in times_s)
+            self.metrics.observe(
+                replica,
+                e2e_request_latency_seconds=now_s - answer.sent_s,
+                request_time_per_output_token_seconds=(now_s - answer.first_s) / max(answer.tokens - 1, 1),
+                request_queue_time_seconds=queue_s,
+                request_inference_time_seconds=prefill_s + decode_s,
+                request_prefill_time_seconds=prefill_s,
+                request_decode_time_seconds=decode_s,
+                request_prompt_tokens=answer.prompt_tokens,
+                request_generation_tokens=answer.tokens,
+            )
 
     def _end(self, answer: Answer, reason: str) -> None:
         answer.ended = True

@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,17 @@ class Metrics(Collector):
         }
         self._ended = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), **keep)
         self.registry.register(self)
+        self._labelled = cache(lambda metric, engine: metric.labels(model, engine))
 
     def observe(self, engine: int, **values: float) -> None:
         """One value for each histogram named."""
         for name, value in values.items():
-            self._histograms[name].labels(self._model, engine).observe(value)
+            self._labelled(self._histograms[name], engine).observe(value)
 
     def add(self, engine: int, **values: int) -> None:
         """More for each counter named."""
         for name, value in values.items():
-            self._counters[name].labels(self._model, engine).inc(value)
+            self._labelled(self._counters[name], engine).inc(value)
 
     def end(self, engine: int, reason: str) -> None:
         """A request has ended."""
