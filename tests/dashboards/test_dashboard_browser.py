@@ -216,7 +216,8 @@ def test_the_page_says_what_judge_says_from_idle_to_overload(page: Browser) -> N
     said = []
     for share in SHARES:
         rate = f"{share * smaller:.4g}"
-        page.open(query=SHORT | {"workload.arrivals.request_rate_rps": rate})
+        # Two replications: behind the page it also searches for the cutover.
+        page.open(query=SHORT | {"workload.arrivals.request_rate_rps": rate, "statistics.replications": "2"})
         command = shlex.split(page.find("[data-testid=stCode] code").text.replace("\n", " "))
         changes = [text for flag, text in itertools.pairwise(command) if flag == "--set"]
         asked = load_scenario("default", overrides=changes)
