@@ -1,14 +1,12 @@
 """Journals: one JSON line per measurement, so that a killed process loses at most its last moments."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftcast.errors import DraftcastError, HardwareError, LiveError
 
@@ -41,7 +39,7 @@ class Journal:
                 self._file.close()
                 raise
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -6,8 +6,6 @@ PyYAML follows YAML 1.1, where ``off`` is false and ``1e-3`` a string; a policy 
 only ``true``/``false`` as booleans and reads every usual float. Nothing but plain data is ever constructed.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Packages that the plain install does not bring, and the extra of ``pyproject.toml`` that brings them."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any

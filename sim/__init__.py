@@ -3,8 +3,6 @@
 Public names are imported when first used, so that importing one of them does not compile or load the others.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,5 @@
 """How far a long computation is: a function told a share of the whole, 0 to 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 Progress = Callable[[float], None]

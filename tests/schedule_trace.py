@@ -16,8 +16,6 @@ Output: ``step``, ``tokens`` (scheduled tokens by request), ``drafts`` (drafts v
 ``waiting``, ``free_blocks``.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

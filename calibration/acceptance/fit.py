@@ -4,8 +4,6 @@ Knows the section's keys, not the code that reads it (that is above this room): 
 ``draftcast.sim.acceptance``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import textwrap

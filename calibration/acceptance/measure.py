@@ -14,8 +14,6 @@ the record at hand, because a lookup's draft distribution is a point mass.
 Intervals are percentiles of a bootstrap over requests, which keeps the dependence within a request.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

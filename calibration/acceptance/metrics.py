@@ -11,8 +11,6 @@ all get the one conditional rate that gives the mean. SGLang's own means (``sgla
 tokens a verification gave: those generated less each request's first, which its prompt gives.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Acceptance that others measured (``references.yaml``), by model, method, head, data and temperature, each sourced."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 from collections.abc import Sequence

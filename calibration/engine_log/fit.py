@@ -7,8 +7,6 @@ made + kv * KV tokens``, for text search ``step + sequence * sequences + token *
 stretches of its time, evenly spread, for the errors.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

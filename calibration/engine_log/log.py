@@ -14,8 +14,6 @@ time stamps say how long a step took; ``--logging-config.formatter json`` stamps
 seconds.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

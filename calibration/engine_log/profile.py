@@ -1,7 +1,5 @@
 """From fitted step times to an affine profile: a folder that ``load_profile`` takes, with the origin of the times."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

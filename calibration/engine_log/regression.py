@@ -9,10 +9,9 @@ of points that took no part in a fit. Neighbouring steps are alike: stretches of
 single steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -141,7 +140,7 @@ class Regression:
     fit: RobustFit
 
     @classmethod
-    def of(cls, points: pd.DataFrame, columns: pd.DataFrame) -> Regression:
+    def of(cls, points: pd.DataFrame, columns: pd.DataFrame) -> Self:
         """Fit ``columns``, the most wanted first: of two that move together only the first is fitted."""
         x = columns.to_numpy(np.float64)
         kept, folded = identified(x / points["seconds"].to_numpy()[:, None], tuple(map(str, columns)))

@@ -9,8 +9,6 @@ with stamps of whole seconds such a block begins and ends where the second chang
 a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

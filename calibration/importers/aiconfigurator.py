@@ -35,8 +35,6 @@ touches, over five devices, the medians of power_law_1.01 are within 17 % while 
 number of experts (balanced: up to 39 % too slow), those of balanced within 12 % beyond. Each point takes the nearer.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -7,8 +7,6 @@ than those of `WITH_WINDOWS` on the heads that have them. Times are rounded to f
 differ by more), which makes the files small.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from pathlib import Path

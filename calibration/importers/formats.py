@@ -1,7 +1,5 @@
 """The formats that can be imported, and a profile folder made from one."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

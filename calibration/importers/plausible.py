@@ -5,8 +5,6 @@ while in an engine a layer's weights and KV come from memory. A row far above a 
 ran a badly chosen kernel that padding avoids. Both are dropped and counted, never corrected.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 

@@ -7,8 +7,6 @@ and up when ``use_gated_mlp``; norms and ``add`` are apart, unlike the fused nor
 Attention counts writing the new keys and values (``attn_kv_cache_save``).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -10,8 +10,6 @@ Exit codes: 0 the plan was carried out, whatever became of single requests; 3 th
 be written; 143 told to stop. The journal is whole in each case.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -11,8 +11,6 @@ Where the log's ``elapsed`` is nearly the whole step (worker processes and synch
 with the host's seconds beside it: it is stamped next to the engine, the line's own stamp waits for a busy front end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime

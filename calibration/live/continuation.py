@@ -19,14 +19,12 @@ acceptance of matched rounds, and the gaps between pieces the share of rounds th
 from the last to the first: what follows one is never its continuation. For any other model the prompts are random.
 """
 
-from __future__ import annotations
-
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +49,7 @@ class Continuation:
     vocab_size: int  # of the model
 
     @classmethod
-    def build(cls, vocab_size: int, seed: int) -> Continuation:
+    def build(cls, vocab_size: int, seed: int) -> Self:
         """Cycles of `CYCLE_TOKENS` or more, drawn by ``seed``."""
         order = np.random.default_rng([seed, 0]).permutation(np.arange(SPECIAL_TOKENS, vocab_size))
         number = max(1, len(order) // CYCLE_TOKENS)
@@ -81,7 +79,7 @@ class Continuation:
         _write(folder / CONTINUATION, order=self.order, cycles=self.cycles, vocab_size=np.array(self.vocab_size))
 
     @classmethod
-    def read(cls, folder: Path) -> Continuation | None:
+    def read(cls, folder: Path) -> Self | None:
         """Of the testbed target in ``folder``; None when that is any other model.
 
         Raises:
@@ -97,7 +95,7 @@ class DraftLayout:
     starts: Tokens  # positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token
 
     @classmethod
-    def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> DraftLayout:
+    def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> Self:
         """Blocks along every cycle; the last one of a cycle is as long as is left.
 
         Raises:
@@ -125,7 +123,7 @@ class DraftLayout:
         _write(folder / LAYOUT, rates=np.array(self.rates), starts=self.starts)
 
     @classmethod
-    def read(cls, folder: Path) -> DraftLayout | None:
+    def read(cls, folder: Path) -> Self | None:
         """Of the testbed draft in ``folder``; None when that is any other model.
 
         Raises:

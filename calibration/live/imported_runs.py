@@ -13,8 +13,6 @@ arrival_time`` is the offset of the two clocks: the request that was on its way 
 holds the engine's arguments. It tells nothing of the pieces of an answer, so gaps between tokens are not compared.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -9,8 +9,6 @@ a shell has it), 0 when it was this process that ended the command.
 Standard library only: it stays as small as it can while a measurement runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Runs the load client (`draftcast.calibration.live.client`) as a process and watches over it and the server."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import select

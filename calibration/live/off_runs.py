@@ -8,8 +8,6 @@ life) or a Prometheus range query of it (a deployment's history, which also tell
 or of which many failed.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Records one live run: metrics, log and noise around a load, all into a run directory."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import shutil
@@ -9,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -50,7 +48,7 @@ class Endpoint:
     server: Server | None = None  # where we started it
 
     @classmethod
-    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Endpoint:
+    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Self:
         """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
         return cls(url, server_facts(url), log, server)
 

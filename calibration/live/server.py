@@ -5,8 +5,6 @@ server does too. Knows nothing of scenarios: it is given flags. ``/server_info``
 development mode, as ours are started); else ``/metrics`` and ``/v1/models`` tell what they know, and the rest is null.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import importlib.util
@@ -25,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from draftcast.calibration.acceptance.metrics import read_metrics, samples
 from draftcast.errors import InputError, LiveError
@@ -78,7 +76,7 @@ class Server:
     _keeper: subprocess.Popen[bytes] = field(repr=False)
 
     @classmethod
-    def start(cls, flags: ServerFlags, log: Path) -> Server:
+    def start(cls, flags: ServerFlags, log: Path) -> Self:
         """Start it and return at once; `wait_ready` waits.
 
         Raises:
@@ -157,7 +155,7 @@ class Server:
             self._keeper.stdin.close()
         self._keeper.wait()
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,8 +9,6 @@ Errors are of whole runs that took no part in the fit, where another run drafts 
 in how it drafts gives up stretches of its time instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The device to be timed: its name, caches, memory and measured limits, and what the manifest says about it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -4,8 +4,6 @@ What it may time and how comes as arguments; the journal decides what is left to
 where it stopped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import hashlib
@@ -16,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -116,7 +114,7 @@ class Calibration:
         # As if all runs were one that began so much earlier.
         self._began_s = (time.perf_counter() if began_s is None else began_s) - self._noted_s
 
-    def __enter__(self) -> Calibration:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,8 +8,6 @@ them at most. A point is begun only if the time allows all its visits; points be
 is too short thins the grid and leaves no part of it out. Time that is left goes round the points that are not settled.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -47,7 +45,7 @@ class Estimate:
     high_s: float
     settled: bool
 
-    def widened(self, by_s: float) -> Estimate:
+    def widened(self, by_s: float) -> "Estimate":
         """With an error of ``by_s`` that all bursts share, on either side."""
         low, high = max(self.low_s - by_s, 0.0), self.high_s + by_s
         settled = self.settled and high - low <= SETTLED_WIDTH * self.seconds

@@ -5,8 +5,6 @@ samples back to back, each long enough for the clock and rotating over the sets,
 cache is gone when its buffers come round again. The number of sets is bounded.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import math

@@ -4,8 +4,6 @@ One file a generation stands in ``calibration/engines``: the versions it covers,
 constants that hold on any device, each beside its source.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ One YAML file a device stands in ``hardware/``, each number beside its source; a
 loaded by path. Peaks are dense (no structured sparsity): what a matrix multiplication of an LLM can reach at best.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 from dataclasses import dataclass, fields

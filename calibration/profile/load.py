@@ -4,8 +4,6 @@ A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.y
 device and the checksum of the table, or of the fit where there is no table. Every fault is a one-line `HardwareError`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import hashlib

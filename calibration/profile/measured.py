@@ -4,8 +4,6 @@ Which shape columns are interpolated is said here, once, for prediction (`sim/co
 held-out check (`calibration/profile/roofline_fit`) alike. fp16 takes bf16's times: the same units at the same width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

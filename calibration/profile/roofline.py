@@ -6,12 +6,10 @@ Patterson, CACM 52(4), 2009). It knows nothing of shapes: wave quantisation, cac
 ``e_c`` and ``e_m`` or nowhere.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
 from numba import njit
@@ -40,7 +38,7 @@ class Origin(IntEnum):
         return self.name.lower()
 
     @classmethod
-    def parse(cls, label: str) -> Origin:
+    def parse(cls, label: str) -> Self:
         """Inverse of `label`. Raises ``ValueError`` that lists the choices."""
         for origin in cls:
             if origin.label == label:

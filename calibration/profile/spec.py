@@ -6,8 +6,6 @@ fit of one model on one device. Neither knows a model's shapes nor a scheduler. 
 of ``calibration/profiles``, with the device in place of its name; `draftcast.calibration.profile.load` reads them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field

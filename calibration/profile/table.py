@@ -34,11 +34,10 @@ ngram               batch texts of context tokens searched for their own end (in
 ==================  ===================================================================================================
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -94,7 +93,7 @@ class LatencyTable:
         return len(self.frame)
 
     @classmethod
-    def from_frame(cls, frame: pd.DataFrame, file: str | None = None) -> LatencyTable:
+    def from_frame(cls, frame: pd.DataFrame, file: str | None = None) -> Self:
         """Check and order ``frame``; shape columns, flags, bounds and repeats that are absent are filled in.
 
         Raises:
@@ -134,7 +133,7 @@ class LatencyTable:
                 writer.write_table(table.slice(start, end - start))
 
     @classmethod
-    def read(cls, path: Path) -> LatencyTable:
+    def read(cls, path: Path) -> Self:
         """Read what `write` wrote. Raises HardwareError naming the file when it is not such a table."""
         frame = files.read_frame(path, kind=HardwareError)
         missing = [name for name in COLUMNS if name not in frame]

@@ -7,8 +7,6 @@ config leaves to the model's code (which projections carry biases, how many norm
 describes another kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The bundled files (``models/*.json``) hold the numeric facts of public ``config.
 (``aliases``) and where the facts come from (``source``). Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Typed look-ups in a parsed Hugging Face ``config.json``, and what of it is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ named below.
 PARD and draft_model need no head: their draft is an ordinary model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ It reads what vLLM 0.32 reads: fp8 (per tensor and per block), AWQ, GPTQ, MXFP4,
 as most of them are stored. A method, algorithm or scheme that is not known is refused by its field.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -6,8 +6,6 @@ and the MLP speculator's own repositories. What a config leaves out is filled in
 downloaded.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

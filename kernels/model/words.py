@@ -4,8 +4,6 @@ Checkpoints saved by transformers 5 give other names to kinds of layers and to s
 (DeepSeek-V4, GLM-5, Kimi-Linear, MiniMax-M3, Gemma 4, Nemotron-H); Step, Llama 4 and Bamba number layers.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

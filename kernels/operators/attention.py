@@ -8,8 +8,6 @@ Bytes: a sequence's KV is read ONCE, whatever q is; so is every query, and every
 once. (The kernels here find the new keys and values written; they are counted for the engine, which writes them.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

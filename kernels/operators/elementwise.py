@@ -16,8 +16,6 @@ matrix gives them. Output: ``y`` [m, n].
 ``tokens`` int64 [m]. Output: ``y`` [m, n].
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ Imported times of these operators hold the latents' norms, the rotary embedding 
 (`calibration/importers/latent_attention`). They have no kernel here, so `calibrate` times no latent attention.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

@@ -4,8 +4,6 @@ Inputs: ``x`` [m, k] and ``w`` [n, k] (a checkpoint's layout) in the number form
 ``x_scale`` and ``w_scale`` (float32 tensors without dimensions; None otherwise). Output: ``y`` [m, n], bf16 for fp8.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -6,8 +6,6 @@ latent attention in absorbed form (`kernels/operators/latent`) over those tokens
 query reads its own. dsa_decode: both, one after the other, with ``kv_heads`` index heads of ``head_dim`` numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -10,8 +10,6 @@ All compiled functions stand in this one file, so that numba's cache notices eve
 draft is made in, and whether a target model would accept it other than by comparing with a given continuation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

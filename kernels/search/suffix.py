@@ -18,8 +18,6 @@ other's unfinished outputs; and a request dropped from the cache leaves no trace
 All compiled functions stand in this one file, so that numba's cache notices every change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ What each of them costs stands in the file of its family; `kernels/operators/cos
 are numpy arrays (or scalars), results float64 arrays that broadcast.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ as a place to fill in, never left out; what the scenario says and a server has n
 are the scenario's own; the others' stand in ``servers.yaml``. `read_command.py` reads the commands back.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

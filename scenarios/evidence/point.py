@@ -5,8 +5,6 @@ source does not give is absent (or null); one that had to be taken from elsewher
 reason. Adding a point is adding a row. This module reads rows and refuses bad ones; it forecasts nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path

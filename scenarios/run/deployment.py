@@ -3,8 +3,6 @@
 Everything that does not depend on the seed is resolved here once, however many replications follow.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

@@ -7,11 +7,10 @@ from the rate, and latency from N. Knows neither queues nor the spread of anythi
 where to look and a reader what the step cost alone implies.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class Traffic:
         """Share of the rounds after which k drafts made one round ahead are kept: all before them and one more hold."""
         return self._mean(k, [model.tokens_per_round(k + 1) - model.tokens_per_round(k) for model in self.models])
 
-    def of_drafted(self, scenario: Scenario) -> Traffic:
+    def of_drafted(self, scenario: Scenario) -> Self:
         """The same with the classes alone that the engine drafts for; itself where it drafts for none."""
         drafted = np.array(self.shares) * [entry.speculation for entry in scenario.request_classes]
         return replace(self, shares=tuple(drafted / drafted.sum())) if drafted.any() else self
@@ -177,7 +176,7 @@ class Fluid:
     _steps: dict[int, MeanStep] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> Fluid:
+    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> "Fluid":
         """The fluid of a scenario; ``deployment`` where it is known.
 
         Raises:
@@ -276,7 +275,7 @@ class MixedFluid(Fluid):
     router: str = ""
 
     @classmethod
-    def of_groups(cls, scenario: Scenario) -> MixedFluid:
+    def of_groups(cls, scenario: Scenario) -> Self:
         groups = tuple((member, Fluid.of(member)) for member in members(scenario))
         lead = next((fluid for member, fluid in groups if member.speculative_config is not None), groups[0][1])
         own = {each.name: getattr(lead, each.name) for each in fields(lead) if each.name != "_steps"}

@@ -1,7 +1,5 @@
 """A whole question: engine, hardware, cluster, workload, acceptance, policy, SLO, statistics; checks across them."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal, Self
 
@@ -189,7 +187,7 @@ class Scenario(Frozen):
         scheduled = self.speculative_config.num_speculative_tokens_per_batch_size is not None
         return Policy(name="batch_schedule" if scheduled else "fixed")
 
-    def with_(self, **values: Any) -> Scenario:
+    def with_(self, **values: Any) -> "Scenario":
         """A copy with other values, for example ``scenario.with_(k=5, rate=40, tp=2)``.
 
         Names are the short ones of a sweep's grid (``rate``, ``k`` and so on; `draftcast.scenarios.schema.changes`) or

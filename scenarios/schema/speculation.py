@@ -6,8 +6,6 @@ weights, which attention backend) are accepted so that the command can be pasted
 ``medusa`` and ``ngram`` with either of them draft trees too. ``num_speculative_tokens`` is then the tree's depth.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator

@@ -1,7 +1,5 @@
 """Which engine runs which method, from which version on and up to which; for what is not said nothing is known."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -8,8 +8,6 @@ whole when a worker dies and does not tell which cell killed it, its workers out
 run the calling program's ``__main__`` again (a script without a guard, a Streamlit page).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
@@ -75,7 +73,7 @@ class LocalWorkers:
                 code = process.stop()
         return Outcome(task.address.key, failure=f"its worker died {TRIES} times (exit code {code})")
 
-    def _start(self) -> _Process:
+    def _start(self) -> "_Process":
         with self._lock:
             if self._closed:
                 raise EOFError

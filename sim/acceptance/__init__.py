@@ -1,7 +1,5 @@
 """How many draft tokens the target accepts: models, their formulas, and the arrays the compiled engine reads."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field

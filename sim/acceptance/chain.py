@@ -11,8 +11,6 @@ request that accepts little runs more rounds. Averages over rounds, which is wha
 the chain seen at round starts (the embedded chain, a Markov renewal process), each request by its rounds a token.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -150,7 +148,7 @@ class Chain(AcceptanceModel):
         """What the factors add to the log-odds in each band. Shape [bands]."""
         return np.zeros(1) if self.factors is None else self.factors.log_odds
 
-    def of_requests(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> Chain:
+    def of_requests(self, prompt_tokens: ArrayLike, output_tokens: ArrayLike) -> Self:
         """With averages over requests of so many tokens, int[n] both; else those before any step of the factors."""
         if self.factors is None:
             return self
@@ -158,7 +156,7 @@ class Chain(AcceptanceModel):
         model._band_shares = self.factors.shares(prompt_tokens, output_tokens)
         return model
 
-    def beside_head(self, drafts: int) -> Chain:
+    def beside_head(self, drafts: int) -> Self:
         """Where a search takes rounds over from a head, with a head of so many drafts."""
         model = self.model_copy()
         model._head_drafts = drafts

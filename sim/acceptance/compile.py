@@ -1,7 +1,5 @@
 """From one acceptance model per request class to the arrays of the compiled engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

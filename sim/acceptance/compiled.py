@@ -8,8 +8,6 @@ Every uniform number decides once at most in a run: a round that ends at a rejec
 at position p, is followed by one that starts at p + 1.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -18,8 +18,6 @@ p is what the acceptance model knows: the rate by draft index of the request and
 rate by draft index.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ A factor multiplies odds, p / (1 - p), so factors of several causes multiply, an
 belong to the traffic against the rates beside them: a user states them, or a fit of a record does.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated
 

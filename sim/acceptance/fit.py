@@ -5,8 +5,6 @@ Rates are those of all rounds. The covariances of rounds next to each other and 
 requests' means fix the rest: concentration, contrast and persistence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

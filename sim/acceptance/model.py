@@ -6,8 +6,6 @@ is. Rates are *unconditional*: ``rates[i]`` is the share of rounds in which the 
 rise. Every round meets fresh uniform numbers (see compiled.py), so these formulas are exact.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, Self

@@ -1,7 +1,5 @@
 """Recorded acceptance: what a draft started at each output position of each request would have yielded."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -46,7 +44,7 @@ class Trace(AcceptanceModel):
             raise wrong("num_rounds", self.num_rounds, message)
         return self
 
-    def of_recording(self, offsets: IntArray | None, lengths: npt.NDArray[np.uint8] | None) -> Trace:
+    def of_recording(self, offsets: IntArray | None, lengths: npt.NDArray[np.uint8] | None) -> Self:
         """With a request table's ``acceptance_offsets`` and ``acceptance_lengths``, where it has them."""
         model = self.model_copy()
         if offsets is not None and lengths is not None:

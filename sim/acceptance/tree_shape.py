@@ -16,8 +16,6 @@ A real drafter ranks by its own confidence, which knows more than the rank of a 
 search as many continuations as it may take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

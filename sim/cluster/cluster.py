@@ -8,8 +8,6 @@ The load of a steady run goes on: the table's extra requests (`RequestTable.num_
 counted one has its answer, so that the last counted requests meet the same load as those before them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
@@ -201,7 +199,7 @@ class Cluster:
 
     # ---- clients that wait for answers: a closed loop, sessions ----
 
-    def _run_clients(self, clients: _Clients) -> Generator[simpy.Event, Any, None]:
+    def _run_clients(self, clients: "_Clients") -> Generator[simpy.Event, Any, None]:
         """Clients send, wait for the answer, think and send again.
 
         At one and the same moment replicas first hand out what they have finished, then clients send, and only then

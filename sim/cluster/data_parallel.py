@@ -8,8 +8,6 @@ them has (``v1/worker/dp_utils.py``). The coordinator (``v1/engine/coordinator.p
 servers, which get requests in turn. Messages take no time here, and nothing is scaled, paused or drained.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable, Sequence

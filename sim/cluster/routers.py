@@ -5,8 +5,6 @@ A router either spreads requests beforehand, knowing nothing of the replicas (``
 policy or k sends no request elsewhere unless loads differ.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from abc import ABC

@@ -16,8 +16,6 @@ while a reference is out (elements may change): loads are marked invariant. In a
 instead, or :func:`put`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ uses changed elsewhere; a stale caller would then run on the new layout. So the 
 whenever a source file that compiled code depends on differs from when the cache was last known to be good.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -6,8 +6,6 @@ shift and a subtraction. Counts are kept per segment (twentieths of the requests
 be made after the run.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

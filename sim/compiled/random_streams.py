@@ -9,8 +9,6 @@ OOPSLA 2014; constants of Stafford's variant 13). It is a bijection on 64 bits, 
 collide. It is made for simulation, not for secrets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import IntEnum
 from typing import cast

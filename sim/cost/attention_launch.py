@@ -18,8 +18,6 @@ others are done (`TAIL`, the one fitted number). Where a profile has times of su
 ratio to the formulas.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

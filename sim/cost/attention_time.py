@@ -5,8 +5,6 @@ logs, at the mean request of the batch; beyond the grid, and for a batch whose s
 (ragged prefill), the roofline's ratio stretches it. A sequence's KV counts once however many queries attend to it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """One replica's engine under vLLM's names: the record that step cost, memory and scheduler are made from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of, since

@@ -6,8 +6,6 @@ profiling pass over ``max_num_batched_tokens``. vLLM measures that pass; here it
 server's log should be given where there is one. It knows nothing of requests: the engine allocates the blocks.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -58,7 +56,7 @@ class MemoryBudget:
     window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
     window_cap: int
     num_gpu_blocks: int
-    without_sd: MemoryBudget | None  # the same engine with speculative decoding off, where it is on
+    without_sd: "MemoryBudget | None"  # the same engine with speculative decoding off, where it is on
 
     @property
     def kv_tokens(self) -> int:

@@ -4,15 +4,13 @@ A `Method` knows the facts the scheduler and the step cost need; it draws no tok
 vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahead; `config/vllm.py`: asynchronous scheduling).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import ScenarioError
@@ -133,7 +131,7 @@ class Method:
         """Target rows of one verifying request: its pending token and every draft."""
         return 1 + self.verify_nodes(k)
 
-    def with_tree(self, width: int, max_nodes: int = 0) -> Method:
+    def with_tree(self, width: int, max_nodes: int = 0) -> Self:
         """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
 
         Raises:

@@ -4,8 +4,6 @@ Work comes from `kernels/work/layers.py`; seconds from the profile's measured ti
 rooflines. It knows no method and no scheduler: `sim/cost/step_tables.py` says which passes a step consists of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial

@@ -5,8 +5,6 @@ tables over rows (`sim/cost/step_tables.py`); an affine profile is a handful of 
 and setting it was fitted on, and refuses any other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import fields, replace
 

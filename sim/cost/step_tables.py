@@ -6,8 +6,6 @@ leaves out: load imbalance between ranks, shared-prefix (cascade) attention, and
 launches over prompts and decodes and unequal contexts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ by rows; attention (`sim/cost/attention_time.py`) goes by sums of the batch. Eve
 `calibration/profile/roofline.Origin`: seconds stay split by how far they can be trusted.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

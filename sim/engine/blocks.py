@@ -12,8 +12,6 @@ A block's hash key is the trace's hash id and the block's place in it where the 
 prompts, sessions), and a key of the request's own otherwise, which only the request itself can hit, after a preemption.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

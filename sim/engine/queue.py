@@ -5,8 +5,6 @@ front, so one heap serves both policies and a passed-over request returns to whe
 the request's priority, ties go to the earlier arrival, then to the lower index.
 """
 
-from __future__ import annotations
-
 from numba import njit
 
 from draftcast.sim.state.engine import Array, Engine

@@ -1,8 +1,7 @@
 """A replica: the arrays of one engine, and the few calls a cluster makes on it."""
 
-from __future__ import annotations
-
 import math
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -265,7 +264,7 @@ class Replica:
             self._hold(self.state._replace(steps=grown))
 
     @property
-    def ranks(self) -> list[Replica]:
+    def ranks(self) -> list[Self]:
         """Itself: a replica of one rank."""
         return [self]
 

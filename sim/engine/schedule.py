@@ -5,8 +5,6 @@ Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_pre
 with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not modelled.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

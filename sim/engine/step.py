@@ -6,8 +6,6 @@ n+1 while step n runs, so host work shows only where it outlasts the device (vLL
 compiled call; the same functions can be called one at a time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

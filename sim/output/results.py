@@ -1,10 +1,9 @@
 """What a run leaves behind: one row per request and per step under the names results use, and arrays of requests."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -51,7 +50,7 @@ class RequestColumns:
     finished: BoolArray
 
     @classmethod
-    def of(cls, requests: pd.DataFrame) -> RequestColumns:
+    def of(cls, requests: pd.DataFrame) -> Self:
         def seconds(name: str) -> FloatArray:
             return requests[name].to_numpy(dtype=np.float64)
 

@@ -15,8 +15,6 @@ bundled chat scenario without speculation at 55 requests/s, averaged over 300 ru
 and 1,000 requests; this gives 21, 10 and 5 %.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Key names and definitions follow vLLM 0.32 (``vllm/benchmarks/serve.py``): a scr
 What a simulation has no equal of is filled with the empty value (no generated text, no client queue, no audio).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping

@@ -14,8 +14,6 @@ Anything but ``fixed`` makes the draft length dynamic, so one-token admissions a
 the draft's memory) stays reserved for ``num_speculative_tokens``: off by policy is not free.
 """
 
-from __future__ import annotations
-
 BUILT_IN = {
     "off": "schedule:Off",
     "fixed": "schedule:Fixed",

@@ -1,7 +1,5 @@
 """Draft for all, verify the likeliest for as long as each adds to the batch's tokens per second: DSpark."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

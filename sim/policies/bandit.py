@@ -5,8 +5,6 @@ prefill rows took. State: a header, then for every context what is locked, then 
 was seen and its mean loss.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,10 +1,8 @@
 """What a draft-length policy is, and how a built-in one becomes arrays."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numba import njit
@@ -39,7 +37,7 @@ class Policy:
         shown = N_SHOWN_SCALARS + N_SHOWN * max_num_seqs
         return arrays(table=np.zeros(2 * max_num_seqs), scratch=N_SHOWN_FLOATS + max_num_seqs, order=shown)
 
-    def fresh(self) -> Policy:
+    def fresh(self) -> Self:
         """A policy of the same parameters that has seen nothing yet; every replica of every replication gets its own.
 
         A deep copy of this one, which itself never decides. Override it for a policy that holds what must be shared.

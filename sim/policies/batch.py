@@ -6,8 +6,6 @@ then each entry's acceptance so far; ``policy.table`` the decision: drafts to ve
 make.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

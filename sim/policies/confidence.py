@@ -1,7 +1,5 @@
 """Stop drafting when the drafts so far have become unlikely: SpecDec++, DISCO."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Candidate lengths by batch size, walked by a moving accepted length: SGLang."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """What rules ask about the step to come: levels of a round, and how long a decode step would take."""
 
-from __future__ import annotations
-
 from numba import njit
 
 from draftcast.sim.cost.step_time import fill_decode, fill_times

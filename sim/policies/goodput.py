@@ -1,7 +1,5 @@
 """One draft length for the batch, by expected tokens per second at a moving acceptance: SmartSpec, TurboSpec."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The policy that knows the future, to measure the others against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The built-in policies by name, their compiled rules by number, and policies of the user's own by import path."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence

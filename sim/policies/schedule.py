@@ -1,7 +1,5 @@
 """Draft lengths that are known beforehand: off, fixed, by batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

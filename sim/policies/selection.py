@@ -6,8 +6,6 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
-from __future__ import annotations
-
 from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike

@@ -1,7 +1,5 @@
 """Drafts by deadline first, then by likelihood: AdaServe."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar

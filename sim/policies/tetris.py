@@ -1,7 +1,5 @@
 """Draft for all, verify the likeliest of the whole batch within a capacity: TETRIS."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

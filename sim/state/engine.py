@@ -7,8 +7,6 @@ Field names are vLLM's (``vllm/v1/request.py``, ``vllm/v1/core/sched/scheduler.p
 ``num_computed_tokens``, ``placeholders`` is ``num_output_placeholders``, ``stale`` is ``num_stale_output_tokens``.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

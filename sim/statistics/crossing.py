@@ -5,8 +5,6 @@ at which one side is overloaded, so that the sign is known and no value exists. 
 every replication; across a bound it draws none.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

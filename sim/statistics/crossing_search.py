@@ -4,8 +4,6 @@ Knows no simulator: it asks for probes and is told when the budget allows no mor
 to the same questions.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

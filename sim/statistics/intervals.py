@@ -5,8 +5,6 @@ from runs that share their random streams (common random numbers). scipy is impo
 so that ``import draftcast.sim`` stays fast.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence
@@ -39,7 +37,7 @@ class Estimate:
         """Whether ``value`` lies inside the interval; False when the interval is unknown."""
         return self.low <= value <= self.high
 
-    def scaled(self, factor: float) -> Estimate:
+    def scaled(self, factor: float) -> "Estimate":
         """The same estimate in another unit, for example ``scaled(1e3)`` from seconds to milliseconds.
 
         A negative factor swaps the bounds.

@@ -5,8 +5,6 @@ index, so a higher rate squeezes the same pattern. Closed loop: a fixed number o
 some time after the last answer; the cluster decides the times.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal, Self
 

@@ -5,8 +5,6 @@ workload leaves the draws of the others as they were. What a class's acceptance 
 that a recorded acceptance is read along with the requests.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

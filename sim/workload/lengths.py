@@ -5,8 +5,6 @@ length whatever else changes, and a larger mean makes every request longer rathe
 distributions are rounded to the nearest integer and then clipped to [min, max]; clipping moves the mean.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal, Self
 

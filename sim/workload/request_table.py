@@ -9,10 +9,8 @@ Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: 
 ``values[offsets[i]:offsets[i + 1]]``. `RaggedParts` assembles one out of rows of several tables.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -67,7 +65,7 @@ class RequestTable:
         class_id: ArrayLike | None = None,
         priority: ArrayLike | None = None,
         **fields: Any,
-    ) -> RequestTable:
+    ) -> Self:
         """Cast the columns, fill the missing ones (arrival 0, class 0, priority 0) and sort by arrival (stable)."""
         zeros = np.zeros(len(np.asarray(prompt_tokens)), dtype=np.int64)
         if arrival_s is None:
@@ -164,7 +162,7 @@ class RequestTable:
         thought_s = np.cumsum(self.think_s)
         return number - first, thought_s - thought_s[first]
 
-    def take(self, index: ArrayLike) -> RequestTable:
+    def take(self, index: ArrayLike) -> Self:
         """The requests at ``index`` (ints, may repeat), in that order; arrivals are kept and must come out sorted."""
         rows = np.asarray(index, dtype=np.int64)
         columns = {name: getattr(self, name) for name in (*COLUMNS, "source_lines", *SHARED)}
@@ -174,19 +172,19 @@ class RequestTable:
                 changed[values], changed[offsets] = take_ragged(getattr(self, values), getattr(self, offsets), rows)
         return replace(self, **changed)
 
-    def slice(self, start: int, stop: int) -> RequestTable:
+    def slice(self, start: int, stop: int) -> Self:
         return self.take(np.arange(len(self))[start:stop])
 
-    def shift_to_zero(self) -> RequestTable:
+    def shift_to_zero(self) -> Self:
         return replace(self, arrival_s=self.arrival_s - self.arrival_s[0]) if len(self) else self
 
-    def clip_time(self, start_s: float, stop_s: float) -> RequestTable:
+    def clip_time(self, start_s: float, stop_s: float) -> Self:
         """Keep arrivals in [start_s, stop_s) and move them so that ``start_s`` becomes 0."""
         first, last = np.searchsorted(self.arrival_s, [start_s, stop_s])
         kept = self.slice(int(first), int(last))
         return replace(kept, arrival_s=kept.arrival_s - start_s)
 
-    def clip_lengths(self, max_prompt_tokens: int | None, max_output_tokens: int | None) -> RequestTable:
+    def clip_lengths(self, max_prompt_tokens: int | None, max_output_tokens: int | None) -> Self:
         """Cut prompts and outputs to at most so many tokens (prompts lose their tail, and its hashes)."""
         prompt = np.minimum(self.prompt_tokens, max_prompt_tokens or MAX_TOKENS).astype(np.int32)
         output = np.minimum(self.output_tokens, max_output_tokens or MAX_TOKENS).astype(np.int32)
@@ -197,10 +195,10 @@ class RequestTable:
         ids, offsets = take_ragged(self.hash_ids, self.hash_offsets, np.arange(len(self)), blocks)
         return replace(table, hash_ids=ids, hash_offsets=offsets)
 
-    def keep(self, mask: BoolArray) -> RequestTable:
+    def keep(self, mask: BoolArray) -> Self:
         return self if bool(mask.all()) else self.take(np.flatnonzero(mask))
 
-    def sample(self, n: int, seed: int) -> RequestTable:
+    def sample(self, n: int, seed: int) -> Self:
         """``n`` requests drawn without replacement, in order and at their own times (so the rate falls to n/len).
 
         The draw belongs to the row: with one seed, a smaller sample is a subset of a larger one.

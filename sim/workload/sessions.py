@@ -4,8 +4,6 @@ A session is drawn whole before anything is served, keyed by its number, so that
 how many others there are changes it. When a request of it is sent follows from the answer before, in the cluster.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any

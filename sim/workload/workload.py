@@ -3,8 +3,6 @@
 The records are validated where they are read from a file and used by the simulator as they are.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal, Self
 
@@ -129,7 +127,7 @@ class Workload(Frozen):
         return TraceSpec(path=lengths.path, format=lengths.format)
 
     @property
-    def _places(self) -> tuple[Workload | RequestClass, ...]:
+    def _places(self) -> tuple[Self | RequestClass, ...]:
         """Where lengths, system prompts and sessions may be said."""
         return (self, *self.classes)
 

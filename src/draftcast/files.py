@@ -4,8 +4,6 @@ An input is a regular file, plain or gzip, no larger than this machine's memory 
 line. What is written appears whole or not at all. Knows nothing of what a file holds beyond text and JSON.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

@@ -8,8 +8,6 @@ or q * group above that) are row tiles that run side by side and find the KV in 
 adds them up. Lengths are read on the device, so a captured CUDA graph stays valid when they change.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ RMSNorm with the residual's addition takes a program a row, which stays in regis
 token a program, queries and keys in one launch. SwiGLU and the look-up of embeddings take a program a piece of a row.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

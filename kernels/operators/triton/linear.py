@@ -5,8 +5,6 @@ several stages, and k split over programs when there are too few tiles for the d
 finishes a tile last adds up its parts in a fixed order, so one launch is enough and results are reproducible.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

@@ -6,8 +6,6 @@ order of the tokens (no atomics: results are reproducible), and the host is not 
 can be, and programs past the last one leave at once. SwiGLU is applied where gate and up are accumulated.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton

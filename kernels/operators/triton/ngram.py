@@ -4,8 +4,6 @@ Best is the longest match, then the earliest place: one int64 key, match length 
 of the padded row below, so that a maximum decides both.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

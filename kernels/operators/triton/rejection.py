@@ -4,8 +4,6 @@ Only the row where a sequence ends (its recovered or bonus token) is read again,
 distribution; the other rows of that are touched at the drafted tokens alone.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import triton

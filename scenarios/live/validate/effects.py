@@ -6,8 +6,6 @@ drawn with replacement, and within a round stretches of time (closed loop) or re
 Stretches and requests of one run are not independent, so with a single round an interval is rather too narrow.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 A new format is a ``read(trace)`` in one of the modules and a line of `TRACE_READERS`, which says how to tell it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace

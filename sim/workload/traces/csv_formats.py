@@ -12,8 +12,6 @@ Arrow parses and converts; only when it objects does a slow pass look for the li
 superset of what the fast one does (12.0 for 12), so the fast pass never decides an error.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import re

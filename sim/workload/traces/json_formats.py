@@ -26,8 +26,6 @@ Records of other tools (`RECORDS`), an object per request: AIPerf's ``profile_ex
 ``requests.successful`` of a GuideLLM report (0.6 to 0.8; one benchmark after the other).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
