@@ -29,7 +29,7 @@ from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
 from draftcast.scenarios.evidence.question import PointScenarios
-from draftcast.scenarios.evidence.summary import KINDS, coverage, errors, estimated_strata, is_moe, residuals, signs
+from draftcast.scenarios.evidence.summary import by_kind, coverage, errors, estimated_strata, is_moe, residuals, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import to_mapping, with_values
@@ -126,15 +126,14 @@ def write_forecasts(forecasts: list[Forecast]) -> None:
 
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
-    by_kind: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
-        members = [f for f in forecasts if kind.holds(f.point)]
-        found = {side: errors(members, side) for side in SIDES}
-        by_kind[kind.name] = {side: asdict(error) for side, error in found.items() if error is not None}
+    found: dict[str, dict[str, Any]] = {}
+    for name, members in by_kind(forecasts).items():
+        sides = {side: errors(members, side) for side in SIDES}
+        found[name] = {side: asdict(error) for side, error in sides.items() if error is not None}
     bars = {}
     for (name, side, statistic), bar in BARS.items():
-        if side in by_kind[name]:
-            value = by_kind[name][side][statistic]
+        if side in found[name]:
+            value = found[name][side][statistic]
             bars[f"{name}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
     for name, below, bar in (("losses", True, LOSSES), ("gains", False, GAINS)):
         sign = signs(dense, below=below)
@@ -143,7 +142,7 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
             bars[f"A, dense: {name} with the right sign"] = entry
     early = {f.point.id: f.error("speedup") for f in forecasts if f.point.id.startswith(EARLY)}
     known = {name: error for name, error in early.items() if error is not None}
-    return {"errors": by_kind, "bars": bars, "early": known}
+    return {"errors": found, "bars": bars, "early": known}
 
 
 # ---- measured off, forecast on ----

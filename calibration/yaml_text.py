@@ -7,6 +7,7 @@ only ``true``/``false`` as booleans and reads every usual float. Nothing but pla
 """
 
 import re
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
@@ -146,6 +147,11 @@ def parse_yaml(text: str, file: str, kind: type[InputError] = InputError) -> Any
             except (yaml.YAMLError, ValueError, LookupError, RecursionError) as better:
                 raise _fault(better, file, kind) from None
         raise _fault(error, file, kind) from None
+
+
+def yaml_beside(module: str, name: str) -> Any:
+    """Plain data of a bundled file in the folder of a module, given by its ``__file__``."""
+    return parse_yaml(Path(module).with_name(name).read_text("utf-8"), name)
 
 
 def _fault(error: Exception, file: str, kind: type[InputError]) -> InputError:

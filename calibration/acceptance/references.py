@@ -3,13 +3,12 @@
 import difflib
 import functools
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Frozen, Probability
 
@@ -95,9 +94,7 @@ class _File(Frozen):
 @functools.cache
 def references() -> dict[str, Reference]:
     """All of them by name, as ``qwen3-8b/eagle3/mt-bench/redhatai``."""
-    name = "references.yaml"
-    text = files("draftcast.calibration.acceptance").joinpath(name).read_text("utf-8")
-    return _File.model_validate(parse_yaml(text, name, ScenarioError)).references
+    return _File.model_validate(yaml_beside(__file__, "references.yaml")).references
 
 
 def reference(name: object) -> Reference:

@@ -6,13 +6,12 @@ reach it too. Type and bounds of a scenario's key come from the schema.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import streamlit as st
 from pydantic import BaseModel
 
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View, one_of
 from draftcast.dashboards.session.uploads import Receipt, Upload, receive
@@ -34,10 +33,7 @@ class Look(NamedTuple):
     placeholder: str | None = None
 
 
-LOOKS = {
-    name: Look(**look)
-    for name, look in parse_yaml(Path(__file__).with_name("looks.yaml").read_text("utf-8"), "looks.yaml").items()
-}
+LOOKS = {name: Look(**look) for name, look in yaml_beside(__file__, "looks.yaml").items()}
 """Of every key of a scenario and every setting of a page that has a control of its own."""
 
 

@@ -61,7 +61,7 @@ def evidence(
 ) -> None:
     """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
-    from draftcast.scenarios.evidence.summary import KINDS, errors, signs
+    from draftcast.scenarios.evidence.summary import by_kind, errors, signs
     from draftcast.scenarios.show import evidence_report as report
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.tables import make_console, make_table
@@ -73,12 +73,9 @@ def evidence(
     if plot is not None:
         write_figure(report.evidence_figure(forecasts), plot)
     if as_json:
-        by_kind = {
-            kind.name: {side: errors([f for f in forecasts if kind.holds(f.point)], side) for side in SIDES}
-            for kind in KINDS
-        }
-        found = {"losses": signs(forecasts, below=True), "gains": signs(forecasts, below=False)}
-        print_json({"points": [forecast.summary() for forecast in forecasts], "errors": by_kind, "signs": found})
+        found = {name: {side: errors(members, side) for side in SIDES} for name, members in by_kind(forecasts).items()}
+        right = {"losses": signs(forecasts, below=True), "gains": signs(forecasts, below=False)}
+        print_json({"points": [forecast.summary() for forecast in forecasts], "errors": found, "signs": right})
         return
     if markdown:
         typer.echo(report.page(forecasts), nl=False)

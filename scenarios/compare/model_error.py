@@ -12,15 +12,14 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal, Self
 
 import numpy as np
 
 from draftcast.calibration.profile.hardware import NotNegative
 from draftcast.calibration.profile.load import profiles_of
-from draftcast.calibration.yaml_text import parse_yaml
-from draftcast.errors import InputError, ScenarioError
+from draftcast.calibration.yaml_text import yaml_beside
+from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.frozen import Frozen
 from draftcast.kernels.arrays import FloatArray
@@ -85,9 +84,7 @@ class Spreads(Frozen):
 
 @functools.cache
 def error_spreads() -> Spreads:
-    name = "model_error.yaml"
-    text = files("draftcast.scenarios.compare").joinpath(name).read_text("utf-8")
-    return Spreads.model_validate(parse_yaml(text, name, ScenarioError))
+    return Spreads.model_validate(yaml_beside(__file__, "model_error.yaml"))
 
 
 def stratum_of(deployment: Deployment) -> str:

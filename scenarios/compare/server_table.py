@@ -7,13 +7,11 @@ import functools
 import json
 import re
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from draftcast.calibration.yaml_text import parse_yaml, validated
-from draftcast.errors import InputError
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.frozen import Frozen
 
 Words = dict[str, Any]
@@ -110,5 +108,4 @@ class Server(Frozen):
 @functools.cache
 def servers() -> dict[str, Server]:
     """Every server of the table by its name: sglang, trtllm."""
-    text = files("draftcast.scenarios.compare").joinpath("servers.yaml").read_text("utf-8")
-    return validated(TypeAdapter(dict[str, Server]), parse_yaml(text, "servers.yaml"), "servers.yaml", InputError)
+    return TypeAdapter(dict[str, Server]).validate_python(yaml_beside(__file__, "servers.yaml"))

@@ -7,13 +7,12 @@ import functools
 import re
 import shlex
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import yaml
 
 from draftcast.calibration.profile.hardware import is_bundled_device
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
@@ -44,8 +43,7 @@ _NODE = 8
 @functools.cache
 def names() -> dict[str, Any]:
     """The tables of ``names.yaml``."""
-    text = files("draftcast.scenarios.evidence").joinpath("names.yaml").read_text("utf-8")
-    tables: dict[str, Any] = parse_yaml(text, "names.yaml")
+    tables: dict[str, Any] = yaml_beside(__file__, "names.yaml")
     return tables
 
 

@@ -95,6 +95,11 @@ KINDS = (
 """The rows of the summary."""
 
 
+def by_kind(forecasts: Sequence[Forecast]) -> dict[str, list[Forecast]]:
+    """The forecasts of each of `KINDS`, by its name; one may stand under several."""
+    return {kind.name: [f for f in forecasts if kind.holds(f.point)] for kind in KINDS}
+
+
 def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | None:
     """Errors of the times without or with speculation, or of the speed-ups; None where there is none."""
     found = [(f.point.source, error) for f in forecasts if (error := f.error(side)) is not None]

@@ -20,7 +20,7 @@ from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Endpoint, Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFlags
-from draftcast.calibration.yaml_text import parse_yaml, write_yaml
+from draftcast.calibration.yaml_text import write_yaml, yaml_beside
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
 from draftcast.kernels.extras import require
@@ -235,7 +235,7 @@ def _weights(key: str, model: str) -> str:
 def testbed_scenario(folder: Path, rates: Sequence[float], ks: Sequence[int], dtype: str, hardware: str) -> Path:
     """Write ``folder/scenario.yaml``: the target with the draft of the largest k, a light Poisson load."""
     k, on_cpu = max(ks), hardware == "cpu"
-    content = parse_yaml(Path(__file__).with_name("testbed.yaml").read_text("utf-8"), "testbed.yaml")
+    content = yaml_beside(__file__, "testbed.yaml")
     content |= {"name": f"testbed, draft_model k={k}", "hardware": hardware}
     content["engine"] |= {
         "model": TARGET,

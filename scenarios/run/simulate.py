@@ -22,7 +22,7 @@ from draftcast.scenarios.run.deployment import Deployment, assumed_of, deploymen
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
-from draftcast.scenarios.schema import ClosedLoopArrivals, Scenario
+from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import members
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
@@ -35,6 +35,7 @@ from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ
 from draftcast.sim.output.steady_state import MOST_SHORTFALL, Stability, Warmup, find_warmup
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests, load_traces
 from draftcast.sim.workload.request_table import RequestTable
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.yaml_text import parse_yaml, write_yaml
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml, yaml_beside
 from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
 from draftcast.scenarios.schema import Group, Scenario, SpeculativeConfig
@@ -26,7 +26,7 @@ from draftcast.scenarios.schema.references import listed, outside_names, put_che
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 from draftcast.sim.acceptance.trace import Trace
 
-_MESSAGES = parse_yaml(Path(__file__).with_name("messages.yaml").read_text("utf-8"), "messages.yaml")
+_MESSAGES = yaml_beside(__file__, "messages.yaml")
 
 
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:

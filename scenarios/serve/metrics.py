@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
@@ -21,7 +20,7 @@ from draftcast.sim.cost.engine_config import EngineConfig
 
 LABELS = ("model_name", "engine")
 CACHE_CONFIG = ("block_size", "num_gpu_blocks", "enable_prefix_caching")
-_WORDS: dict[str, Any] = parse_yaml(Path(__file__).with_name("metrics.yaml").read_text("utf-8"), "metrics.yaml")
+_WORDS: dict[str, Any] = yaml_beside(__file__, "metrics.yaml")
 _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, JUDGED_TIERS, KINDS, Score, errors, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, JUDGED_TIERS, Score, by_kind, errors, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
@@ -53,12 +53,12 @@ def _figure(value: float | None) -> str:
 
 def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
     """Errors by kind and, of what intervals are made from, by stratum, in the order of ``SUMMARY``."""
-    groups = [(kind.name, [f for f in forecasts if kind.holds(f.point)]) for kind in KINDS]
+    groups = by_kind(forecasts)
     judged = [f for f in forecasts if f.point.tier in JUDGED_TIERS and f.stratum]
     for stratum in sorted({f.stratum for f in judged}):
-        groups.append((f"A, {stratum}", [f for f in judged if f.stratum == stratum]))
+        groups[f"A, {stratum}"] = [f for f in judged if f.stratum == stratum]
     found = []
-    for name, members in groups:
+    for name, members in groups.items():
         for side in SIDES:
             error = errors(members, side)
             if error is not None:

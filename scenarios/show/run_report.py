@@ -3,12 +3,11 @@
 import datetime
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.scenarios.compare.comparison import CAUSES, Comparison, RatePoint
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
@@ -17,7 +16,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import make_table, show, title
 from draftcast.sim.output.vllm_result import vllm_result
 
-_FIGURES = parse_yaml(Path(__file__).with_name("run_report.yaml").read_text("utf-8"), "run_report.yaml")
+_FIGURES = yaml_beside(__file__, "run_report.yaml")
 COMPARED, ONE_RUN, ENGINE = (tuple(map(tuple, _FIGURES[table])) for table in ("compared", "one_run", "engine"))
 
 
