@@ -8,8 +8,6 @@ of the errors to ``scenarios/compare/model_error.yaml``. ``--write-forecasts`` a
 loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import statistics
@@ -101,7 +99,7 @@ def intervals(forecasts: list[Forecast]) -> dict[str, Any]:
     return found
 
 
-def write_model_error(forecasts: list[Forecast], calibrations: list[Calibrated]) -> None:
+def write_model_error(forecasts: list[Forecast], calibrations: "list[Calibrated]") -> None:
     """The spreads of the errors as the data file that every verdict reads."""
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]

@@ -14,8 +14,6 @@ Prompts of sparse attention are not taken: they were timed without a graph, and 
 set the time (1.3 ms a layer on H200 and B200 alike), which they do not in an engine that compiles its steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,7 +121,7 @@ def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
     return fit_table(LatencyTable.from_frame(rows.assign(settled=False)), hardware)[0]
 
 
-def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
+def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> "pd.Series[float]":
     """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
     linear = Part("linear", "bf16")
     fit = seconds_by(_fitted(matrices, hardware)[linear.roofline], hardware.ceilings(*linear.roofline))
@@ -136,7 +134,7 @@ def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: Hard
     return seconds
 
 
-def _roofline_seconds(blocks: pd.DataFrame, fitted: pd.DataFrame, hardware: HardwareSpec) -> pd.Series[float]:
+def _roofline_seconds(blocks: pd.DataFrame, fitted: pd.DataFrame, hardware: HardwareSpec) -> "pd.Series[float]":
     """Seconds of every block by the rooflines of the ``fitted`` ones; infinite where none was fitted."""
     seconds = pd.Series(np.inf, index=blocks.index)
     fits = _fitted(fitted, hardware) if len(fitted) else {}

@@ -7,8 +7,6 @@ engine waits for its first step to end, less that step's own time. In a closed l
 last piece of an answer to its next request.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import math
@@ -46,7 +44,7 @@ class LiveCalibration:
     """A server's step time and front end, and what is to be known of them."""
 
     fit: StepFit
-    front_end: FrontEndMeasurement
+    front_end: "FrontEndMeasurement"
     notes: tuple[str, ...]
 
     def report(self) -> dict[str, Any]:
@@ -136,7 +134,7 @@ def _enforce_eager(run: LiveRun) -> Any:
     return (run.manifest["server"].get("config") or {}).get("enforce_eager")
 
 
-def _notes(fit: StepFit, front_end: FrontEndMeasurement) -> list[str]:
+def _notes(fit: StepFit, front_end: "FrontEndMeasurement") -> list[str]:
     """What a reader must know before trusting the figures, one line each."""
     lines = [f"{name}: not fitted, moves with {other}" for name, other in fit.folded.items() if other]
     lines += [f"{each.run}: held out in stretches, no other run drafts so" for each in fit.held_out if not each.whole]

@@ -5,8 +5,6 @@ shared host a neighbour makes kernels 10-40 % slower, for tenths of a second to 
 readings and never by their own times, so choosing does not bias them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics
@@ -36,7 +34,7 @@ class Quietness(NamedTuple):
     spin_s: float
     read_s: float
 
-    def worse(self, other: Quietness) -> Quietness:
+    def worse(self, other: "Quietness") -> "Quietness":
         return Quietness(*map(max, self, other))
 
 

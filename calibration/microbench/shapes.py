@@ -3,8 +3,6 @@
 Shapes that several models or ranks share are timed once. What cannot be timed is counted with its reason.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -196,7 +194,7 @@ class Plan:
 
 
 def plan(
-    models: Sequence[ModelSpec], settings: Settings, grid: Grid, operators: Mapping[str, Operator], device: Device
+    models: Sequence[ModelSpec], settings: Settings, grid: Grid, operators: Mapping[str, Operator], device: "Device"
 ) -> Plan:
     """Points of every model at every tensor-parallel degree and number format, coarse ones first.
 
@@ -254,7 +252,7 @@ def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtyp
 
 
 def _points(
-    operator: Operator, series: Series, shape: Shape, grid: Grid, device: Device, left_out: Counter[str]
+    operator: Operator, series: Series, shape: Shape, grid: Grid, device: "Device", left_out: Counter[str]
 ) -> Iterator[Point]:
     sizes, dtype, kv_dtype = dict(shape), series.dtype, series.kv_dtype
     if dtype not in operator.dtypes:

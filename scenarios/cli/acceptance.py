@@ -3,8 +3,6 @@
 The answer is the ``acceptance:`` section of a scenario. ``draftcast.calibration`` measures; here are options and text.
 """
 
-from __future__ import annotations
-
 import math
 import textwrap
 from dataclasses import dataclass
@@ -265,7 +263,7 @@ def _rates(text: str) -> list[float]:
         raise InputError("must be rates by position, like 0.7,0.5,0.35", file="--head-rates", value=text) from None
 
 
-def _measured_lines(measured: Measurement) -> list[str]:
+def _measured_lines(measured: "Measurement") -> list[str]:
     def row(label: str, value: float, low: float, high: float) -> str:
         interval = f"   [{low:.4f}, {high:.4f}]" if math.isfinite(low) else ""
         return f"{label:<58}" + (f"{value:.4f}{interval}" if math.isfinite(value) else "not defined")

@@ -4,8 +4,6 @@
 timings. Each has its own options; one that belongs to another source is refused rather than ignored.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Iterator
@@ -194,7 +192,7 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     print_lines(profile.as_json, {**fit.report(), "notes": notes}, lines)
 
 
-def _read(paths: list[Path]) -> pd.DataFrame:
+def _read(paths: list[Path]) -> "pd.DataFrame":
     import pandas as pd
 
     from draftcast.calibration.engine_log.log import read_engine_log
@@ -202,7 +200,7 @@ def _read(paths: list[Path]) -> pd.DataFrame:
     return pd.concat([read_engine_log(path) for path in paths], ignore_index=True)
 
 
-def _fit_lines(fit: EngineLogFit) -> Iterator[str]:
+def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:
     share = f", of which elapsed covers {fit.elapsed_share:.0%}" if math.isfinite(fit.elapsed_share) else ""
     yield f"{fit.steps} steps in {fit.points} points, {fit.clock} clock{share}"
     yield from (f"left out: {count} steps, {reason}" for reason, count in fit.left_out.items())

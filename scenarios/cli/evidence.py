@@ -1,7 +1,5 @@
 """``draftcast evidence``: options to a choice of points, their forecasts to text, JSON or a picture."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +26,7 @@ class Choice:
     tier: Annotated[str | None, typer.Option(metavar="A,B,C", help="Only these tiers.")] = None
     source: Annotated[str | None, typer.Option(metavar="TEXT", help="Only sources whose name holds this.")] = None
 
-    def points(self) -> list[EvidencePoint]:
+    def points(self) -> "list[EvidencePoint]":
         """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
@@ -38,7 +36,7 @@ class Choice:
             raise InputError(f"no point has {given}", file="evidence")
         return found
 
-    def _holds(self, point: EvidencePoint) -> bool:
+    def _holds(self, point: "EvidencePoint") -> bool:
         tiers = self.tier.upper().split(",") if self.tier is not None else [point.tier]
         texts = (self.model, self.device, self.engine, self.source)
         values = (point.model, point.gpu, point.engine, point.source)

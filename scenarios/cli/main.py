@@ -7,8 +7,6 @@ setting; a table of several rates (``--rates``) is an answer whatever it shows: 
 output; progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -172,7 +170,7 @@ def models(as_json: AsJson = False) -> None:
     """List the bundled models; any Hugging Face config.json works as well."""
     from draftcast.kernels.model.catalog import load_model, model_names
 
-    def line(model: ModelSpec) -> str:
+    def line(model: "ModelSpec") -> str:
         return f"{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}"
 
     bundled = {name: load_model(name) for name in model_names()}
@@ -184,7 +182,7 @@ def hardware(as_json: AsJson = False) -> None:
     """List the bundled devices."""
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 
-    def line(device: HardwareSpec) -> str:
+    def line(device: "HardwareSpec") -> str:
         return f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
 
     bundled = {name: load_hardware(name) for name in hardware_names()}

@@ -1,7 +1,5 @@
 """``draftcast recommend``: options to a question, the answer to text or JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -60,7 +58,7 @@ def recommend(
         typer.echo(paste_lines(answer, engine))
 
 
-def _loads(scenario: Scenario, rates: str | None, concurrency: str | None) -> list[ComparedLoad]:
+def _loads(scenario: "Scenario", rates: str | None, concurrency: str | None) -> "list[ComparedLoad]":
     from draftcast.scenarios.compare.recommend import ComparedLoad
     from draftcast.scenarios.schema.load import with_rate
 

@@ -1,7 +1,5 @@
 """``draftcast simulate`` and ``draftcast compare``: one scenario, with and without speculation, or under policies."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -118,7 +116,7 @@ def _check_exports(exports: Mapping[str, Path | None], *, single: bool, as_json:
     return bool(to_stdout)
 
 
-def _export(exports: Mapping[str, Path | None], scenario: Scenario, single: RatePoint) -> None:
+def _export(exports: Mapping[str, Path | None], scenario: "Scenario", single: "RatePoint") -> None:
     for option, path in exports.items():
         if path is None:
             continue

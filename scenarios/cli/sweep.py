@@ -1,7 +1,5 @@
 """``draftcast sweep``: options to a grid, the answer to a table, CSV, a plot or JSON."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +54,7 @@ def sweep(
     try:
         with progress_bar("sweep") as show:
 
-            def progress(now: SweepProgress) -> None:
+            def progress(now: "SweepProgress") -> None:
                 show(now.done / now.total, report.progress_line(now))
 
             result = run(scenario, grid, folder=output.out, workers=workers, cluster=cluster, progress=progress)

@@ -3,8 +3,6 @@
 Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here are only text and files.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,7 +132,7 @@ def summary(
     print_lines(as_json, data.model_dump(), [*data.head(), f"written: {out}"])
 
 
-def _live_run(path: Path) -> LiveRun:
+def _live_run(path: Path) -> "LiveRun":
     """A run directory, or a bench result or a run of LLMServingSim's benchmark read as one."""
     from tempfile import TemporaryDirectory
 

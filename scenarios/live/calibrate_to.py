@@ -14,8 +14,6 @@ seconds are what is left of C1, and a run at a rate is compared at the B that wa
 An engine log is compared step by step instead: it has no client and no front end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -83,7 +81,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     return with_correction(plain, _from_log(plain, logs) if logs else fitted(plain, runs), names)
 
 
-def with_correction(scenario: Scenario, found: Fitted, sources: Sequence[str]) -> Scenario:
+def with_correction(scenario: Scenario, found: "Fitted", sources: Sequence[str]) -> Scenario:
     source = ", ".join(name if "://" in name else Path(name).name for name in sources)
     off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
     facts = {"loads": found.loads, "runs": found.runs, "profile_checksum": deploy(off).profile_checksum}

@@ -8,8 +8,6 @@ Words: *output_throughput* (tokens emitted per second, also "token goodput" in S
 emission may hold several tokens. *TPOT* is per request, (E2E - TTFT) / (output tokens - 1), undefined for one token.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -281,7 +279,7 @@ def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice
 
 
 def _by_label(
-    labels: pd.Series[Any] | None, c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
+    labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
     if labels is None or (isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.dtype.categories) < 2):
