@@ -63,6 +63,7 @@ DELETED_TESTS: Mapping[str, str] = {
     "the same case, which quotes the words of Origin.parse",
     "test_what_cannot_be_expressed_has_a_reason_by_field[changes7-kv_cache_dtype: nvfp4 is not known]": ""
     "the same case with int3: nvfp4 is known",
+    "test_a_decode_step_of_measured_sparse_layers": "the same test of two devices",
     "test_a_spec_checks_itself": "test_bad_values_name_file_and_key: a device is checked where its file is read",
     "test_a_documented_line_parses[docs/validation/README.md live summary docs/validation/cpu-2-cores/"
     "sweep-validation.json -]": "the same line names report/sweep-validation.json",

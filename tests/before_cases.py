@@ -368,7 +368,8 @@ COMMANDS = {
     "profile plot h100-sxm --out roofline.html --json": EXACT,
     "profile show h100-sxm --json": EXACT,
     "profile show l40s --by-shape --json": EXACT,
-    f"recommend default --max-k 2 --rates 200,400 {LIGHT} {SHORT} --json": EXACT,
+    f"recommend default --max-k 2 --rates 20,40 {LIGHT} {SHORT} --json": EXACT,
+    f"recommend default --max-k 1 --rates 200,400 {LIGHT} {SHORT} --json": EXACT,  # none is better than off
     "scenarios --json": EXACT,
     "schema": EXACT,
     "schema --help": EXACT,

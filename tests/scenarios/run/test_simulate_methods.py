@@ -271,7 +271,12 @@ DIRECTIONS = [
 ]
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS, ids=lambda direction: f"{direction.field}: {direction.rises}")
+def name_of(direction: Direction) -> str:
+    method = next((f"{name}'s tree: " for name in ("medusa", "ngram") if f"{name}, " in direction.high), "")
+    return (method if "tree_width" in direction.high else "") + f"{direction.field}: {direction.rises}"
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS, ids=name_of)
 def test_a_parameter_works_in_the_direction_of_its_source(direction: Direction) -> None:
     def seen(drafts: str) -> float:
         result, _ = run(f"engine.speculative_config={drafts}", *direction.condition)

@@ -125,7 +125,6 @@ def refused(*overrides: str, **how: Any) -> str:
         ("workload.classes=[{name: a, share: 1.0, priority: 1}]", ["has no effect unless"]),
         (f"{SPEC}.draft_tensor_parallel_size=2", ["must be 1 or the target's"]),
         (f"{SPEC}.method=draft_model", ["needs a draft model"]),
-        (f"{SPEC}.method=dflash2", ["= 'dflash2': DFlash2 is a kind of draft head: give method dflash"]),
         (f"{SPEC}.synthetic_acceptance_length=2.0", ["only with rejection_sample_method: synthetic"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, 3], [3, 8, 1]]", ["overlap"]),
         (f"{SPEC}.num_speculative_tokens_per_batch_size=[[2, 4, 3]]", ["must start at batch size 1"]),
@@ -142,6 +141,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("engine.model.x=1", ["goes below a plain value"]),
         ("workload.classes.3.share=1", ["not an index into a list"]),
         ("engine=[1", ["not valid YAML"]),
+        (f"{SPEC}.method=dflash2", ["= 'dflash2': DFlash2 is a kind of draft head: give method dflash"]),
     ],
 )
 def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, parts: list[str]) -> None:
