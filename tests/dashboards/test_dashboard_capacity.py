@@ -25,7 +25,7 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import simulate
 
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
-SMALL = {"page": "capacity", "workload.num_requests": "150", "statistics.replications": "1"}
+SMALL = {"page": "capacity", "workload.num_requests": "150", "statistics.replications": "2"}
 ASKED = {
     "slo": '{"tpot_ms": 20.0, "attainment": 0.9}',
     "view.capacity.rate": "40",
