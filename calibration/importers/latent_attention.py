@@ -56,9 +56,8 @@ def module_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataF
         left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
     models = {name: load_model(name) for name in MODULES[operator]}
-    uneven = taken & (
-        raw["model"].map({name: each.num_attention_heads for name, each in models.items()}) % raw["num_heads"] != 0
-    )
+    heads = raw["model"].map({name: each.num_attention_heads for name, each in models.items()})
+    uneven = taken & (heads % raw["num_heads"] != 0)
     left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
     rows = raw[taken & ~uneven]
     kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]

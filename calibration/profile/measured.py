@@ -39,12 +39,9 @@ CURVES = {
 }
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
-ATTENTION = (
-    *("attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "dsa_decode"),
-    *("gdn_decode", "gdn_prefill"),
-)
 LINEAR_ATTENTION = ("gdn_decode", "gdn_prefill")
-"""Those that have no context: their grids' axes are decode's, with one node in place of contexts."""
+"""What has no context: its grids' axes are decode's, with one node in place of contexts."""
+ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "dsa_decode", *LINEAR_ATTENTION)
 FAMILY = {name: str(facts["family"]) for name, facts in registry.FACTS.items() if "family" in facts}
 """Roofline family of each operator of a table. ngram has none: it computes nothing, and no step is built from it."""
 

@@ -31,9 +31,7 @@ _OF_STATES = ("qkvz", "ba", "mamba_in", "qkvgfb", "decays", "gate", "linear_out"
 class LinearLayer:
     """``count`` matrices ``k x n`` (per rank), all of one kind in a model."""
 
-    name: (
-        str  # qkv, o, gate_up, down, experts_gate_up, ..., or fc, markov, conv_kernel, selector, block of a draft head
-    )
+    name: str  # qkv, o, gate_up, down, experts_gate_up, ..., or of a draft head: fc, block, markov, selector, ...
     k: int  # input features on this rank
     n: int  # output features on this rank
     count: int  # how often the matrix occurs in one forward pass (layers)

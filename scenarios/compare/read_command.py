@@ -261,8 +261,8 @@ def _complete_sglang_drafts(flags: Words) -> None:
         for name, default in SGLANG_NGRAM.items():
             flags.setdefault(name, default)
         # No branch is longer than all nodes together.
-        depth = min(_whole(flags, name) for name in list(SGLANG_NGRAM)[:2])
-        flags["speculative-ngram-max-trie-depth"] = depth
+        nodes, depth = (_whole(flags, f"speculative-{name}") for name in ("num-draft-tokens", "ngram-max-trie-depth"))
+        flags["speculative-ngram-max-trie-depth"] = min(nodes, depth)
 
 
 def _refuse_lost_drafts(words: Words) -> None:

@@ -14,13 +14,13 @@ from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype, wide_dtype
+from draftcast.kernels.model.dtypes import activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.kernels.operators.sampler import sampler_work
-from draftcast.kernels.operators.sparse import indexer_work, sparse_decode_shape
+from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, sparse_decode_shape
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
@@ -316,10 +316,9 @@ class OperatorTables:
     def sparse_decode(self, model: ModelSpec, kv_cache_dtype: str) -> Record:
         """`attention` of the layers with indexers of sparse latent attention in decode, the indexers included."""
         shape = sparse_decode_shape(model, self.tp)
-        pair, key = (indexer_work(model, *one, self.tp) for one in ((0, 0, 1), (0, 1, 0)))
-        row = attention_work(model, 1, 0, 0, tp=self.tp, kv_cache_dtype=kv_cache_dtype, act_bytes=self.act_bytes)
-        latents = model.sliding_window * model.kv_elements_per_layer() * KV_BYTES[kv_dtype(kv_cache_dtype)]
-        work = (float(pair.flops) / 2.0, float(key.bytes), float(row.bytes) + latents)
+        query = {"batch": 1, "q": 1, **shape}
+        row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, kv_cache_dtype) for c in (0, 1))
+        work = (float(more.flops - row.flops), float(more.bytes - row.bytes), float(row.bytes))
         return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, *work)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:

@@ -226,14 +226,16 @@ def _fill_attention(
     """Fill four rows of ``attention`` from ``first`` on."""
     (full, _), (sliding, windowed) = model.attention_kinds()
     for row, phase in ((first, "decode"), (first + at.PREFILL, "prefill")):
-        whole = phase == "decode" and model.has_latent_indexer and device.dcp == 1
-        sparse = sliding - model.num_indexed_layers if whole else sliding
-        attention[row] = device.attention(model, phase, full, kv_cache_dtype, 0)
-        attention[row + 1] = device.attention(windowed, phase, sparse, kv_cache_dtype, window, sparse=model.is_sparse)
-        if whole:
+        if phase == "decode" and model.has_latent_indexer and device.dcp == 1:
             attention[row] = device.sparse_decode(model, kv_cache_dtype)
-        elif model.num_indexed_layers:
-            device.add_indexer(attention[row], model, phase)
+            sliding_alone = sliding - model.num_indexed_layers
+        else:
+            attention[row] = device.attention(model, phase, full, kv_cache_dtype, 0)
+            sliding_alone = sliding
+            if model.num_indexed_layers:
+                device.add_indexer(attention[row], model, phase)
+        apart = device.attention(windowed, phase, sliding_alone, kv_cache_dtype, window, sparse=model.is_sparse)
+        attention[row + 1] = apart
     for row, shape in ((first, model), (first + 1, windowed)):
         launches = device.shared_launch(attention[row], attention[row + at.PREFILL], shape, kv_cache_dtype)
         # Launches were measured over whole contexts: they say nothing of layers with a window.
