@@ -97,6 +97,9 @@ class EngineGeneration(Section):
     batch_expansion: bool = False
     # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
     prompts_alone: bool = False
+    # Whether room is kept for the output of running requests when others are admitted; where blocks run out all the
+    # same, the request with the fewest output tokens is preempted and waits behind all others.
+    retracts: bool = False
     # Whether a request without a match still verifies as many rows as a text search may draft.
     pads_searches: bool = False
     # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache.

@@ -43,6 +43,19 @@ FORMATS = ("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "in
 Dtype = Annotated[str, OneOf("format", FORMATS)]
 
 
+def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    for (before, earlier_s), (after, later_s) in itertools.pairwise(points):
+        if after <= before or later_s < earlier_s:
+            raise ValueError("must be [size, seconds] with ascending sizes and seconds that never fall")
+    return points
+
+
+Points = Annotated[
+    tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...], AfterValidator(_rising)
+]
+"""Seconds at ascending sizes, none falling."""
+
+
 class Section:
     """A mapping of a profile's file; unknown keys are refused."""
 
@@ -99,6 +112,8 @@ class RooflineProfile(Section):
     source: str  # where the profile comes from
     launch: Launch
     operators: dict[str, OperatorFit]  # roofline of each family of `OPERATORS`
+    # By ranks, bytes of a message and seconds of its all-reduce as others published them: before the roofline
+    all_reduce: dict[int, Points] = field(default_factory=dict)
     host: Host | None = None  # the host's work on this machine, in place of the engine generation's
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
     # The table of measured times, which comes before every roofline; None: rooflines only
@@ -141,6 +156,7 @@ class RooflineProfile(Section):
                 for family, operator in self.operators.items()
                 for dtype, fit in operator.dtypes.items()
             },
+            **({"all_reduce": self.all_reduce} if self.all_reduce else {}),
             "host": None if self.host is None else asdict(self.host),
             "measured": None if self.measured is None else self.measured.sha256,
         }
@@ -167,13 +183,6 @@ class FrontEnd(Section):
     turnaround_s: Seconds  # from the last piece of an answer to the same client's next request, think time aside
 
 
-def _rising(rows: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    for (before, earlier_s), (after, later_s) in itertools.pairwise(rows):
-        if after <= before or later_s < earlier_s:
-            raise ValueError("must be [rows, seconds] with ascending rows and seconds that never fall")
-    return rows
-
-
 @dataclass(frozen=True)
 class TargetFit(Section):
     """Seconds of the target's pass; see `AffineProfile`.
@@ -185,9 +194,7 @@ class TargetFit(Section):
     row_s: Seconds
     kv_token_s: Seconds
     sequence_s: Seconds = 0.0
-    rows: Annotated[
-        tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...], AfterValidator(_rising)
-    ] = ()
+    rows: Points = ()
     query_kv_s: Seconds = 0.0
     prefill_query_kv_s: Seconds = 0.0
     logit_row_s: Seconds = 0.0

@@ -11,7 +11,7 @@ What an engine launches for a batch depends on its kernel (`HardwareSpec.attenti
   (run_mha_fwd_splitkv_dispatch: kBlockM 64, kBlockN 128).
 * ``flash_attention_3``: one launch too, but a group's heads share a tile of 128 rows and contexts are split by their
   length, so unequal ones balance (``hopper/heuristics.h``, ``tile_scheduler.hpp``).
-* ``separate``: prompts and decodes are two launches (FlashInfer, MLA, ROCm).
+* ``separate``: prompts and decodes are two launches, and contexts are split (FlashInfer, MLA, ROCm).
 
 Tiles run at the rate that prompts reach. A launch cannot end before its longest context, whose tiles run on when the
 others are done (`TAIL`, the one fitted number). Where a profile has times of such launches they are used, as their
@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import AttentionGrid
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.kernels.arrays import FloatArray
@@ -43,26 +42,28 @@ PREFIX_OFFSET = 16.0
 """Added to a prompt's earlier tokens on their axis, whose logs are taken."""
 
 
-def fill_launch(kind: Any, hardware: HardwareSpec, heads: int, kv_heads: int, pair_s: float) -> None:
+def fill_launch(kind: Any, kernel: str, multiprocessors: int, heads: int, kv_heads: int, pair_s: float) -> None:
     """Fill the fields of a decode kind that say what a launch shared with prompts takes.
 
     Args:
         kind: a record of `draftcast.sim.cost.attention_time.ATTENTION`.
+        kernel: one of `draftcast.calibration.profile.hardware.ATTENTION_KERNELS`.
+        multiprocessors: of the device.
         heads, kv_heads: of the rank.
         pair_s: seconds of one (query, context token) pair of all heads at the rate that prompts reach.
     """
     kind["launch_grid"] = -1
-    rows = TILE_ROWS.get(hardware.attention_kernel, 0.0)
+    rows = TILE_ROWS.get(kernel, 0.0)
     if rows == 0.0:
         return
     kind["split_seqs"] = math.inf
-    if hardware.is_hopper:
+    if kernel == "flash_attention_3":
         kind["tile_kv_s"] = pair_s * rows / (heads / kv_heads)
         return
     kind["tile_kv_s"] = pair_s * rows
-    kind["serial_kv_s"] = kind["tile_kv_s"] * hardware.multiprocessors / heads
+    kind["serial_kv_s"] = kind["tile_kv_s"] * multiprocessors / heads
     kind["decode_tail_kv_s"] = kind["shared_tail_kv_s"] = TAIL * kind["serial_kv_s"]
-    kind["split_seqs"] = FULL * PLACES * hardware.multiprocessors / kv_heads
+    kind["split_seqs"] = FULL * PLACES * multiprocessors / kv_heads
 
 
 @njit(cache=True, error_model="numpy")

@@ -195,6 +195,19 @@ class EngineConfig:
         return self.generation.prompts_alone
 
     @property
+    def retracts(self) -> bool:
+        """Whether the request with the fewest output tokens is preempted, and waits behind all others."""
+        return self.generation.retracts
+
+    @property
+    def reserves_outputs(self) -> bool:
+        """Whether room is kept for outputs when requests are admitted.
+
+        With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
+        """
+        return self.retracts and (not self.sliding_window or WINDOWS[self.window_kind] == "top_k")
+
+    @property
     def drops_last_hit(self) -> bool:
         """Whether the last block of a prefix hit is computed again."""
         return self.method.drops_last_prefix_block and not self.disable_eagle_block_drop

@@ -10,11 +10,12 @@ from functools import partial
 
 import numpy as np
 
-from draftcast.calibration.profile.interpolation import AttentionGrid
+from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet
+from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.kernels.model.dtypes import activation_bytes, wide_dtype
+from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
@@ -55,6 +56,7 @@ class OperatorTables:
         expert_parallel: the ranks hold whole experts, not a part of each.
         dcp: tensor-parallel ranks that share out the tokens of the KV cache.
         triton_experts: fp8 experts run by Triton's kernels where they were timed.
+        without_fa2: the engine attends by FlashInfer where vLLM takes FlashAttention 2.
         grids: what ``StepCost.attention_grids`` consists of: the measured grids of the kinds of attention asked for.
     """
 
@@ -65,6 +67,7 @@ class OperatorTables:
     expert_parallel: bool = False
     dcp: int = 1
     triton_experts: bool = False
+    without_fa2: bool = False
     grids: list[FloatArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,10 +110,23 @@ class OperatorTables:
         table = self.measured("all_reduce", "all_reduce", self.wide_dtype, message, (), ranks=self.tp)
         if table is not None:
             return launches * table
+        if self.tp in self.profile.all_reduce:
+            return _split(launches * self._published_all_reduce(message), Origin.EXTRAPOLATED)
         work = Work(np.zeros(len(rows)), bytes_moved * launches)
         table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
         latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
         return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origins(rows))
+
+    def _published_all_reduce(self, message: FloatArray) -> FloatArray:
+        part, latency = Part("all_reduce", self.wide_dtype), self.profile.hardware.link_latency_s
+        fitted = self.profile.seconds_of(*part.roofline)
+
+        def roofline(size: FloatArray, _: tuple[int, ...]) -> FloatArray:
+            return latency + fitted(part.work({"message_bytes": size, "ranks": self.tp}))
+
+        size, seconds = np.array(self.profile.all_reduce[self.tp]).T
+        curve = CurveSet.from_points(np.zeros((len(size), 0), dtype=np.int64), size, seconds, roofline)
+        return curve.seconds(message, ())[0]
 
     def all_reduces(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """The collectives of a forward pass."""
@@ -388,7 +404,15 @@ class OperatorTables:
         if model.is_mla or model.is_sparse or decode["layers"] == 0 or self.dcp > 1:
             return None
         _, heads = layer_shape(model, "decode", self.tp)
-        fill_launch(decode, self.profile.hardware, heads["heads"], heads["kv_heads"], float(prefill["qkv_s"]))
+        hardware = self.profile.hardware
+        kernel = hardware.attention_kernel
+        # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py).
+        if kernel == "flash_attention_2" and (self.without_fa2 or KV_BYTES[kv_cache_dtype] < 2.0):
+            kernel = "separate"
+        pair_s = float(prefill["qkv_s"])
+        fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
+        if kernel != hardware.attention_kernel:
+            return None
         of_prompts, of_decodes = (
             self._grid(f"attention_{phase}", kv_cache_dtype, heads) for phase in ("prefill", "decode")
         )

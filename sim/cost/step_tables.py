@@ -139,6 +139,7 @@ def fill_roofline(
         expert_parallel=config.enable_expert_parallel,
         dcp=config.decode_context_parallel_size,
         triton_experts=config.generation.runs_triton_experts(config.version),
+        without_fa2=config.generation.engine == "sglang",
     )
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)

@@ -5,11 +5,18 @@ Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_pre
 with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not modelled.
 """
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.state.engine import PREEMPTED, RUNNING, Array, Engine
+
+# Of SGLang 0.5 (managers/schedule_policy.py PrefillAdder, schedule_batch.py retract_decode, environ.py): the share of
+# the running requests' outputs that is kept free at first and at least, the decode steps between, the steps allowed for
+# after a preemption, and the tokens of a request's output that count.
+FIRST_SHARE, LEAST_SHARE, SHARE_STEPS, RETRACT_STEPS, MOST_OUTPUT = 0.7, 0.098, 600, 20, 4096
 
 
 @njit(cache=True, forceinline=True)
@@ -38,6 +45,14 @@ def _remove_entry(entries: Array, size: int, i: int) -> int:
 def _victim(s: Engine) -> int:
     """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival)."""
     e = s.engine[0]
+    if s.config[0].retracts:
+        fewest = 0
+        for at in range(1, e.num_running):
+            a = s.requests[s.running[at]]
+            b = s.requests[s.running[fewest]]
+            if a.tokens - a.prompt <= b.tokens - b.prompt:
+                fewest = at
+        return fewest
     if not s.config[0].priority:
         return int(e.num_running - 1)
     worst = 0
@@ -59,7 +74,7 @@ def add_clocks(s: Engine, i: int, times: float) -> None:
 
 @njit(cache=True)
 def _preempt(s: Engine, at: int) -> int:
-    """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue."""
+    """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue (SGLang's: last)."""
     e = s.engine[0]
     i = s.running[at]
     for j in range(at, e.num_running - 1):
@@ -81,8 +96,43 @@ def _preempt(s: Engine, at: int) -> int:
         r.pause_start_s = max(e.mark_s, r.first_scheduled_s)
         if r.first_token_s >= 0.0:
             add_clocks(s, i, 1.0)
-    queue.prepend(s, i)
+    if s.config[0].retracts:
+        queue.append(s, i)
+    else:
+        queue.prepend(s, i)
     return int(i)
+
+
+@njit(cache=True)
+def _output_left(s: Engine, i: int) -> int:
+    """Tokens that request ``i`` may still put out, as far as they count."""
+    r = s.requests[i]
+    return int(min(r.prompt + r.max_tokens - r.tokens, MOST_OUTPUT))
+
+
+@njit(cache=True)
+def _reserved_blocks(s: Engine) -> Any:
+    """Blocks kept free for the requests that run: the rest of their prompts and a share of their outputs."""
+    share = s.engine[0].output_share
+    tokens = 0.0
+    for i in s.running[: s.engine[0].num_running]:
+        r = s.requests[i]
+        tokens += max(r.tokens - r.computed, 0) + share * _output_left(s, i)
+    return tokens / s.config[0].block_size
+
+
+@njit(cache=True)
+def _share_outputs(s: Engine, preempted: bool) -> None:
+    """The share after a decode step: a little less, and after a preemption what the running have shown to need."""
+    e = s.engine[0]
+    if not preempted:
+        e.output_share = max(e.output_share - (FIRST_SHARE - LEAST_SHARE) / SHARE_STEPS, LEAST_SHARE)
+        return
+    done, most = RETRACT_STEPS * e.num_running, 1
+    for i in s.running[: e.num_running]:
+        done += s.requests[i].tokens - s.requests[i].prompt
+        most += s.requests[i].max_tokens
+    e.output_share = min(done / most, 1.0)
 
 
 @njit(cache=True)
@@ -177,6 +227,8 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
             blocks.cache_full_blocks(s, i, known)
 
     s.batch[slot].num_running = size
+    if c.reserves_outputs and not only_prompts:
+        _share_outputs(s, preempted)
     if not preempted and (only_prompts or not c.prompts_alone):
         size = _admit(s, entries, size, token_budget, input_budget, threshold, prefill_scheduled)
     s.batch[slot].size = size
@@ -199,6 +251,9 @@ def _admit(
     max_model_len = c.max_model_len
     num_already_running = size
     num_skipped = 0
+    if e.num_running == 0:
+        e.output_share = FIRST_SHARE
+    reserved = _reserved_blocks(s) if c.reserves_outputs else 0.0
     while token_budget > 0 and e.num_waiting > 0 and input_budget > c.slots and e.num_running < c.max_num_seqs:
         i = s.queue[0]
         r = s.requests[i]
@@ -237,6 +292,11 @@ def _admit(
             first += c.window_groups * first
         if max(whole, first) + c.fixed_blocks + watermark > e.free_blocks:
             break
+        if c.reserves_outputs:
+            reserved += blocks.blocks_for(_output_left(s, i), c.block_size)
+            if e.num_running > 0 and whole + c.fixed_blocks + reserved >= e.free_blocks:
+                break
+            reserved += whole - first
 
         queue.pop(s)
         if c.enable_prefix_caching:

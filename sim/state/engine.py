@@ -154,6 +154,8 @@ CONFIG = np.dtype(
         ("enable_prefix_caching", "i1"),
         ("enable_chunked_prefill", "i1"),
         ("prompts_alone", "i1"),  # prompts run in steps of their own, before all decoding
+        ("retracts", "i1"),
+        ("reserves_outputs", "i1"),
         ("drops_last_hit", "i1"),
         ("sliding_window", "i4"),
         ("window_kind", "i4"),
@@ -195,6 +197,7 @@ ENGINE = np.dtype(
         ("num_free_tables", "i4"),
         ("queue_front", "i8"),
         ("queue_back", "i8"),
+        ("output_share", "f8"),  # of what running requests may still put out, kept free where outputs are reserved
         ("num_finished", "i8"),
         ("cached_tokens", "i8"),
         ("looked_up_tokens", "i8"),

@@ -112,7 +112,7 @@ def test_what_a_live_calibration_adds_to_an_affine_fit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [[[1, 0.0], [1, 0.1]], [[1, 0.2], [8, 0.1]]])
 def test_a_curve_over_rows_never_falls(tmp_path: Path, rows: list[list[float]]) -> None:
-    with pytest.raises(HardwareError, match=r"target\.rows = .*ascending rows and seconds that never fall"):
+    with pytest.raises(HardwareError, match=r"target\.rows = .*ascending sizes and seconds that never fall"):
         affine_with(tmp_path, target={"rows": rows})
 
 

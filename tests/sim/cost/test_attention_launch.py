@@ -27,7 +27,7 @@ HEADS = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 def kind(hardware: HardwareSpec) -> np.void:
     record = np.zeros(1, at.ATTENTION)[0]
     record["layers"] = 1
-    al.fill_launch(record, hardware, 32, 8, PAIR_S)
+    al.fill_launch(record, hardware.attention_kernel, hardware.multiprocessors, 32, 8, PAIR_S)
     return record
 
 
@@ -90,6 +90,24 @@ def test_the_kernel_of_the_device_decides() -> None:
     assert single["split_seqs"] == pytest.approx(0.8 * 2 * 108 / 8)
     apart = kind(B200)
     assert launch(apart, rows=10, chunk=16, prefill_s=5e-6, longest=9000.0) == pytest.approx(1.5e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "launched_together"),
+    [
+        ("a100-80g", {}, True),
+        ("a100-80g", {"kv_dtype": "fp8"}, False),
+        ("a100-80g", {"version": "sglang 0.5.6"}, False),
+        ("h100-sxm", {"kv_dtype": "fp8"}, True),
+    ],
+)
+def test_flashinfer_attends_where_flash_attention_2_cannot_or_is_not_taken(
+    device: str, flags: dict[str, str], launched_together: bool
+) -> None:
+    hardware = load_hardware(device)
+    config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048, **flags)
+    cost = compile_step_cost(config, LLAMA, None, load_profile(None, hardware), hardware)
+    assert (cost.attention[at.DECODE]["tile_kv_s"] > 0.0) == launched_together
 
 
 def test_unequal_contexts_take_longer_once_they_are_not_split() -> None:

@@ -1,6 +1,7 @@
 """Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
 
 import importlib.util
+import dataclasses
 import math
 from typing import Any
 
@@ -251,6 +252,27 @@ def test_collectives_by_hand() -> None:
     # Five all-reduces of 4 rows of 64: 2 (tp-1)/tp x 512 bytes over 1e11 bytes/s and a microsecond each.
     assert both[0]["target_s"] - both[1]["target_s"] == pytest.approx(5 * (512 / 1e11 + 1e-6), rel=1e-9)
     assert both[0]["sample_s"] - both[1]["sample_s"] == pytest.approx(4 * 1000 * 2 / 2 / 1e11 + 1e-6, rel=1e-9)
+
+
+def test_published_all_reduces_come_before_the_roofline() -> None:
+    # Messages of 1, 4 and 16 rows of 64 numbers in 2 bytes; five collectives, a row's part of the logits aside.
+    profile = dataclasses.replace(ideal_profile(), all_reduce={2: ((128.0, 1e-3), (512.0, 2e-3))})
+
+    def collectives_s(ranks: int, rows: int) -> float:
+        shown = [
+            timed(tiny_cost(tensor_parallel_size=ranks, profile=each), tokens=rows, logit_rows=1)["target_s"]
+            for each in (profile, ideal_profile())
+        ]
+        fitted = 5 * (rows * 128 * 2 * (ranks - 1) / ranks / 1e11 + 1e-6)
+        return shown[0] - shown[1] + fitted
+
+    assert collectives_s(2, 1) == pytest.approx(5 * 1e-3)
+    assert collectives_s(2, 4) == pytest.approx(5 * 2e-3)
+    assert 5 * 1e-3 < collectives_s(2, 2) < 5 * 2e-3
+    # Beyond the last point by the ratio of rooflines; ranks without points by the roofline alone.
+    rooflines = [size / 1e11 + 1e-6 for size in (512, 2048)]
+    assert collectives_s(2, 16) == pytest.approx(5 * 2e-3 * rooflines[1] / rooflines[0])
+    assert collectives_s(4, 4) == pytest.approx(5 * (512 * 1.5 / 1e11 + 1e-6))
 
 
 # CUDA graphs -------------------------------------------------------------------------------------------------------

@@ -352,6 +352,29 @@ def test_first_come_first_served_preempts_the_last(build_case: Any) -> None:
     assert rows_and_ends(case.log())[5:] == [(8.0, {0: (1, 0, 0)}), (10.0, {1: (8, 0, 0)}), (11.125, {1: (1, 0, 0)})]
 
 
+@pytest.mark.parametrize(("blocks", "first"), [(9, 24), (10, 1)])
+def test_sglang_keeps_room_for_outputs_when_it_admits(build_case: Any, blocks: int, first: int) -> None:
+    # Request 0 may put out 23 more tokens: 0.7 x 23 = 16.1 tokens are 4.03 blocks. Request 1 needs one block for its
+    # prompt and two for its output: 7.03 of 7 or 8 that are free. Request 0 takes more than its room shrinks by.
+    usable = {"num_gpu_blocks": blocks}
+    case = build_case([4, 4], [24, 6], arrival_s=[0.0, 0.5], version="sglang 0.5.6", **usable, **SYNC)
+    assert next(at for at, step in enumerate(case.log()) if 1 in step.rows) == first
+    vllm = build_case([4, 4], [24, 6], arrival_s=[0.0, 0.5], **usable, **SYNC)
+    assert 1 in vllm.log()[1].rows
+
+
+def test_sglang_preempts_the_shortest_output_which_waits_behind_the_others(build_case: Any) -> None:
+    # A window: no room is kept for outputs.
+    case = build_case(
+        [4, 4, 4], [6, 12, 6], arrival_s=[0.0, 0.0, 3.0], version="sglang 0.5.6", sliding_window=64, **SCARCE, **SYNC
+    )
+    steps = [list(step.rows) for step in case.log()]
+    assert steps[:6] == [[0, 1]] * 5 + [[0]]  # request 1 gave way, as both had put out as much
+    assert steps[6] == [2, 1]  # request 2 had come meanwhile, and goes first
+    assert steps[7:14] == [[1]] * 6 + [[2]]  # request 2 has put out one token, request 1 six
+    assert case.requests()["preemptions"].tolist() == [0, 1, 1]
+
+
 def test_a_victim_already_scheduled_leaves_the_step(build_case: Any) -> None:
     case = build_case([4, 7], [4, 4], **IMPORTANT_LAST, **SCARCE, **SYNC)
     # t = 1.5; 1 + 7 rows: 3.5; 2 rows: 4.75. Then request 0 is scheduled first and fits (7 tokens, 2 blocks), but the
