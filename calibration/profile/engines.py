@@ -73,6 +73,10 @@ class Constants(Section):
     suffix_request_s: Constant  # suffix decoding, each request
 
 
+Ratios = dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]]
+"""By the version from which it holds."""
+
+
 @dataclass(frozen=True)
 class EngineGeneration(Section):
     """Versions of an engine that run a step alike."""
@@ -112,9 +116,10 @@ class EngineGeneration(Section):
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
-    # Step times of models with latent, sparse or linear attention over those of the timed kernels, by the version from
-    # which it holds, on devices other than Hopper: there engines ran these layers by slower kernels for months.
-    other_attention_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
+    # Step times of models with latent or sparse and with linear attention over those of the timed kernels, by the version
+    # from which it holds, on devices other than Hopper: there engines ran these layers by slower kernels for months.
+    other_attention_ratio: Ratios = field(default_factory=dict)
+    linear_attention_ratio: Ratios = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
 
@@ -130,9 +135,8 @@ class EngineGeneration(Section):
         compressed attention, whose kernels came with the model (DeepSeek-V4, three sources).
         """
         as_timed = model.has_plain_attention or model.kv_compression > 0 or hardware.is_hopper
-        if as_timed or not self.other_attention_ratio:
-            return 1.0
-        return since(self.other_attention_ratio, version)
+        ratios = self.linear_attention_ratio if model.num_linear_layers else self.other_attention_ratio
+        return 1.0 if as_timed or not ratios else since(ratios, version)
 
     def runs_triton_experts(self, version: str) -> bool:
         """Whether a version runs experts in fp8 by Triton's kernels."""

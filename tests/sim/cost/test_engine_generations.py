@@ -278,12 +278,24 @@ def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
     assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192)
 
 
+LATENT, LINEAR, PLAIN = ("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)
+
+
 @pytest.mark.parametrize(
-    ("older", "newer"),
-    [("vllm 0.7", None), ("vllm 0.13", None), ("vllm 0.21", "vllm 0.22"), ("sglang 0.5.8", "sglang 0.5.12")],
+    ("older", "newer", "models"),
+    [
+        ("vllm 0.7", None, (LATENT, LINEAR, PLAIN)),
+        ("vllm 0.13", None, (LATENT, LINEAR, PLAIN)),
+        ("vllm 0.23", "vllm 0.24", (LATENT, PLAIN)),
+        ("sglang 0.5.10", "sglang 0.5.11", (LATENT, PLAIN)),
+        ("vllm 0.16", "vllm 0.17", (LINEAR, PLAIN)),
+        ("sglang 0.5.9", "sglang 0.5.10", (LINEAR, PLAIN)),
+    ],
 )
-def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(older: str, newer: str | None) -> None:
-    for model, other in (("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)):
+def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(
+    older: str, newer: str | None, models: tuple[tuple[str, bool], ...]
+) -> None:
+    for model, other in models:
         spec = load_model(model)
         blackwell, hopper = load_hardware("b200"), load_hardware("h200")
         ratio = generation_of(older, is_moe=True).attention_ratio(older, spec, blackwell)
