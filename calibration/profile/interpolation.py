@@ -225,15 +225,24 @@ def _thinned(axis: FloatArray) -> FloatArray:
 
 def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, BoolArray]:
     """Fill holes that have measured neighbours on both sides along an axis; with several such axes, their mean."""
-
-    def between(line: FloatArray, logs: FloatArray) -> FloatArray:
-        known = ~np.isnan(line)
-        return np.interp(logs, logs[known], line[known], left=np.nan, right=np.nan) if known.any() else line
-
-    lines = np.stack([np.apply_along_axis(between, axis, excess, np.log(at)) for axis, at in enumerate(axes)])
+    known = ~np.isnan(excess)
+    lines = np.stack([_between(excess, known, axis, np.log(at)) for axis, at in enumerate(axes)])
     count = np.sum(~np.isnan(lines), axis=0)
-    filled = np.where(np.isnan(excess) & (count > 0), np.nansum(lines, axis=0) / np.maximum(count, 1), excess)
+    filled = np.where(~known & (count > 0), np.nansum(lines, axis=0) / np.maximum(count, 1), excess)
     return filled, ~np.isnan(filled)
+
+
+def _between(excess: FloatArray, known: BoolArray, axis: int, logs: FloatArray) -> FloatArray:
+    """Along an axis, at each hole the straight line between its known neighbours; NaN where one lacks."""
+    shape = [len(logs) if index == axis else 1 for index in range(excess.ndim)]
+    place = np.arange(len(logs)).reshape(shape)
+    low = np.maximum.accumulate(np.where(known, place, -1), axis)
+    high = np.flip(np.minimum.accumulate(np.flip(np.where(known, place, len(logs)), axis), axis), axis)
+    enclosed = ~known & (low >= 0) & (high < len(logs))
+    low, high = low.clip(0), high.clip(max=len(logs) - 1)
+    below, above = (np.take_along_axis(excess, index, axis) for index in (low, high))
+    slope = (above - below) / np.where(enclosed, logs[high] - logs[low], 1.0)
+    return np.where(enclosed, slope * (logs.reshape(shape) - logs[low]) + below, np.nan)
 
 
 def _fill_beyond(excess: FloatArray, axes: tuple[FloatArray, ...]) -> FloatArray:

@@ -22,6 +22,8 @@ from draftcast.kernels.operators.cost import Work
 Built = TypeVar("Built")
 Seconds = Callable[[Work], FloatArray]
 """A family's fitted roofline at a dtype, on a device."""
+Points = Mapping[str, Any] | pd.DataFrame
+"""Columns of measured points by name."""
 
 
 class CurveAxes(NamedTuple):
@@ -96,21 +98,22 @@ def grid_shape(operator: str, a: Any, b: Any, c: Any) -> dict[str, Any]:
     return {"q": c, "batch": b, "context": a * c}
 
 
-def grid_axes(operator: str, rows: pd.DataFrame) -> FloatArray:
+def grid_axes(operator: str, rows: Points) -> FloatArray:
     """Values of a grid's axes at measured points, shape (points, 3)."""
-    q, batch = (rows[name].to_numpy(np.float64) for name in ("q", "batch"))
+    q, batch = (np.asarray(rows[name], np.float64) for name in ("q", "batch"))
     if operator in LINEAR_ATTENTION:
-        return np.column_stack((q, batch, np.ones(len(rows))))
-    context = rows["context"].to_numpy(np.float64)
+        return np.column_stack((q, batch, np.ones(len(q))))
+    context = np.asarray(rows["context"], np.float64)
     return np.column_stack((q, batch, context) if operator.endswith("decode") else (context / q, batch, q))
 
 
-def curve_keys(operator: str, rows: pd.DataFrame) -> IntArray:
+def curve_keys(operator: str, rows: Points) -> IntArray:
     """Values of a curve set's axes at measured points, shape (points, axes)."""
-    return rows[list(CURVES[operator].axes)].to_numpy(np.int64)
+    how = CURVES[operator]
+    return np.asarray([rows[name] for name in how.axes], np.int64).reshape(len(how.axes), len(rows[how.x])).T
 
 
-def curves_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
+def curves_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
     how = CURVES[part.operator]
 
     def roofline(x: FloatArray, key: Key) -> FloatArray:
@@ -119,12 +122,12 @@ def curves_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[s
     return CurveSet.from_points(curve_keys(part.operator, rows), rows[how.x], rows["seconds"], roofline)
 
 
-def grid_of(part: Part, rows: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]) -> AttentionGrid:
+def grid_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int]) -> AttentionGrid:
 
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
-    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), rows["seconds"].to_numpy(), roofline)
+    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), roofline)
     return grid.stretched(VERIFY_QUERIES, roofline) if part.operator.endswith("decode") else grid
 
 

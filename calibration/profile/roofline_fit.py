@@ -27,6 +27,7 @@ from draftcast.calibration.profile.measured import (
     CURVES,
     FAMILY,
     Part,
+    Points,
     Seconds,
     curve_keys,
     curves_of,
@@ -122,13 +123,20 @@ def held_out(frame: pd.DataFrame) -> BoolArray:
 
 def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> OperatorErrors:
     """Held-out points of a part predicted from its other points, group by group."""
-    pieces = [points[:0].assign(predicted=0.0)]
-    for _, rows in points.groupby(list(part.group)) if part.group else [((), points)]:
-        train, held = rows[~rows["held_out"]], rows[rows["held_out"]]
-        if len(held):
-            group = {name: int(rows[name].iloc[0]) for name in part.group}
-            pieces.append(held.assign(predicted=_predicted(part, train, held, seconds, group)))
-    held = pd.concat(pieces[1:] or pieces)
+    # As arrays: to take a group's points from a frame of all columns costs more than to interpolate them.
+    columns = {name: points[name].to_numpy() for name in (*SHAPE_FIELDS[part.operator], "seconds")}
+    is_held = points["held_out"].to_numpy()
+    groups: dict[Any, Any] = points.groupby(list(part.group)).indices if part.group else {(): np.arange(len(points))}
+    rows, predicted = np.arange(0), np.zeros(0)
+    for _, members in sorted(groups.items()):
+        at = members[is_held[members]]
+        if len(at):
+            others = members[~is_held[members]]
+            train, wanted = ({name: column[of] for name, column in columns.items()} for of in (others, at))
+            group = {name: int(wanted[name][0]) for name in part.group}
+            rows = np.append(rows, at)
+            predicted = np.append(predicted, _predicted(part, train, wanted, seconds, group))
+    held = points.iloc[rows].assign(predicted=predicted)
     held["error"] = held["predicted"] / held["seconds"] - 1.0
 
     def shape(point: pd.Series[Any]) -> str:
@@ -137,15 +145,13 @@ def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> 
     return OperatorErrors(part, len(points), Errors.of(held["predicted"].to_numpy(), held, shape), held)
 
 
-def _predicted(
-    part: Part, train: pd.DataFrame, held: pd.DataFrame, seconds: Seconds, group: Mapping[str, int]
-) -> FloatArray:
+def _predicted(part: Part, train: Points, held: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
     if part.operator in ATTENTION:
         log_s, _ = grid_of(part, train, seconds, group).log_seconds(*grid_axes(part.operator, held).T)
         return np.asarray(np.exp(log_s))
     curves = curves_of(part, train, seconds, group)
-    predicted = np.empty(len(held))
-    keys, xs = curve_keys(part.operator, held), held[CURVES[part.operator].x].to_numpy(np.float64)
+    keys, xs = curve_keys(part.operator, held), np.asarray(held[CURVES[part.operator].x], np.float64)
+    predicted = np.empty(len(xs))
     for key in set(map(tuple, keys.tolist())):
         at = np.all(keys == np.asarray(key, dtype=np.int64), axis=1)
         predicted[at], _ = curves.seconds(xs[at], key)

@@ -106,7 +106,7 @@ def _points(checksum: str, part: Part, _opened: OpenProfile) -> OperatorErrors:
 
 
 def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
-    parts = {str(part): part for part in modelled_parts(opened.table())}
+    parts = {str(part): part for part in modelled_parts(opened.table)}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):

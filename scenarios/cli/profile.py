@@ -55,7 +55,7 @@ def show(
         shown |= own.coefficients()
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
-        tables["coverage"] = view.coverage(opened.table())
+        tables["coverage"] = view.coverage(opened.table)
     if as_json:
         print_json({**shown, **tables})
         return

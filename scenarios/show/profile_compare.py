@@ -64,7 +64,7 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     """
     if first.folder is None or second.folder is None:
         return []
-    both = first.table().frame.merge(second.table().frame, on=list(POINT), suffixes=("", "_other"))
+    both = first.table.frame.merge(second.table.frame, on=list(POINT), suffixes=("", "_other"))
     both = both[both[["low_s", "low_s_other"]].notna().all(axis=1)]
     meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
     both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())

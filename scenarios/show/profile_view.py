@@ -1,6 +1,7 @@
 """What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage."""
 
 import dataclasses
+import functools
 import math
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -59,8 +60,9 @@ class OpenProfile:
     folder: Path | None  # None for a profile without a table
     manifest: Manifest | None  # None for a profile that is one YAML file
 
+    @functools.cached_property
     def table(self) -> LatencyTable:
-        """The measured table. Raises HardwareError when the profile has none."""
+        """The measured table, read once. Raises HardwareError when the profile has none."""
         if self.folder is None:
             raise HardwareError("holds no measured table", key="profile", value=self.profile.name)
         return LatencyTable.read(self.folder / TABLE)
@@ -134,7 +136,7 @@ def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
 
 def held_out_predictions(opened: OpenProfile) -> Iterator[OperatorErrors]:
     """Interpolation of the held-out points of every operator and format of the table."""
-    for part, rows in parts_of(modelled(opened.table())):
+    for part, rows in parts_of(modelled(opened.table)):
         yield _predictions(opened, part, rows)
 
 
@@ -144,7 +146,7 @@ def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
     Raises:
         HardwareError: the profile has no measured table, or nothing of this part.
     """
-    frame = opened.table().frame
+    frame = opened.table.frame
     points = frame[(frame[list(Part._fields)] == list(part)).all(axis=1)]
     if points.empty:
         raise HardwareError(f"has no measured points of {part}", key="profile", value=opened.profile.name)
