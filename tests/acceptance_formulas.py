@@ -6,9 +6,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numba import njit
 
+from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.chain import Chain, respelled
 from draftcast.sim.acceptance.model import AcceptanceModel
+from draftcast.sim.compiled.borrowed import reference
+
+# By a bundle's address and with the types that the engine calls them with: the machine code that it runs is what is
+# tested, and none is compiled anew.
+
+
+@njit
+def proposed_drafts(arrays: compiled.AcceptanceArrays, request: int, position: int, k: int) -> int:
+    return compiled.proposed_drafts(reference(arrays), np.uint32(request), np.int32(position), np.int32(k))
+
+
+@njit
+def accepted_drafts(arrays: compiled.AcceptanceArrays, request: int, position: int, drafts: int) -> int:
+    return compiled.accepted_drafts(reference(arrays), np.uint32(request), np.int32(position), np.int64(drafts))
 
 
 def markov(alpha_good: float, alpha_bad: float, p_gb: float, p_bg: float) -> Chain:

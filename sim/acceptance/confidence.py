@@ -19,6 +19,7 @@ rate by draft index.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -184,7 +185,8 @@ def survivals(
     draws = np.empty((levels + 1) * n, np.int64)
     alike = rounds_are_alike(ref)
     for i in range(n):
-        describe_drafts(ref, requests[i], positions[i], levels, survival, draws, i, n, alike)
+        request: Any = np.uint32(requests[i])  # as the engine's requests are, for which it is compiled
+        describe_drafts(ref, request, positions[i], levels, survival, draws, i, n, alike)
     if alike:
         describe_alike(ref, levels, survival, draws, n, n)
     forecast_survival(survival, draws, n, levels, n)

@@ -18,8 +18,16 @@ from numba import types
 from numpy.typing import NDArray
 
 from draftcast.sim.compiled.borrowed import Held
-from draftcast.sim.cost.step_time import FEATURES, PIECEWISE_GRAPHS, TIMES, decode_features, empty_record, step_time
-from draftcast.sim.engine import step
+from draftcast.sim.cost.step_time import (
+    FEATURES,
+    PIECEWISE_GRAPHS,
+    TIMES,
+    decode_features,
+    empty_record,
+    graph_mode,
+    step_time,
+)
+from draftcast.sim.engine import schedule, step
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.state.engine import FINISHED, STOP_FINISHED, STOP_IDLE, STOP_TIME, Engine
 
@@ -296,7 +304,10 @@ class DataParallel:
                 self._collect(rank, stop_on_finish)
 
     def _calls(self, rank: int) -> tuple[Callable[..., Any], ...]:
-        """The compiled parts of a step, bound to a rank's arrays; they are others when its step records have grown."""
+        """The compiled parts of a step, bound to a rank's arrays; they are others when its step records have grown.
+
+        Those that the engine's own loop consists of are compiled with it; one function of them would be compiled anew.
+        """
         state = self.ranks[rank].state
         known = self._bound[rank]
         if known is None or known[0] is not state:
@@ -304,13 +315,20 @@ class DataParallel:
             held = Held(state)
             bound = (
                 held.bind(step.arrive),
-                held.bind(step.start_batch),
+                held.bind(schedule.schedule),
+                *(held.bind(part, whole) for part in (step.draw, step.decide_drafts, step.commit)),
                 held.bind(step.time_batch, real, real, real, whole),
                 held.bind(step.send_batch, real, real, real, real),
                 held.bind(step.collect),
             )
             known = self._bound[rank] = (state, held, bound)
         return known[2]
+
+    @staticmethod
+    def _slot(state: Engine) -> int:
+        """Where the batch stands that is scheduled next, or was and is not launched."""
+        e = state.engine[0]
+        return int((e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"])
 
     def _start_wave(self, now_s: float) -> None:
         self._runs = True
@@ -323,10 +341,14 @@ class DataParallel:
     def _schedule(self, rank: int) -> None:
         state = self.ranks[rank].state
         e = state.engine[0]
-        arrive, start, *_ = self._calls(rank)
+        arrive, start, *prepare = self._calls(rank)[:5]
         arrive()
         self._tell(rank, float(e["host_s"]))
+        slot = self._slot(state)
         if start():
+            for part in prepare:
+                part(slot)
+            state.features[0]["graph_mode"] = graph_mode(state.cost.params[0], state.features[0])
             self._next[rank] = BATCH_READY
         else:
             self._next[rank] = COLLECT_IDLE if e["in_flight"] else DUMMY_READY
@@ -347,8 +369,8 @@ class DataParallel:
             e = state.engine[0]
             own = float(state.features[0]["tokens"])
             others = sorted(rows)[-2] if own == max(rows) else max(rows)
-            self._calls(index)[2](max(rows) if padded else own, others if padded else 0.0, group, mode)
-            times = state.batch[(e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"]]
+            self._calls(index)[5](max(rows) if padded else own, others if padded else 0.0, group, mode)
+            times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
             took_s = float(times["draft_s"] + times["target_s"])
             if took_s > longest_s or index == real[0]:
@@ -359,7 +381,7 @@ class DataParallel:
             state = rank.state
             e = state.engine[0]
             if self._next[index] == BATCH_READY:
-                self._calls(index)[3](start_s, draft_s, target_s, prefill_s)
+                self._calls(index)[6](start_s, draft_s, target_s, prefill_s)
                 if e["in_flight"] == state.config[0]["depth"]:
                     self._next[index] = COLLECT
                     continue
@@ -376,7 +398,7 @@ class DataParallel:
 
     def _collect(self, rank: int, stop_on_finish: bool) -> None:
         state = self.ranks[rank].state
-        ended = self._calls(rank)[4]()
+        ended = self._calls(rank)[7]()
         if ended and stop_on_finish:
             self._finished += state.finished[:ended].tolist()
             self._found_s = float(state.engine[0]["host_s"])

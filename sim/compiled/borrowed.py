@@ -61,7 +61,7 @@ class _ReferenceModel(PointerModel):
 
 
 def reference(record: RecordT) -> RecordT:
-    """In compiled code the bundle's address; in Python the bundle."""
+    """In compiled code the bundle's address, be it the bundle or its address already; in Python the bundle."""
     return record
 
 
@@ -168,15 +168,20 @@ def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
     return extending.NativeValue(pointer, is_error=c.pyapi.c_api_error())
 
 
-_references: dict[Hashable, Reference] = {}
+Compiled = dict[tuple[Hashable, ...], Callable[..., Any]]
+_references: dict[Hashable, tuple[Reference, Compiled]] = {}
 
 
-def _reference_to(record: Any) -> Reference:
-    """The type of a bundle's address; numba takes 6 ms to describe the engine's arrays, whose layouts are few."""
+def _reference_to(record: Any) -> tuple[Reference, Compiled]:
+    """The type of a bundle's address, and functions compiled for it by themselves and their other arguments' types.
+
+    numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built;
+    layouts are few.
+    """
     layout = _layout(record)
     found = _references.get(layout)
     if found is None:
-        found = _references[layout] = Reference(typeof(record))
+        found = _references[layout] = Reference(typeof(record)), {}
     return found
 
 
@@ -200,13 +205,16 @@ class Held:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self._kind = _reference_to(record)
+        self._kind, self._compiled = _reference_to(record)
         self._memory = np.zeros(-(-_size_bytes(record) // 8), np.uint64)
         _write_to(record, self._memory)
 
     def bind(self, function: Any, *kinds: types.Type) -> Callable[..., Any]:
         """The compiled ``function(ref, ...)`` with ``ref`` given; ``kinds`` are the types of its other arguments."""
-        return partial(function.compile((self._kind, *kinds)), self._memory.ctypes.data)
+        compiled = self._compiled.get((function, *kinds))
+        if compiled is None:
+            compiled = self._compiled[function, *kinds] = function.compile((self._kind, *kinds))
+        return partial(compiled, self._memory.ctypes.data)
 
 
 @infer_getattr
@@ -240,6 +248,11 @@ def _reference_overload(record: Any) -> Any:
     def address(record: Any) -> Any:
         return _reference(record)
 
+    def itself(record: Any) -> Any:
+        return record
+
+    if isinstance(record, Reference):
+        return itself
     return address if isinstance(record, types.NamedTuple) else None
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.spec import WINDOWS
-from draftcast.sim.compiled.borrowed import borrowed
+from draftcast.sim.compiled.borrowed import borrowed, reference
 from draftcast.sim.cost.attention_launch import launch_seconds
 from draftcast.sim.cost.attention_time import (
     ATTENTION,
@@ -593,7 +593,7 @@ def step_time(cost: StepCost, f: Record, out: Record) -> None:
     Device seconds are ``draft_s + target_s + sample_s`` and equal the three origins' sum. A step without rows costs
     nothing. `step_seconds` adds the host's.
     """
-    fill_times(cost, f, 1.0, out)
+    fill_times(reference(cost), f, 1.0, out)
 
 
 @njit(cache=True, error_model="numpy")
@@ -692,9 +692,10 @@ def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: flo
     For policies and closed forms; it allocates its two records, so it does not belong into a step loop's hot path.
     ``kept``: as of `expect_ahead`.
     """
+    c = reference(cost)
     f = np.empty(1, FEATURES)[0]
     out = np.empty(1, TIMES)[0]
-    decode_features(cost, num_seqs, k, mean_context, f)
+    decode_features(c, num_seqs, k, mean_context, f)
     expect_ahead(f, kept)
-    fill_times(cost, f, 1.0, out)
-    return step_seconds(cost, out)
+    fill_times(c, f, 1.0, out)
+    return step_seconds(c, out)

@@ -11,7 +11,7 @@ from numba import njit
 
 from draftcast.sim.acceptance.compiled import accepted_drafts, drafts_of_head, proposed_drafts
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.cost.step_time import fill_times, graph_mode, window_of_decode, window_of_prompt
+from draftcast.sim.cost.step_time import fill_times, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
@@ -290,22 +290,8 @@ def decide_drafts(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def start_batch(s: Engine) -> int:
-    """Schedule a batch of a rank that steps with others and fill its features; the number of requests."""
-    c = s.config[0]
-    slot = (s.engine[0].first_batch + s.engine[0].in_flight) & c.last_slot
-    size = schedule(s)
-    if size > 0:
-        draw(s, slot)
-        decide_drafts(s, slot)
-        commit(s, slot)
-        s.features[0].graph_mode = graph_mode(s.cost.params[0], s.features[0])
-    return size
-
-
-@njit(cache=True)
 def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> None:
-    """Times of the started batch, as `launch` has them, beside the batches of other ranks.
+    """Times of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
 
     Args:
         rows: of the pass, padded to those of the rank that has most.

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from acceptance_formulas import markov, name_of, recording
+from acceptance_formulas import accepted_drafts, markov, name_of, proposed_drafts, recording
 from hypothesis import given
 from hypothesis import strategies as st
 from numba import njit
@@ -20,10 +20,11 @@ from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, accepted_drafts, drafts_of_head, proposed_drafts
+from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, drafts_of_head
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost.methods import get_method
 
 SHARED = shared_data("data/acceptance")
@@ -33,18 +34,19 @@ RECORDING = np.random.default_rng(5).integers(0, 6, size=(300, 400))
 @njit
 def play(a: AcceptanceArrays, k: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rounds from output positions first..last-1: all, drafting, and [n, k] those that accepted 1..k drafts."""
-    n = len(a.class_id)
+    n, ref = len(a.class_id), reference(a)
     rounds, drafted, at_least = np.zeros(n), np.zeros(n), np.zeros((n, k))
     for request in range(n):
         position = 1
         while position < last:
-            drafts = proposed_drafts(a, request, position, k)
-            tokens = accepted_drafts(a, request, position, drafts)
+            drafts = proposed_drafts(ref, request, position, k)
+            tokens = accepted_drafts(ref, request, position, drafts)
             if position >= first:
                 rounds[request] += 1
                 if drafts > 0:
                     drafted[request] += 1
-                    at_least[request, :tokens] += 1
+                    for j in range(tokens):
+                        at_least[request, j] += 1
             position += tokens + 1
     return rounds, drafted, at_least
 
@@ -128,14 +130,17 @@ def test_rounds_that_follow_each_other_are_as_alike_as_the_formula_says() -> Non
             assert_ratio(products, np.array([len(s) - lag for s in series], float), model.lag_covariance(k, lag))
 
 
+@njit
 def rounds_from(arrays: AcceptanceArrays, request: int, k: int, first: int, last: int) -> np.ndarray:
-    position, kept = 1, []
+    ref = reference(arrays)
+    position, count, kept = 1, 0, np.zeros(last)
     while position < last:
-        tokens = accepted_drafts(arrays, request, position, k)
+        tokens = accepted_drafts(ref, request, position, k)
         if position >= first:
-            kept.append(tokens)
+            kept[count] = tokens
+            count += 1
         position += tokens + 1
-    return np.array(kept, float)
+    return kept[:count]
 
 
 def test_spread_and_stretches_work_in_their_direction() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from acceptance_formulas import markov, name_of, recording
+from acceptance_formulas import accepted_drafts, markov, name_of, proposed_drafts, recording
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from acceptance_formulas import accepted_drafts, proposed_drafts
 from numba import njit
 from pydantic import ValidationError
 
 from draftcast import load_scenario
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
+from draftcast.sim.compiled.borrowed import reference
 
 K = 3
 PROMPTS, OUTPUTS = np.array([50, 400]), np.array([900, 300])
@@ -51,12 +53,12 @@ def test_shares_are_those_counted_by_hand() -> None:
 
 @njit
 def _played(arrays: AcceptanceArrays, outputs: np.ndarray) -> tuple[int, int]:
-    tokens, rounds = 0, 0
+    tokens, rounds, ref = 0, 0, reference(arrays)
     for request in range(len(outputs)):
         position = 0
         while position < outputs[request]:
-            drafts = proposed_drafts(arrays, request, position, K)
-            position += accepted_drafts(arrays, request, position, drafts) + 1
+            drafts = proposed_drafts(ref, request, position, K)
+            position += accepted_drafts(ref, request, position, drafts) + 1
             rounds += 1
         tokens += position
     return tokens, rounds

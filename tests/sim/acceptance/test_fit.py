@@ -6,15 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from acceptance_formulas import accepted_drafts, proposed_drafts
 from numba import njit
 from paths import shared_data
 
 from draftcast.errors import InputError
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import AcceptanceArrays, accepted_drafts, proposed_drafts
+from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 
 K = 3
@@ -24,9 +26,10 @@ CUT = 8192  # outputs that reached the recording's limit repeat themselves witho
 
 @njit
 def rounds_from(arrays: AcceptanceArrays, request: int, tokens: int) -> np.ndarray:
+    ref = reference(arrays)
     position, count, kept = 1, 0, np.zeros(tokens)
     while position < tokens:
-        kept[count] = accepted_drafts(arrays, request, position, proposed_drafts(arrays, request, position, K))
+        kept[count] = accepted_drafts(ref, request, position, proposed_drafts(ref, request, position, K))
         position += int(kept[count]) + 1
         count += 1
     return kept[:count]

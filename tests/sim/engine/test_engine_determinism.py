@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from acceptance_formulas import accepted_drafts, proposed_drafts
 from paths import TESTS
 
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification

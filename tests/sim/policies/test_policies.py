@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import njit, types
 
 import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.compiled.borrowed import Held, reference
 from draftcast.sim.policies import ema_tiers, goodput
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.ema_tiers import EmaTiers, Tier
@@ -36,9 +36,9 @@ def observe(engine: Any, rounds: int, accepted: int, rejections: int, sampled: i
     learn_from_first(engine)
 
 
-@njit(cache=True)
 def goodput_drafts(engine: Any, num_seqs: int, mean_context: float) -> int:
-    return goodput.goodput_drafts(reference(engine), num_seqs, mean_context)
+    held = Held(engine)
+    return int(held.bind(goodput.goodput_drafts, types.int32, types.float64)(num_seqs, mean_context))
 
 
 LONG = {"max_model_len": 512, "num_gpu_blocks": 201}

@@ -7,22 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import types
 
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.policies import bandit as rule
 from draftcast.sim.policies.bandit import Bandit
-
-
-@njit
-def decide(engine: Any, slot: int) -> None:
-    rule.decide_bandit(reference(engine), slot)
-
-
-@njit
-def observe(engine: Any, slot: int) -> None:
-    rule.observe_bandit(reference(engine), slot)
 
 
 class Game:
@@ -31,17 +21,19 @@ class Game:
     def __init__(self, build_case: Any, policy: Bandit, seconds: dict[int, list[float]], k: int, seed: int = 0) -> None:
         case = build_case([4], [4], method="eagle", k=k, policy=policy, max_num_seqs=8)
         self.state = case.replica.state._replace(policy=policy.compile(k, 8, seed))
+        self.held = Held(self.state)
+        self.decide, self.observe = (self.held.bind(f, types.int64) for f in (rule.decide_bandit, rule.observe_bandit))
         self.seconds = seconds  # by number of requests, one entry per length
 
     def play(self, num_seqs: int = 1) -> int:
         e, batch = self.state.engine, self.state.batch
         batch[0]["size"], batch[0]["prefill_s"] = num_seqs, 0.0
-        decide(self.state, 0)
+        self.decide(0)
         (arm,) = set(self.state.entries[0]["next_drafts"][:num_seqs].tolist())
         e[0]["step"] += 1
         batch[0]["step"], batch[0]["emitted"] = e[0]["step"], 10
         batch[0]["elapsed_s"] = 10 * self.seconds[num_seqs][arm]
-        observe(self.state, 0)
+        self.observe(0)
         return int(arm)
 
 

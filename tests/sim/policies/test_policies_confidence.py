@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from acceptance_formulas import markov, recording
+from acceptance_formulas import accepted_drafts, markov, recording
 from numba import njit
 
 import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.compiled import KIND_TRACE, AcceptanceArrays, accepted_drafts
+from draftcast.sim.acceptance.compiled import KIND_TRACE, AcceptanceArrays
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace
