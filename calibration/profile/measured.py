@@ -174,9 +174,13 @@ class MeasuredTimes:
         Shape (points, 6): m, k, n, batch, context, seconds; None: not measured.
         """
         part = Part("attention_launch", measured_dtype(dtype), measured_dtype(kv_dtype))
-        rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
-        columns = ["m", "k", "n", "batch", "context", "seconds"]
-        return rows[columns].to_numpy(np.float64) if len(rows) else None
+
+        def read() -> FloatArray | None:
+            rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
+            columns = ["m", "k", "n", "batch", "context", "seconds"]
+            return rows[columns].to_numpy(np.float64) if len(rows) else None
+
+        return self._once((*part, *heads.items()), read)
 
     def _grid(self, part: Part, heads: Mapping[str, int], seconds: Seconds) -> AttentionGrid | None:
         # Without window or tree. The target and its draft read the points of every head shape once.

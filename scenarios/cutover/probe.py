@@ -214,7 +214,8 @@ class Prober:
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = [name for name in rows[0] if all(name in row for row in rows)]
-    return {name: float(np.mean([row[name] for row in rows])) for name in names}
+    means = np.array([[row[name] for row in rows] for name in names]).mean(axis=1)
+    return dict(zip(names, means.tolist(), strict=True))
 
 
 def _grouped(rows: Sequence[Mapping[str, float]], groups: int) -> list[dict[str, float]]:
