@@ -160,18 +160,17 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
 
 
 def spread(by_source: Mapping[str, list[float]]) -> float:
-    """Standard deviation that puts nine in ten errors of a further source inside; every source counts once.
+    """Standard deviation that puts nine in ten errors inside; every source counts once.
 
-    Of n sources (n + 1) / n of that share, since the next may be the worst: split conformal prediction (Lei et al.,
-    Journal of the American Statistical Association 113, 2018, section 2.2).
+    Straight between errors, each in the middle of its weight (Hazen 1914; Hyndman and Fan, The American Statistician
+    50(4), 1996, definition 5). With each source held out so chosen intervals hold 85 to 89 % of it (`coverage`); those of
+    split conformal prediction, which end at the worst of ten sources, hold 93 to 98 % and are up to three times as wide.
     """
     errors = np.concatenate([np.abs(found) for found in by_source.values()])
     weights = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in by_source.values()])
     order = np.argsort(errors)
-    share = np.cumsum(weights[order]) / weights.sum()
-    level = CONFIDENCE * (1.0 + 1.0 / len(by_source))
-    inside = min(int(np.searchsorted(share, level - 1e-9)), len(order) - 1)
-    return float(errors[order][inside]) / DEVIATIONS
+    middle = np.cumsum(weights[order]) - weights[order] / 2.0
+    return float(np.interp(CONFIDENCE * weights.sum(), middle, errors[order])) / DEVIATIONS
 
 
 def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:

@@ -19,15 +19,17 @@ from draftcast.scenarios.evidence.summary import (
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
-    # Thirty sources of one point each have errors of 0.1 to 3.0; one more has a thousand small ones. Nine in ten of 31
-    # sources, the next among them, are 28 of 30; of 32 they are 29 of 31.
+    # Thirty sources of one point each have errors of 0.1 to 3.0, the nth in the middle of its thirtieth: 27 are below
+    # 2.75. One more has a thousand small ones: 27.9 of 31 sources are below 0.9 of the way from the 26th to the 28th.
     few = {str(number): [number / 10] for number in range(1, 31)}
-    assert spread(few) * DEVIATIONS == pytest.approx(2.8)
-    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(2.8)
+    assert spread(few) * DEVIATIONS == pytest.approx(2.75)
+    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(2.74)
 
 
-def test_of_few_sources_the_worst_error_is_inside() -> None:
-    assert spread({str(number): [number / 10] for number in range(1, 9)}) * DEVIATIONS == pytest.approx(0.8)
+def test_of_few_sources_the_worst_error_is_the_most() -> None:
+    # 7.2 of 8 sources are below 0.7 of the way from the seventh, of whom 6.5 are, to the eighth.
+    assert spread({str(number): [number / 10] for number in range(1, 9)}) * DEVIATIONS == pytest.approx(0.77)
+    assert spread({"a": [0.1], "b": [0.3]}) * DEVIATIONS == pytest.approx(0.3)
 
 
 def test_the_sign_of_an_error_does_not_matter() -> None:
