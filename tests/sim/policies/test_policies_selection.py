@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import types
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.confidence import survivals
-from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.confidence import Confidence
@@ -286,16 +286,6 @@ def test_a_batch_of_many_is_ranked_exactly(build_case: Any) -> None:
 # ---- the selection itself, against a plain sort ----
 
 
-@njit
-def pick(engine: Any, n: int, most: int, count: int) -> None:
-    pick_likeliest(reference(engine), 0, n, most, count)
-
-
-@njit
-def rank(engine: Any, n: int, most: int) -> int:
-    return rank_drafts(reference(engine), 0, n, most)
-
-
 def drafts_at_random(case: Any, rng: np.random.Generator) -> tuple[int, int, list[tuple[int, int, int]]]:
     """Write the forecast of a batch; requests, levels and (lost survival, level, request) of all drafts in order."""
     s = case.replica.state
@@ -314,13 +304,15 @@ def test_the_likeliest_are_those_a_sort_puts_first(build_case: Any) -> None:
     rng = np.random.default_rng(7)
     case = build_case([4], [9], method="eagle", k=5, policy=Tetris(), max_num_seqs=24)
     s = case.replica.state
+    engine = Held(s)
+    pick = engine.bind(pick_likeliest, *[types.int64] * 4)
     for _ in range(200):
         n, most, drafts = drafts_at_random(case, rng)
         members = s.policy.order[:n].copy()
         held = rng.integers(0, most + 1, n) * rng.integers(0, 2)  # some levels granted already, or none
         s.entries[0]["next_drafts"][members] = held
         count = int(rng.integers(-1, n * most + 2))
-        pick(s, n, most, count)
+        pick(0, n, most, count)
         best = [i for _, j, i in drafts if j >= held[i]][: max(count, 0)]
         assert s.entries[0]["next_drafts"][members].tolist() == (held + np.bincount(best, minlength=n)).tolist()
 
@@ -329,9 +321,11 @@ def test_the_ranking_is_the_sorted_list(build_case: Any) -> None:
     rng = np.random.default_rng(8)
     case = build_case([4], [9], method="eagle", k=5, policy=AdaptiveVerification(), max_num_seqs=24)
     s = case.replica.state
+    engine = Held(s)
+    rank = engine.bind(rank_drafts, *[types.int64] * 3)
     for _ in range(100):
         n, most, drafts = drafts_at_random(case, rng)
-        first = rank(s, n, most)
+        first = rank(0, n, most)
         found = s.policy.order[first : first + n * most].tolist()
         assert found == [lost << INDEX_BITS | j << REQUEST_BITS | i for lost, j, i in drafts]
         assert [(lost_of(c), request_of(c)) for c in found] == [(lost, i) for lost, _, i in drafts]
