@@ -116,8 +116,8 @@ class EngineGeneration(Section):
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
-    # Step times of models with latent or sparse and with linear attention over those of the timed kernels, by the version
-    # from which it holds, on devices other than Hopper: there engines ran these layers by slower kernels for months.
+    # Step times of models with latent or sparse and with linear attention over those of the timed kernels, on devices
+    # other than Hopper: there engines ran these layers by slower kernels for months.
     other_attention_ratio: Ratios = field(default_factory=dict)
     linear_attention_ratio: Ratios = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.

@@ -162,9 +162,9 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
 def spread(by_source: Mapping[str, list[float]]) -> float:
     """Standard deviation that puts nine in ten errors inside; every source counts once.
 
-    Straight between errors, each in the middle of its weight (Hazen 1914; Hyndman and Fan, The American Statistician
-    50(4), 1996, definition 5). With each source held out so chosen intervals hold 85 to 89 % of it (`coverage`); those of
-    split conformal prediction, which end at the worst of ten sources, hold 93 to 98 % and are up to three times as wide.
+    Straight between errors, each in the middle of its weight (Hyndman and Fan, The American Statistician 50(4), 1996,
+    definition 5). With each source held out, intervals of this spread hold 85 to 89 % of it (`coverage`). Those of split
+    conformal prediction, which end at the worst of ten sources, hold 93 to 98 % and are up to three times as wide.
     """
     errors = np.concatenate([np.abs(found) for found in by_source.values()])
     weights = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in by_source.values()])

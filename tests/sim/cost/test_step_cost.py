@@ -1,7 +1,7 @@
 """Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
 
-import importlib.util
 import dataclasses
+import importlib.util
 import math
 from typing import Any
 
