@@ -163,7 +163,7 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
     """Standard deviation that puts nine in ten errors inside; every source counts once.
 
     Straight between errors, each in the middle of its weight (Hyndman and Fan, The American Statistician 50(4), 1996,
-    definition 5). With each source held out, intervals of this spread hold 85 to 89 % of it (`coverage`). Those of split
+    definition 5). With each source held out, such intervals hold 85 to 89 % of it (`coverage`). Those of split
     conformal prediction, which end at the worst of ten sources, hold 93 to 98 % and are up to three times as wide.
     """
     errors = np.concatenate([np.abs(found) for found in by_source.values()])
