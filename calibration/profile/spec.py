@@ -50,7 +50,7 @@ def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float
     return points
 
 
-Points = Annotated[
+SecondsBySize = Annotated[
     tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...], AfterValidator(_rising)
 ]
 """Seconds at ascending sizes, none falling."""
@@ -113,7 +113,7 @@ class RooflineProfile(Section):
     launch: Launch
     operators: dict[str, OperatorFit]  # roofline of each family of `OPERATORS`
     # By ranks, bytes of a message and seconds of its all-reduce as others published them: before the roofline
-    all_reduce: dict[int, Points] = field(default_factory=dict)
+    all_reduce: dict[int, SecondsBySize] = field(default_factory=dict)
     host: Host | None = None  # the host's work on this machine, in place of the engine generation's
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
     # The table of measured times, which comes before every roofline; None: rooflines only
@@ -194,7 +194,7 @@ class TargetFit(Section):
     row_s: Seconds
     kv_token_s: Seconds
     sequence_s: Seconds = 0.0
-    rows: Points = ()
+    rows: SecondsBySize = ()
     query_kv_s: Seconds = 0.0
     prefill_query_kv_s: Seconds = 0.0
     logit_row_s: Seconds = 0.0

@@ -253,7 +253,7 @@ def _admit(
     num_skipped = 0
     if e.num_running == 0:
         e.output_share = FIRST_SHARE
-    reserved = _reserved_blocks(s) if c.reserves_outputs else 0.0
+    reserved = _reserved_blocks(s) if c.reserves_outputs and e.num_waiting > 0 else 0.0
     while token_budget > 0 and e.num_waiting > 0 and input_budget > c.slots and e.num_running < c.max_num_seqs:
         i = s.queue[0]
         r = s.requests[i]
