@@ -278,7 +278,9 @@ def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
     # A linear layer of vocabulary width. A copy: YAML writes an object that stands twice as a reference.
     if any(family == "linear" for family, _ in fits):
         operators["lm_head"] = copy.deepcopy(operators["linear"])
-    return {"launch": {"cuda_graph_ceiling": default.cuda_graph_ceiling}, "operators": operators}
+    launch = {"cuda_graph_ceiling": default.cuda_graph_ceiling}
+    collectives = {str(ranks): [list(point) for point in points] for ranks, points in default.all_reduce.items()}
+    return {"launch": launch, "operators": operators, **({"all_reduce": collectives} if collectives else {})}
 
 
 def _plain(fit: Roofline) -> dict[str, Any]:

@@ -50,10 +50,15 @@ def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float
     return points
 
 
-SecondsBySize = Annotated[
-    tuple[tuple[Annotated[float, Field(ge=1.0, allow_inf_nan=False)], Seconds], ...], AfterValidator(_rising)
-]
+Size = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
+SecondsBySize = Annotated[tuple[tuple[Size, Seconds], ...], AfterValidator(_rising)]
 """Seconds at ascending sizes, none falling."""
+Published = Annotated[
+    tuple[tuple[Size, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...],
+    Field(min_length=1),
+    AfterValidator(_rising),
+]
+"""The same of times that somebody measured: at least one, none of 0."""
 
 
 class Section:
@@ -113,7 +118,7 @@ class RooflineProfile(Section):
     launch: Launch
     operators: dict[str, OperatorFit]  # roofline of each family of `OPERATORS`
     # By ranks, bytes of a message and seconds of its all-reduce as others published them: before the roofline
-    all_reduce: dict[int, SecondsBySize] = field(default_factory=dict)
+    all_reduce: dict[Annotated[int, Field(ge=2)], Published] = field(default_factory=dict)
     host: Host | None = None  # the host's work on this machine, in place of the engine generation's
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
     # The table of measured times, which comes before every roofline; None: rooflines only

@@ -11,6 +11,7 @@ import yaml
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile, profile_names
 from draftcast.calibration.profile.roofline import Origin
+from draftcast.calibration.profile.roofline_fit import _sections
 from draftcast.calibration.profile.spec import OPERATORS, AffineProfile, FrontEnd, Host, RooflineProfile
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.cost import Work
@@ -108,6 +109,24 @@ def test_what_a_live_calibration_adds_to_an_affine_fit(tmp_path: Path) -> None:
         profile.ngram.sequence_s, profile.ngram.token_s, profile.draft.row_s,
     ]  # fmt: skip
     assert found == [1e-9, 2e-9, 3e-9, 4e-9, 5e-9, 6e-9, 7e-9]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "points"), [("2", []), ("2", [[1024, 0.0]]), ("2", [[8, 2e-6], [4, 3e-6]]), ("1", [[8, 2e-6]]), ("x", [])]
+)
+def test_published_all_reduces_are_checked(tmp_path: Path, ranks: str, points: list[list[float]]) -> None:
+    file = tmp_path / "amd.yaml"
+    document = yaml.safe_load((PROFILE_FOLDER / "default-amd.yaml").read_text())
+    file.write_text(yaml.safe_dump({**document, "all_reduce": {ranks: points}}))
+    with pytest.raises(HardwareError, match=r"amd\.yaml: all_reduce"):
+        load_profile(file, load_hardware("mi300x"))
+
+
+def test_a_fitted_profile_keeps_the_published_all_reduces() -> None:
+    assumed = load_profile("default-amd", load_hardware("mi300x"))
+    written = _sections({}, load_hardware("mi300x"))["all_reduce"]
+    assert {int(ranks): tuple(map(tuple, points)) for ranks, points in written.items()} == assumed.all_reduce
+    assert "all_reduce" not in _sections({}, load_hardware("h100-sxm"))
 
 
 @pytest.mark.parametrize("rows", [[[1, 0.0], [1, 0.1]], [[1, 0.2], [8, 0.1]]])

@@ -19,8 +19,8 @@ from draftcast.scenarios.evidence.summary import (
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
-    # Thirty sources of one point each have errors of 0.1 to 3.0, the nth in the middle of its thirtieth: 27 are below
-    # 2.75. One more has a thousand small ones: 27.9 of 31 sources are below 0.9 of the way from the 26th to the 28th.
+    # Thirty sources of one point each have errors of 0.1 to 3.0, and n - 0.5 of them lie below the nth: 27 below 2.75.
+    # One more has a thousand small ones, so that n + 0.5 lie below the nth: 27.9 of 31 below 2.74.
     few = {str(number): [number / 10] for number in range(1, 31)}
     assert spread(few) * DEVIATIONS == pytest.approx(2.75)
     assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(2.74)
