@@ -11,7 +11,7 @@ servers, which get requests in turn. Messages take no time here, and nothing is 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
@@ -124,6 +124,17 @@ class ApiServer:
 SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 
 
+class _Parts(NamedTuple):
+    """The compiled parts of a step, bound to a rank's arrays, in the order in which they run."""
+
+    arrive: Callable[..., Any]
+    schedule: Callable[..., Any]
+    prepare: tuple[Callable[..., Any], ...]  # the batch in a slot: draws, drafts, tokens counted as computed
+    time_batch: Callable[..., Any]
+    send_batch: Callable[..., Any]
+    collect: Callable[..., Any]
+
+
 class DataParallel:
     """A replica of several ranks, with the calls of a `Replica` that a cluster makes.
 
@@ -145,7 +156,7 @@ class DataParallel:
         self._servers = [ApiServer(index, servers, n) for index in range(servers)]
         self._told = [[0.0, 0.0]] * n
         self._next = [SCHEDULE] * n
-        self._bound: list[tuple[Engine, Held, tuple[Callable[..., Any], ...]] | None] = [None] * n
+        self._bound: list[tuple[Engine, Held, _Parts] | None] = [None] * n
         self._found_s = self._started_s = 0.0
         self._runs, self.wave = False, 0
         self.steps = [0] * n  # of this wave
@@ -303,8 +314,8 @@ class DataParallel:
             else:
                 self._collect(rank, stop_on_finish)
 
-    def _calls(self, rank: int) -> tuple[Callable[..., Any], ...]:
-        """The compiled parts of a step, bound to a rank's arrays; they are others when its step records have grown.
+    def _calls(self, rank: int) -> _Parts:
+        """The parts of a rank's step; they are others when its step records have grown.
 
         Those that the engine's own loop consists of are compiled with it; one function of them would be compiled anew.
         """
@@ -313,10 +324,10 @@ class DataParallel:
         if known is None or known[0] is not state:
             real, whole = types.float64, types.int64
             held = Held(state)
-            bound = (
+            bound = _Parts(
                 held.bind(step.arrive),
                 held.bind(schedule.schedule),
-                *(held.bind(part, whole) for part in (step.draw, step.decide_drafts, step.commit)),
+                tuple(held.bind(part, whole) for part in (step.draw, step.decide_drafts, step.commit)),
                 held.bind(step.time_batch, real, real, real, whole),
                 held.bind(step.send_batch, real, real, real, real),
                 held.bind(step.collect),
@@ -341,12 +352,12 @@ class DataParallel:
     def _schedule(self, rank: int) -> None:
         state = self.ranks[rank].state
         e = state.engine[0]
-        arrive, start, *prepare = self._calls(rank)[:5]
-        arrive()
+        calls = self._calls(rank)
+        calls.arrive()
         self._tell(rank, float(e["host_s"]))
         slot = self._slot(state)
-        if start():
-            for part in prepare:
+        if calls.schedule():
+            for part in calls.prepare:
                 part(slot)
             state.features[0]["graph_mode"] = graph_mode(state.cost.params[0], state.features[0])
             self._next[rank] = BATCH_READY
@@ -369,7 +380,7 @@ class DataParallel:
             e = state.engine[0]
             own = float(state.features[0]["tokens"])
             others = sorted(rows)[-2] if own == max(rows) else max(rows)
-            self._calls(index)[5](max(rows) if padded else own, others if padded else 0.0, group, mode)
+            self._calls(index).time_batch(max(rows) if padded else own, others if padded else 0.0, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
             took_s = float(times["draft_s"] + times["target_s"])
@@ -381,7 +392,7 @@ class DataParallel:
             state = rank.state
             e = state.engine[0]
             if self._next[index] == BATCH_READY:
-                self._calls(index)[6](start_s, draft_s, target_s, prefill_s)
+                self._calls(index).send_batch(start_s, draft_s, target_s, prefill_s)
                 if e["in_flight"] == state.config[0]["depth"]:
                     self._next[index] = COLLECT
                     continue
@@ -398,7 +409,7 @@ class DataParallel:
 
     def _collect(self, rank: int, stop_on_finish: bool) -> None:
         state = self.ranks[rank].state
-        ended = self._calls(rank)[7]()
+        ended = self._calls(rank).collect()
         if ended and stop_on_finish:
             self._finished += state.finished[:ended].tolist()
             self._found_s = float(state.engine[0]["host_s"])
