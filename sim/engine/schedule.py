@@ -2,7 +2,8 @@
 
 Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
 ``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``tests/schedule_trace.py`` compares them
-with vLLM's own class line by line. Encoders, LoRA, KV connectors and structured output are not modelled.
+with vLLM's own class line by line. Where the engine is SGLang, admission and preemption follow SGLang's. Encoders, LoRA,
+KV connectors and structured output are not modelled.
 """
 
 from typing import Any
@@ -43,7 +44,10 @@ def _remove_entry(entries: Array, size: int, i: int) -> int:
 
 @njit(cache=True)
 def _victim(s: Engine) -> int:
-    """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival)."""
+    """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival).
+
+    SGLang's: of those with the fewest output tokens the last.
+    """
     e = s.engine[0]
     if s.config[0].retracts:
         fewest = 0
