@@ -2,8 +2,8 @@
 
 Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
 ``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``tests/schedule_trace.py`` compares them
-with vLLM's own class line by line. Where the engine is SGLang, admission and preemption follow SGLang's. Encoders, LoRA,
-KV connectors and structured output are not modelled.
+with vLLM's own class line by line. Where the engine is SGLang, admission and preemption follow SGLang's. Encoders,
+LoRA, KV connectors and structured output are not modelled.
 """
 
 from typing import Any
