@@ -52,6 +52,9 @@ VOLATILE = {
     "command",
     "elapsed_s",
     "key",
+    # Of recorded step times: an arrival at a step's very end is in time or not by the last digit.
+    "error_with_own_step_times",
+    "causes",
 }
 INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.

@@ -341,7 +341,7 @@ OBJECTIVES = "ttft:p95<500ms;tpot:p95<30ms"
 LOG = "<root>/tests/data/engine_log_off.log.gz"
 COMMANDS = {
     "acceptance from-metrics metrics.txt --json": EXACT,
-    "acceptance fit log.jsonl --num-speculative-tokens 2 --json": EXACT,
+    "acceptance fit log.jsonl --num-speculative-tokens 2 --json": FITTED,
     "acceptance list gpt-oss --json": EXACT,
     "acceptance measure --method ngram --tokens log.jsonl --num-speculative-tokens 2 --bootstrap 9 --json": EXACT,
     "acceptance measure --method suffix --tokens log.jsonl --bootstrap 50 --json": EXACT,

@@ -22,9 +22,12 @@ of its input). What one row covers, read off the data and the collecting scripts
 * mla_generation_module, mla_context_module: the whole attention block of one layer, see
   `calibration/importers/latent_attention`.
 * dsa_generation_module: the same of sparse attention, its indexer included.
-* moe in fp8 blocks, the version before: until FlashInfer's kernels were its choice on Blackwell an engine ran Triton's.
-  They are kept beside the newer ones where the newest file has none (B200); `calibration/profile/engines` says which
-  an engine runs.
+* generation_mla and mla_bmm of SGLang: the attention of a decode over latents, and the two batched products before and
+  after it; their sum and three small kernels (`LATENT_KERNELS_S`) stand beside the blocks of vLLM less their matrices.
+  A narrow cache that is slower than a wide one (FlashAttention 3 on Hopper) is no choice of an engine.
+* moe in bf16 and fp8 blocks, the version before: until FlashInfer's kernels were its choice on Blackwell an engine ran
+  Triton's. They are kept beside the newer ones where the newest file has none (B200); `calibration/profile/engines`
+  says which an engine runs.
 
 ``kernel_source`` is the kernel the engine picked by itself; the newest files hold one for every point. Where several
 stand for one point all are kept, and a profile takes the fastest.
@@ -35,18 +38,27 @@ touches, over five devices, the medians of power_law_1.01 are within 17 % while 
 number of experts (balanced: up to 39 % too slow), those of balanced within 12 % beyond. Each point takes the nearer.
 """
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 import re
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from draftcast.calibration.importers.latent_attention import module_rows, without_matrices
+from draftcast.calibration.importers.latent_attention import (
+    FP8_SPARSE_MODELS,
+    MODEL,
+    block_shape,
+    module_rows,
+    without_matrices,
+)
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import (
     PROMPTS,
@@ -61,9 +73,14 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import require
+from draftcast.kernels.model.catalog import load_model
 
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
-MOE_DTYPES = {**DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "int4_wo": "int4"}
+GEMM_DTYPES = {**DTYPES, "nvfp4": "nvfp4"}
+MOE_DTYPES = {**GEMM_DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "int4_wo": "int4"}
+PRODUCTS = "mla_bmm"
+LATENT_KERNELS_S = 3 * 2.4e-6
+"""Norms of the latents, rotary embedding, cache write: kernels of a few rows in a CUDA graph, see `default.yaml`."""
 SLOWER_LINK = 1.5
 """Ratio of two versions' times of one all-reduce from which on they were not taken over the same links."""
 CROWDED = 1.5
@@ -90,8 +107,8 @@ def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, lef
 
 
 def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
-    rows = _known(raw, "gemm_dtype", DTYPES, "linear layers", left_out)
-    return launches(rows, "linear", rows["gemm_dtype"].map(DTYPES), ("m", "k", "n"))
+    rows = _known(raw, "gemm_dtype", GEMM_DTYPES, "linear layers", left_out)
+    return launches(rows, "linear", rows["gemm_dtype"].map(GEMM_DTYPES), ("m", "k", "n"))
 
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
@@ -102,9 +119,9 @@ def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.Da
     return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=context, window=window)
 
 
-def moe_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
+def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_DTYPES) -> pd.DataFrame:
     """Routed experts, each point under the routing nearest to independent choice."""
-    rows = _known(raw, "moe_dtype", MOE_DTYPES, "experts", left_out)
+    rows = _known(raw, "moe_dtype", dtypes, "experts", left_out)
     # Nemotron's experts (22 of 512, or 1856 wide) have no gate matrix; Kimi-K3's activation was replaced by another.
     other = (rows["topk"] == 22) | (rows["inter_size"] == 1856) | rows["kernel_source"].str.endswith("_as_silu")
     elsewhere = rows["moe_ep_size"] > 1
@@ -144,6 +161,40 @@ def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     return launches(both, operator, "bf16", shape[1:], kv_dtype="fp32")
 
 
+def latent_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
+    """Attention of a decode over latents alone, of DeepSeek-V3's widths; `with_products` adds the rest."""
+    kv_dtype, context = raw["kv_cache_dtype"].map(DTYPES), raw["step"] + raw["isl"]
+    widths = block_shape(load_model(MODEL), "mla_decode", 1)
+    del widths["heads"]
+    rows = launches(raw, "mla_decode", "bf16", PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
+    wide = rows[kv_dtype == "bf16"].groupby(["batch", "context", "heads"])["seconds"].min().rename("wide")
+    slower = (kv_dtype == "fp8") & (rows["seconds"] > rows.join(wide, on=["batch", "context", "heads"])["wide"])
+    left_out["latent attention slower over a narrow cache than over a wide one"] += int(slower.sum())
+    return rows[~slower]
+
+
+def product_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
+    """The batched products before and after latent attention, bf16, both as one; no rows of a latency table."""
+    rows = _known(raw, "bmm_dtype", {"bfloat16": "bf16"}, "products of latent attention", left_out)
+    both = rows.groupby(["op_name", "num_tokens", "num_heads"])["latency"].min().unstack("op_name").dropna().sum(axis=1)
+    named = both.rename("latency").reset_index().assign(kernel_source="")
+    return launches(named, PRODUCTS, "bf16", ("num_tokens", "num_heads"))
+
+
+def with_products(frame: pd.DataFrame) -> pd.DataFrame:
+    """`latent_rows` with the times of `product_rows` over the same rows and heads and of the small kernels between."""
+    products = frame[frame["operator"] == PRODUCTS].sort_values("m")
+    rest = frame[frame["operator"] != PRODUCTS].copy()
+    for heads, rows in rest[rest["operator"] == "mla_decode"].groupby("heads"):
+        of_heads = products[products["heads"] == heads]
+        if of_heads.empty:
+            rest = rest.drop(rows.index)
+        else:
+            rest.loc[rows.index, "seconds"] += np.interp(rows["batch"], of_heads["m"], of_heads["seconds"])
+            rest.loc[rows.index, "seconds"] += LATENT_KERNELS_S
+    return rest
+
+
 _ATTENTION = (*PROMPTS, "step", "num_key_value_heads", "head_dim")
 _MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 _MLA_TEXTS = ("model", "gemm_type", "kv_cache_dtype", "mla_dtype")
@@ -151,19 +202,42 @@ _MLA = (*PROMPTS, "step")
 _DECODE = partial(attention_rows, operator="attention_decode")
 _PREFILL = partial(attention_rows, operator="attention_prefill")
 _GDN = ("batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
+
+
+def _experts(**more: Any) -> FileKind:
+    return FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, partial(moe_rows, **more))
+
+
+def _sparse(**more: Any) -> FileKind:
+    rows = partial(module_rows, operator="dsa_decode", **more)
+    return FileKind("sparse_attention", "dsa_generation_module", _MLA_TEXTS, _MLA, rows)
+
+
+_DELTA_RULE = FileKind("linear_attention", "gdn", ("phase",), _GDN, gdn_rows)
 FILES = (
     FileKind("gemm", "gemm", ("gemm_dtype",), ("m", "k", "n"), gemm_rows),
     FileKind("attention", "generation_attention", ("kv_cache_dtype",), _ATTENTION, _DECODE),
     FileKind("attention", "context_attention", ("kv_cache_dtype",), _ATTENTION, _PREFILL),
-    FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, moe_rows),
+    _experts(),
     FileKind("mla", "mla_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_decode")),
     FileKind("mla", "mla_context_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_prefill")),
-    FileKind(
-        "sparse_attention", "dsa_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="dsa_decode")
-    ),
-    FileKind("linear_attention", "gdn", ("phase",), _GDN, gdn_rows),
+    _sparse(),
+    _DELTA_RULE,
     FileKind("comm", "custom_allreduce", ("allreduce_dtype",), ("message_size", "num_gpus"), all_reduce_rows),
 )
+OTHER_ENGINES = {
+    "sglang": (
+        _experts(dtypes={name: dtype for name, dtype in MOE_DTYPES.items() if dtype != "mxfp4"}),
+        FileKind("mla", "generation_mla", ("kv_cache_dtype",), _MLA, latent_rows),
+        FileKind("mla_bmm", "mla_bmm", ("bmm_dtype", "op_name"), ("num_tokens", "num_heads"), product_rows),
+        _sparse(names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
+        _DELTA_RULE,
+    )
+}
+"""Files of kernels that other engines have of their own; the rest they take from `ENGINE`.
+
+Of SGLang's experts in MXFP4 a fallback was timed (on Hopper two to three times slower than what gpt-oss is served by).
+"""
 
 
 PACKAGE = "aiconfigurator_core"
@@ -198,36 +272,67 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         HardwareError: no package, no such system, a file that is unreadable or not of this format.
     """
     folder = find_system(path, hardware, system)
-    frames: list[pd.DataFrame] = []
-    left_out: LeftOut = Counter()
-    sources: dict[str, str] = {}
-    versions: dict[str, str] = {}
-    devices: set[str] = set()
-    for kind in FILES:
-        found = newest_first(folder / kind.family / ENGINE, f"{kind.name}_perf.parquet")
-        used = found[: 2 if kind.family in _EARLIER else 1]
-        if not used:
-            continue
-        raw = [read_file(file, kind) for file in used]
-        devices |= {device for rows in raw for device in rows["device"]}
-        versions[f"{ENGINE} {kind.name}"] = ", ".join(sorted({version for rows in raw for version in rows["version"]}))
-        sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in used}
-        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _EARLIER[kind.family](*raw), left_out)))
-    if not frames:
+    own = _read_engine(folder, ENGINE, FILES)
+    if own is None:
         raise HardwareError(f"holds no times of {ENGINE}", file=str(folder))
+    frame, dropped = plausible(own.frame, hardware)
+    frame = without_matrices(frame, hardware, own.left_out)
+    others = {name: found for name, files in OTHER_ENGINES.items() if (found := _read_engine(folder, name, files))}
+    devices = own.devices.union(*(other.devices for other in others.values()))
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
-    frame, dropped = plausible(pd.concat(frames, ignore_index=True), hardware)
-    frame = without_matrices(frame, hardware, left_out)
+    matrices = frame[frame["operator"] == "linear"]
     return Imported(
         table=table_of(frame, folder),
+        engines={name: table_of(_of_other(other, matrices, hardware), folder) for name, other in others.items()},
         device=devices.pop(),
         source=f"derived from aiconfigurator-core's timings of {ENGINE}'s kernels on this device, by NVIDIA",
         licence=LICENCE,
-        versions={"aiconfigurator-core": _package_version(folder), **versions},
-        sources=sources,
-        left_out=dict(+left_out) | dropped,
+        versions={"aiconfigurator-core": _package_version(folder)} | _together(own, others, "versions"),
+        sources=_together(own, others, "sources"),
+        left_out=dict(+own.left_out)
+        | dropped
+        | {f"{name}: {why}": n for name, other in others.items() for why, n in (+other.left_out).items()},
     )
+
+
+@dataclass(frozen=True)
+class _EngineRows:
+    frame: pd.DataFrame
+    devices: set[str]
+    versions: dict[str, str]
+    sources: dict[str, str]
+    left_out: LeftOut
+
+
+def _read_engine(folder: Path, engine: str, kinds: tuple[FileKind, ...]) -> _EngineRows | None:
+    """The rows of one engine's files; None where there is none."""
+    read = _EngineRows(pd.DataFrame(), set(), {}, {}, Counter())
+    frames = []
+    for kind in kinds:
+        found = newest_first(folder / kind.family / engine, f"{kind.name}_perf.parquet")
+        used = found[: 2 if kind.family in _EARLIER and engine == ENGINE else 1]
+        if not used:
+            continue
+        raw = [read_file(file, kind, engine) for file in used]
+        read.devices.update(device for rows in raw for device in rows["device"])
+        read.versions[f"{engine} {kind.name}"] = ", ".join(sorted({each for rows in raw for each in rows["version"]}))
+        read.sources.update({file.relative_to(folder.parent).as_posix(): sha256(file) for file in used})
+        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _EARLIER[kind.family](*raw), read.left_out)))
+    return dataclasses.replace(read, frame=pd.concat(frames, ignore_index=True)) if frames else None
+
+
+def _of_other(rows: _EngineRows, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.DataFrame:
+    """Another engine's rows, the matrices of sparse blocks taken off by the times of ``matrices``."""
+    frame, dropped = plausible(with_products(rows.frame), hardware)
+    rows.left_out.update(dropped)
+    blocks = frame["operator"] == "dsa_decode"
+    apart = without_matrices(pd.concat([frame[blocks], matrices], ignore_index=True), hardware, rows.left_out, "fp8")
+    return pd.concat([frame[~blocks], apart[apart["operator"] == "dsa_decode"]], ignore_index=True)
+
+
+def _together(own: _EngineRows, others: dict[str, _EngineRows], name: str) -> dict[str, str]:
+    return dict(ChainMap(*(getattr(rows, name) for rows in (own, *others.values()))))
 
 
 def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = None) -> Path:
@@ -263,12 +368,15 @@ def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame
 
 
 def _with_triton(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
-    """Experts of the newest version, and those of the version before in fp8 blocks where only they ran by Triton."""
-    blocks = rows.loc[rows["moe_dtype"] == "fp8_block", "kernel_source"]
-    if not len(blocks) or not blocks.str.contains("flashinfer").all():
-        return rows
-    earlier = (before["moe_dtype"] == "fp8_block") & ~before["kernel_source"].str.contains("flashinfer")
-    return pd.concat([rows, before[earlier]], ignore_index=True)
+    """Experts of the newest version, and of the version before those in formats that only it ran by Triton."""
+    parts = [rows]
+    for dtype in ("bfloat16", "fp8_block"):
+        newest, earlier = (
+            each["kernel_source"].str.contains("flashinfer")[each["moe_dtype"] == dtype] for each in (rows, before)
+        )
+        if len(newest) and newest.all():
+            parts.append(before.loc[earlier.index[~earlier]])
+    return pd.concat(parts, ignore_index=True)
 
 
 _EARLIER = {"comm": _over_slower_links, "moe": _with_triton}
@@ -285,7 +393,7 @@ def _package_version(folder: Path) -> str:
     return "unknown"
 
 
-def read_file(file: Path, kind: FileKind) -> pd.DataFrame:
+def read_file(file: Path, kind: FileKind, engine: str = ENGINE) -> pd.DataFrame:
     """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
     columns = ("framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency")
     rows = read_rows(file, columns)
@@ -294,5 +402,5 @@ def read_file(file: Path, kind: FileKind) -> pd.DataFrame:
     for column in kind.numbers:
         rows.whole(column, 0 if column == "step" else 1)
     rows.seconds("latency", 1e-3)
-    rows.check("framework", rows.frame["framework"].str.lower() == ENGINE, f"times of {ENGINE} are needed")
+    rows.check("framework", rows.frame["framework"].str.lower() == engine, f"times of {engine} are needed")
     return rows.frame

@@ -66,7 +66,8 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         table = shipped(imported.table)
         few = len(imported.table) - len(table)
         left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
-        kept = dataclasses.replace(imported, table=table, left_out=left_out)
+        engines = {name: shipped(of_engine) for name, of_engine in imported.engines.items()}
+        kept = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out)
         write_profile(out / name, kept, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())
         print(f"{name:<14}{len(table):>8} rows{size / 1e6:>8.2f} MB")

@@ -10,7 +10,7 @@ from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import TABLE, find_profile, has_profile, write_manifest
+from draftcast.calibration.profile.load import ENGINE_TABLE, TABLE, find_profile, has_profile, write_manifest
 from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
@@ -73,6 +73,8 @@ def write_profile(
 ) -> None:
     """Write table, manifest and fit into ``folder``. Raises HardwareError: the folder cannot be written."""
     imported.table.write(made(folder, HardwareError) / TABLE)
+    for engine, table in imported.engines.items():
+        table.write(folder / ENGINE_TABLE.format(engine))
     write_manifest(
         folder,
         name=name,

@@ -24,10 +24,10 @@ from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launche
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import POINT, LatencyTable
 from draftcast.kernels.arrays import FloatArray
-from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.model.dtypes import KV_BYTES
+from draftcast.kernels.model.catalog import load_model, named_format
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.sparse import sparse_decode_shape
@@ -35,6 +35,7 @@ from draftcast.kernels.work.layers import LinearLayer, linear_layers
 
 MODEL = "deepseek-ai/DeepSeek-V3"
 SPARSE_MODELS = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5")
+FP8_SPARSE_MODELS = ("deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5-FP8")
 MODULES = {"mla_decode": (MODEL,), "mla_prefill": (MODEL,), "dsa_decode": SPARSE_MODELS}
 """Models of every operator's blocks; sparse ones are told apart by their index heads."""
 MATRICES = ("qkv_a", "q_b", "kv_b", "o", "index_q", "index_k")
@@ -43,19 +44,29 @@ CACHED = "latent attention whose weights and latents fit the cache: too fast"
 NOTHING_LEFT = "latent attention no slower than its matrices"
 
 
-def module_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
-    """Whole blocks with bf16 matrices as rows of ``operator``; the others are counted in ``left_out``."""
+def module_rows(
+    raw: pd.DataFrame,
+    left_out: LeftOut,
+    operator: str,
+    names: tuple[str, ...] = (),
+    gemm_type: str = "bfloat16",
+) -> pd.DataFrame:
+    """Whole blocks with matrices of ``gemm_type`` as rows of ``operator``; the others are counted in ``left_out``.
+
+    ``names``: of their models where they are not `MODULES`.
+    """
+    names = names or MODULES[operator]
     taken = pd.Series(True, index=raw.index)
     for column, wanted in (
-        ("model", MODULES[operator]),
-        ("gemm_type", ("bfloat16",)),
+        ("model", names),
+        ("gemm_type", (gemm_type,)),
         ("mla_dtype", ("bfloat16",)),
         ("kv_cache_dtype", tuple(KV_DTYPES)),
     ):
         bad = taken & ~raw[column].isin(wanted)
         left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
-    models = {name: load_model(name) for name in MODULES[operator]}
+    models = {name: load_model(named_format(name)[0]) for name in names}
     heads = raw["model"].map({name: each.num_attention_heads for name, each in models.items()})
     uneven = taken & (heads % raw["num_heads"] != 0)
     left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
@@ -72,10 +83,13 @@ def block_shape(model: ModelSpec, operator: str, tp: int) -> dict[str, int]:
     return sparse_decode_shape(model, tp) if kind == "dsa" else layer_shape(model, phase, tp)[1]
 
 
-def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
+def without_matrices(
+    frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut, dtype: str = "bf16"
+) -> pd.DataFrame:
     """``frame`` with the blocks of `module_rows` less their matrices; rows that cannot be are counted in ``left_out``.
 
     Args:
+        dtype: format of the matrices.
         frame: columns of a latency table; blocks without measured matrices beside them are dropped.
         hardware: the device, for the floor of `plausible`.
     """
@@ -83,13 +97,15 @@ def without_matrices(frame: pd.DataFrame, hardware: HardwareSpec, left_out: Left
     if blocks.empty:
         return frame
     others = frame.drop(blocks.index)
-    matrices = others[(others["operator"] == "linear") & (others["dtype"] == "bf16")]
+    matrices = others[(others["operator"] == "linear") & (others["dtype"] == dtype)]
     if matrices.empty:
         left_out["latent attention without times of its matrices"] = len(blocks)
         return others
     blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
     nothing = blocks["seconds"] <= 0.0
-    cached = blocks["operator"].str.endswith("decode") & (_footprint(blocks) <= hardware.cache_bytes)
+    cached = blocks["operator"].str.endswith("decode") & (
+        _footprint(blocks, WEIGHT_BYTES[dtype]) <= hardware.cache_bytes
+    )
     low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
     for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
         left_out[reason] += int(bad.sum())
@@ -107,22 +123,23 @@ def _by_model(blocks: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, list[LinearL
         yield rows, [layer for layer in layers if layer.name in MATRICES]
 
 
-def _footprint(blocks: pd.DataFrame) -> FloatArray:
+def _footprint(blocks: pd.DataFrame, weight_bytes: float) -> FloatArray:
     seen = blocks["context"].where(blocks["top_k"] == 0, np.minimum(blocks["context"], blocks["top_k"]))
     latents = blocks["batch"] * seen * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
     touched = latents + blocks["batch"] * blocks["context"] * blocks["head_dim"]
     for rows, layers in _by_model(blocks):
-        touched[rows.index] += sum(2.0 * layer.k * layer.n for layer in layers)
+        touched[rows.index] += sum(weight_bytes * layer.k * layer.n for layer in layers)
     return touched.to_numpy(np.float64)
 
 
 def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
-    return fit_table(LatencyTable.from_frame(rows.assign(settled=False)), hardware)[0]
+    once = rows.drop_duplicates(list(POINT)).assign(settled=False)
+    return fit_table(LatencyTable.from_frame(once), hardware)[0]
 
 
 def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> "pd.Series[float]":
     """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
-    linear = Part("linear", "bf16")
+    linear = Part("linear", str(matrices["dtype"].iloc[0]))
     fit = seconds_by(_fitted(matrices, hardware)[linear.roofline], hardware.ceilings(*linear.roofline))
     curves = curves_of(linear, matrices, fit, {})
     seconds = pd.Series(0.0, index=blocks.index)

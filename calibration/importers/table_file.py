@@ -114,6 +114,7 @@ class Imported:
     table: LatencyTable  # the times, seconds of one launch
     device: str  # what the source calls it
     source: str  # tool and measuring method, one sentence
+    engines: dict[str, LatencyTable] = field(default_factory=dict)  # kernels that other engines have of their own
     licence: str = ""  # of the times; empty where the source states none
     versions: dict[str, str] = field(default_factory=dict)  # of the tool and of the engine it timed
     sources: dict[str, str] = field(default_factory=dict)  # SHA-256 of every file read, by its path below the given one

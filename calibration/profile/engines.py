@@ -54,7 +54,9 @@ class Constants(Section):
     front_end_request_s: Constant
     front_end_token_s: Constant
     front_end_output_s: Constant
-    full_graph_s: Constant  # a step that replays one full CUDA graph: inputs copied into its buffers, the launch
+    # A step that replays one full CUDA graph of `GRAPH_KERNELS`, others in proportion: inputs copied into its buffers,
+    # the launch, what a kernel waits for the one before.
+    full_graph_s: Constant
     piecewise_layer_s: Constant  # each layer of a step of piecewise graphs, whose attention runs between two graphs
     # Operator by operator: the host's share of launching one kernel through the framework, which an eager step lasts at
     # least; and what each kernel adds to the device's time: the gap before it, lost fusion.
@@ -73,6 +75,8 @@ class Constants(Section):
     suffix_request_s: Constant  # suffix decoding, each request
 
 
+GRAPH_KERNELS = 400
+"""Kernels of a pass of an 8B model of 32 to 36 layers, to which `Constants.full_graph_s` was fitted."""
 Ratios = dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]]
 """By the version from which it holds."""
 
@@ -110,8 +114,8 @@ class EngineGeneration(Section):
     memory_beside: bool = False
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
     graphs_counted_since: str | None = None
-    # The last version that runs experts in fp8 by Triton's kernels where they were timed; None: by the fastest.
-    triton_experts_until: str | None = None
+    # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
+    triton_experts_until: dict[str, str] = field(default_factory=dict)
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -138,10 +142,10 @@ class EngineGeneration(Section):
         ratios = self.linear_attention_ratio if model.num_linear_layers else self.other_attention_ratio
         return 1.0 if as_timed or not ratios else since(ratios, version)
 
-    def runs_triton_experts(self, version: str) -> bool:
-        """Whether a version runs experts in fp8 by Triton's kernels."""
-        last = self.triton_experts_until
-        return last is not None and _is_until(parse_version(version)[1], last)
+    def triton_experts(self, version: str) -> tuple[str, ...]:
+        """Formats whose experts a version runs by Triton's kernels."""
+        number = parse_version(version)[1]
+        return tuple(dtype for dtype, last in self.triton_experts_until.items() if _is_until(number, last))
 
     @property
     def provisional(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """A profile's folder and reading it: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
 
-A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit). The manifest holds the
-device and the checksum of the table, or of the fit where there is no table. Every fault is a one-line `HardwareError`.
+A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit), and may hold tables of
+kernels that one engine alone has, ``sglang.parquet``. The manifest holds the device and the checksums of the tables, or
+of the fit where there is no table. Every fault is a one-line `HardwareError`.
 """
 
 import dataclasses
@@ -22,6 +23,8 @@ from draftcast.errors import HardwareError
 from draftcast.files import is_inside, read_bytes, read_json, read_text, write_text
 
 MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
+ENGINE_TABLE = "{}.parquet"
+"""Name of the table with kernels that one engine alone has, beside the one that holds for all."""
 
 
 class Ceilings(BaseModel):
@@ -85,7 +88,9 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
     """
     data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
     path = folder / MANIFEST
-    manifest = validated(_MANIFEST, {**fields, "files": {data: sha256(folder / data)}}, str(path), HardwareError)
+    tables = {file.name for file in folder.glob(ENGINE_TABLE.format("*"))} if data == TABLE else set()
+    checksums = {name: sha256(folder / name) for name in sorted({data} | tables)}
+    manifest = validated(_MANIFEST, {**fields, "files": checksums}, str(path), HardwareError)
     write_text(path, json.dumps(manifest.model_dump(), indent=1, sort_keys=True) + "\n", HardwareError)
     return manifest
 
@@ -142,6 +147,11 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         profile,
         hardware=manifest.ceilings.applied(hardware),
         measured=MeasuredTimes(path / TABLE, manifest.files[TABLE]),
+        of_engine={
+            Path(name).stem: MeasuredTimes(path / name, checksum)
+            for name, checksum in manifest.files.items()
+            if name not in (TABLE, FIT)
+        },
     )
 
 
@@ -173,8 +183,8 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
     if device is not None and device != hardware.name and not (device == "any" and kind == "roofline"):
         message = f"the profile was made for this device, the scenario runs on {hardware.name}"
         raise HardwareError(message, file=file, key="hardware", value=device)
-    if "measured" in raw:  # a field of the record that no file sets
-        raise HardwareError("unknown key", file=file, key="measured", value=raw["measured"])
+    for key in {"measured", "of_engine"} & raw.keys():  # fields of the record that no file sets
+        raise HardwareError("unknown key", file=file, key=key, value=raw[key])
     # In profiles of an earlier version; ignored.
     if kind == "affine":
         raw.pop("core_speed", None)

@@ -146,15 +146,14 @@ class MeasuredTimes:
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
         """Curves of an operator at a dtype; None when nothing was measured for it.
 
-        ``without``: kernels whose name holds it do not count, unless there are no others.
+        ``without``: kernels whose name holds it do not count.
         """
         part = Part(operator, measured_dtype(dtype))
 
         def build() -> CurveSet | None:
             rows = read_points(self.table, operator, dtype=part.dtype, **group)
             if without:
-                others = rows[~rows["implementation"].str.contains(without)]
-                rows = others if len(others) else rows
+                rows = rows[~rows["implementation"].str.contains(without)]
             return curves_of(part, rows, seconds, group) if len(rows) else None
 
         return self._once((*part, without, *sorted(group.items())), build)

@@ -123,6 +123,8 @@ class RooflineProfile(Section):
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
     # The table of measured times, which comes before every roofline; None: rooflines only
     measured: InstanceOf[MeasuredTimes] | None = None
+    # By engine, kernels that it alone has: before those of `measured`
+    of_engine: dict[str, InstanceOf[MeasuredTimes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for family in (*self.operators, *OPERATORS):
@@ -131,6 +133,11 @@ class RooflineProfile(Section):
                 raise HardwareError(message, key=f"operators.{family}")
             if family not in self.operators:
                 raise HardwareError("required, but missing", key=f"operators.{family}")
+
+    def times_for(self, engine: str) -> tuple[MeasuredTimes, ...]:
+        """The measured times of an engine's kernels, first those that are its own."""
+        own, shared = self.of_engine.get(engine), self.measured
+        return tuple(times for times in (own, shared) if times is not None)
 
     @property
     def cuda_graph_ceiling(self) -> int:
@@ -164,6 +171,7 @@ class RooflineProfile(Section):
             **({"all_reduce": self.all_reduce} if self.all_reduce else {}),
             "host": None if self.host is None else asdict(self.host),
             "measured": None if self.measured is None else self.measured.sha256,
+            **({"of_engine": {name: times.sha256 for name, times in self.of_engine.items()}} if self.of_engine else {}),
         }
         return digest({"kind": "RooflineProfile", "profile": values})
 

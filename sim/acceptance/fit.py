@@ -21,6 +21,7 @@ from draftcast.sim.acceptance.trace import FIRST_POSITION
 FEWEST = 4  # rounds of a request that has a mean
 
 
+LEAST_PERSISTENCE = 1e-3
 FAR = 10_000  # rounds apart: only the request is the same
 # Output positions that have a factor of their own: below the first step, and each doubling with so many rounds.
 FIRST_STEP, FEWEST_ROUNDS = 128, 200
@@ -106,7 +107,11 @@ def fit_chain(moments: RoundMoments) -> Chain:
         return np.asarray((shown - goals) / scale)
 
     found = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
-    return chain(found.x)
+    fitted = chain(found.x)
+    if found.x[2] >= LEAST_PERSISTENCE:
+        return fitted
+    # Rounds next to each other are as unlike as any: no contrast would show, and none is told.
+    return fitted.model_copy(update={"contrast": 0.0, "persistence": 0.0})
 
 
 def with_positions(model: Chain, rounds: Sequence[FloatArray], k: int) -> Chain:

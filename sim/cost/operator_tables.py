@@ -55,8 +55,8 @@ class OperatorTables:
         dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
         expert_parallel: the ranks hold whole experts, not a part of each.
         dcp: tensor-parallel ranks that share out the tokens of the KV cache.
-        triton_experts: fp8 experts run by Triton's kernels where they were timed.
-        without_fa2: the engine attends by FlashInfer where vLLM takes FlashAttention 2.
+        triton_experts: formats whose experts run by Triton's kernels where they were timed.
+        engine: whose kernels run: those it alone has come before the others.
         grids: what ``StepCost.attention_grids`` consists of: the measured grids of the kinds of attention asked for.
     """
 
@@ -66,8 +66,8 @@ class OperatorTables:
     dp: int = 1
     expert_parallel: bool = False
     dcp: int = 1
-    triton_experts: bool = False
-    without_fa2: bool = False
+    triton_experts: tuple[str, ...] = ()
+    engine: str = "vllm"
     grids: list[FloatArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -86,13 +86,11 @@ class OperatorTables:
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
     ) -> FloatArray | None:
         """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
-        if self.profile.measured is None:
-            return None
-        without = "flashinfer" if operator == "moe" and dtype == "fp8" and self.triton_experts else ""
-        curves = self.profile.measured.curves(operator, dtype, self.profile.seconds_of(family, dtype), without, **group)
-        if curves is None:
-            return None
-        return _split(*curves.seconds(x, key))
+        without = "flashinfer" if operator == "moe" and dtype in self.triton_experts else ""
+        tables, seconds = self.profile.times_for(self.engine), self.profile.seconds_of(family, dtype)
+        found = (times.curves(operator, dtype, seconds, name, **group) for name in (without, "") for times in tables)
+        curves = next((curves for curves in found if curves is not None), None)
+        return None if curves is None else _split(*curves.seconds(x, key))
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         dtype, _ = layer.stored(self.dtype)
@@ -392,10 +390,10 @@ class OperatorTables:
         return sum(len(before) for before in self.grids[:-1])
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
-        if self.profile.measured is None:
-            return None
         seconds = self.profile.seconds_of(family, kv_cache_dtype)
-        return self.profile.measured.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads)
+        times = self.profile.times_for(self.engine)
+        grids = (each.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for each in times)
+        return next((grid for grid in grids if grid is not None), None)
 
     def shared_launch(
         self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
@@ -406,8 +404,9 @@ class OperatorTables:
         _, heads = layer_shape(model, "decode", self.tp)
         hardware = self.profile.hardware
         kernel = hardware.attention_kernel
-        # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py).
-        if kernel == "flash_attention_2" and (self.without_fa2 or KV_BYTES[kv_cache_dtype] < 2.0):
+        # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py), and SGLang's
+        # first.
+        if kernel == "flash_attention_2" and (self.engine == "sglang" or KV_BYTES[kv_cache_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
         fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from draftcast.calibration.profile.engines import GRAPH_KERNELS
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
@@ -138,8 +139,8 @@ def fill_roofline(
         dp=config.lockstep_ranks,
         expert_parallel=config.enable_expert_parallel,
         dcp=config.decode_context_parallel_size,
-        triton_experts=config.generation.runs_triton_experts(config.version),
-        without_fa2=config.generation.engine == "sglang",
+        triton_experts=config.generation.triton_experts(config.version),
+        engine=config.generation.engine,
     )
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)
@@ -205,7 +206,7 @@ def _fill_generation(
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
     verify_rows = config.method.verify_rows(config.method.of_head(config.num_speculative_tokens))
     p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else verify_rows
-    graph_s = constants.full_graph_s.of(name)
+    graph_s = constants.full_graph_s.of(name) * launches / GRAPH_KERNELS
     piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.of(name)
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
     p["target_launch_s"] = launches * constants.eager_launch_s.of(name)

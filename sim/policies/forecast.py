@@ -127,7 +127,7 @@ def fill_profiled_seconds(s: Engine) -> None:
     exact = captured if captured > 0 else last  # without graphs nothing is padded
     row_s[0] = 0.0
     for rows in range(exact, 0, -1):
-        padded_alike = rows < captured and table[rows].sum() == table[rows + 1].sum()
+        padded_alike = rows < captured and abs(table[rows].sum() / table[rows + 1].sum() - 1.0) < 1e-9
         row_s[rows] = row_s[rows + 1] if padded_alike else _profiled_seconds(s, rows)
     before, size = exact, exact + exact // 2
     before_s = _profiled_seconds(s, size) if exact < last else 0.0  # vLLM draws no line across the last graph

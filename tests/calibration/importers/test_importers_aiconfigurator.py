@@ -17,11 +17,13 @@ H100 = load_hardware("h100-sxm")
 DEVICE = "NVIDIA H100 80GB HBM3"
 
 
-def put(root: Path, family: str, name: str, rows: list[dict], version: str = "0.24.0", **over: object) -> Path:
+def put(
+    root: Path, family: str, name: str, rows: list[dict], version: str = "0.24.0", engine: str = "vllm", **over: object
+) -> Path:
     """One file of the package below ``root``; every row gets the columns all files have."""
-    file = root / "aiconfigurator_core/systems/data/h100_sxm" / family / "vllm" / version / f"{name}_perf.parquet"
+    file = root / "aiconfigurator_core/systems/data/h100_sxm" / family / engine / version / f"{name}_perf.parquet"
     file.parent.mkdir(parents=True, exist_ok=True)
-    always = {"framework": "VLLM", "version": version, "device": DEVICE, "op_name": name, "kernel_source": "k"}
+    always = {"framework": engine.upper(), "version": version, "device": DEVICE, "op_name": name, "kernel_source": "k"}
     pd.DataFrame([{**always, **row, **over} for row in rows]).to_parquet(file)
     return file
 
@@ -68,11 +70,11 @@ def test_linear_layers(tmp_path: Path) -> None:
 
 
 def test_formats_without_counterpart_are_counted(tmp_path: Path) -> None:
-    rows = [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.02, "fp8_block"), gemm(9, 4096, 6144, 0.02, "nvfp4")]
+    rows = [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.02, "fp8_block"), gemm(9, 4096, 6144, 0.02, "int8")]
     put(tmp_path, "gemm", "gemm", rows)
     imported = read_aiconfigurator(tmp_path, H100)
     assert len(imported.table) == 1
-    assert imported.left_out == {"linear layers in fp8_block": 1, "linear layers in nvfp4": 1}
+    assert imported.left_out == {"linear layers in fp8_block": 1, "linear layers in int8": 1}
 
 
 def test_attention_decode_context_counts_the_new_token(tmp_path: Path) -> None:
@@ -323,7 +325,7 @@ def test_a_bad_value_is_named(tmp_path: Path, column: str, value: object, says: 
 
 
 def test_an_empty_file_and_one_with_nothing_to_take(tmp_path: Path) -> None:
-    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02, "nvfp4")])
+    file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02, "int8")])
     assert "no row that can be imported" in fault(tmp_path)
     pd.read_parquet(file).iloc[:0].to_parquet(file)
     assert f"{file}: holds no row" in fault(tmp_path)
@@ -361,7 +363,8 @@ def test_triton_experts_of_the_version_before_stay_where_the_newest_has_none(tmp
     put(tmp_path, "moe", "moe", [moe(1024, 0.8, **block), moe(1024, 3.0)], "0.22.0", kernel_source="triton")
     frame = read_aiconfigurator(tmp_path, H100).table.of("moe")
     found = {(row.dtype, row.implementation, row.seconds) for row in frame.itertuples()}
-    assert found == {("fp8", "flashinfer", 0.5e-3), ("fp8", "triton", 0.8e-3), ("bf16", "flashinfer", 0.6e-3)}
+    fp8 = {("fp8", "flashinfer", 0.5e-3), ("fp8", "triton", 0.8e-3)}
+    assert found == fp8 | {("bf16", "flashinfer", 0.6e-3), ("bf16", "triton", 3.0e-3)}
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, **block)], kernel_source="triton")
     assert len(read_aiconfigurator(tmp_path, H100).table.of("moe")) == 1
 
@@ -369,3 +372,48 @@ def test_triton_experts_of_the_version_before_stay_where_the_newest_has_none(tmp
 def test_experts_in_int4_are_taken(tmp_path: Path) -> None:
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, moe_dtype="int4_wo")])
     assert list(read_aiconfigurator(tmp_path, H100).table.of("moe")["dtype"]) == ["int4"]
+
+
+def test_nvfp4_matrices_and_experts_are_taken(tmp_path: Path) -> None:
+    put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.01, "nvfp4")])
+    put(tmp_path, "moe", "moe", [moe(1024, 0.5, moe_dtype="nvfp4")])
+    table = read_aiconfigurator(tmp_path, H100).table
+    assert list(table.of("linear")["dtype"]) == ["bf16", "nvfp4"]
+    assert list(table.of("moe")["dtype"]) == ["nvfp4"]
+
+
+def test_another_engine_has_a_table_of_its_own(tmp_path: Path) -> None:
+    put(tmp_path, "moe", "moe", [moe(64, 0.3)])
+    put(tmp_path, "moe", "moe", [moe(64, 0.2), moe(64, 0.9, moe_dtype="w4a16_mxfp4")], "0.5.14", engine="sglang")
+    imported = read_aiconfigurator(tmp_path, H100)
+    assert imported.table.of("moe")["seconds"].tolist() == [0.3e-3]
+    own = imported.engines["sglang"].of("moe")
+    assert (own["dtype"].tolist(), own["seconds"].tolist()) == (["bf16"], [0.2e-3])
+    assert imported.left_out == {"sglang: experts in w4a16_mxfp4": 1}
+    assert imported.versions["sglang moe"] == "0.5.14"
+    put(tmp_path, "moe", "moe", [moe(64, 0.2)], "0.5.14", engine="sglang", device="NVIDIA H100 PCIe")
+    assert "times of several devices" in fault(tmp_path)
+
+
+def test_sglangs_latent_decode_is_attention_products_and_three_kernels(tmp_path: Path) -> None:
+    put(tmp_path, "moe", "moe", [moe(64, 0.3)])
+    latent = {"num_heads": 16, "isl": 1, "step": 8191, "mla_dtype": "bfloat16", "gemm_type": "", "model": ""}
+    rows = [{**latent, "batch_size": size, "kv_cache_dtype": "bfloat16", "latency": 0.3} for size in (8, 12)]
+    rows.append({**latent, "batch_size": 8, "kv_cache_dtype": "fp8", "latency": 0.4})
+    put(tmp_path, "mla", "generation_mla", rows, "0.5.14", engine="sglang")
+    products = [
+        {"op_name": name, "bmm_dtype": "bfloat16", "num_tokens": tokens, "num_heads": 16, "latency": ms}
+        for name in ("mla_gen_pre", "mla_gen_post")
+        for tokens, ms in ((8, 0.004), (16, 0.006))
+    ]
+    file = put(tmp_path, "mla_bmm", "mla_bmm", products, "0.5.14", engine="sglang")
+    pd.DataFrame(pd.read_parquet(file).assign(op_name=[row["op_name"] for row in products])).to_parquet(file)
+    imported = read_aiconfigurator(tmp_path, H100)
+    own = imported.engines["sglang"].of("mla_decode")
+    assert shape(own, "kv_dtype", "batch", "context", "heads", "k", "n") == [
+        ("bf16", 8, 8192, 16, 576, 512),
+        ("bf16", 12, 8192, 16, 576, 512),
+    ]
+    small = aiconfigurator.LATENT_KERNELS_S
+    assert own["seconds"].tolist() == pytest.approx([308e-6 + small, 310e-6 + small])
+    assert imported.left_out == {"sglang: latent attention slower over a narrow cache than over a wide one": 1}

@@ -56,6 +56,7 @@ def test_folder_is_whole_and_says_where_it_comes_from(name: str) -> None:
     kinds = {Path(file).name.removesuffix("_perf.parquet") for file in manifest.sources}
     latent = set() if name == "a100-80g" else {"mla_generation_module", "mla_context_module", "gdn"}
     sparse = {"dsa_generation_module"} if name in TIMED_SPARSE else set()
+    latent |= {"gdn", "mla_bmm"} if name == "a100-80g" else {"generation_mla", "mla_bmm"}
     assert kinds == {"gemm", "generation_attention", "context_attention", "moe", "custom_allreduce"} | latent | sparse
     assert all(len(digest) == 64 for digest in manifest.sources.values())
     assert all(count > 0 for count in manifest.left_out.values())
@@ -68,7 +69,21 @@ def test_folder_is_whole_and_says_where_it_comes_from(name: str) -> None:
 def test_sizes() -> None:
     sizes = {name: sum(file.stat().st_size for file in (PROFILE_FOLDER / name).iterdir()) / 1e6 for name in DEVICES}
     assert max(sizes.values()) < 1.0
-    assert sum(sizes.values()) < 5.0
+    assert sum(sizes.values()) < 6.5
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_kernels_that_sglang_alone_has(name: str) -> None:
+    profile = load_profile(name, load_hardware(name))
+    assert isinstance(profile, RooflineProfile)
+    own, shared = profile.times_for("sglang")
+    assert profile.times_for("vllm") == (shared,)
+    frame = LatencyTable.read(own.table).frame
+    sparse = {"dsa_decode"} if name in TIMED_SPARSE else set()
+    newer = set() if name == "a100-80g" else {"mla_decode", "gdn_prefill"}
+    assert set(frame["operator"]) == {"moe", "gdn_decode"} | newer | sparse
+    assert not below_floor(frame, load_hardware(name)).any()
+    assert (rounded(frame["seconds"].to_numpy()[::50]) == frame["seconds"].to_numpy()[::50]).all()
 
 
 def test_a_table_is_a_valid_one_in_order(frames: dict[str, pd.DataFrame]) -> None:
@@ -260,7 +275,9 @@ def test_large_shapes_stand_near_the_floor(
 ) -> None:
     large, median, worst = LARGE[operator, dtype]
     rows = frames[name].query("operator == @operator and dtype == @dtype and kv_dtype in ('', 'bf16') and window == 0")
-    rows = rows.query(large).reset_index(drop=True)
+    # Triton's experts stand beside FlashInfer's on Blackwell, for versions that run them.
+    fastest = rows["implementation"].str.contains("flashinfer") | (operator != "moe") | (name != "b200")
+    rows = rows[fastest].query(large).reset_index(drop=True)
     if dtype not in FORMATS[name]:
         assert rows.empty
         return

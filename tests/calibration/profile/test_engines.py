@@ -76,6 +76,14 @@ def test_the_checksum_covers_every_number() -> None:
 
 
 def test_which_versions_run_experts_by_triton() -> None:
-    versions = ("vllm 0.7", "vllm 0.13.1", "vllm 0.14", "vllm 0.32", "sglang 0.5.3.post1", "sglang 0.5.7")
-    found = [generation_of(version, is_moe=True).runs_triton_experts(version) for version in versions]
-    assert found == [True, True, False, False, True, False]
+    versions = (
+        "vllm 0.7",
+        "vllm 0.13.1",
+        "vllm 0.14",
+        "vllm 0.32",
+        "sglang 0.5.3.post1",
+        "sglang 0.5.6",
+        "sglang 0.5.7",
+    )
+    found = [generation_of(version, is_moe=True).triton_experts(version) for version in versions]
+    assert found == [("fp8", "bf16"), ("fp8", "bf16"), ("bf16",), (), ("fp8", "bf16"), ("bf16",), ()]

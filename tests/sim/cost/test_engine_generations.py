@@ -270,12 +270,36 @@ def test_no_step_gets_cheaper_with_more_rows(device: str, model: str, dtype: str
     )
 
 
+def test_a_full_graph_costs_by_its_kernels() -> None:
+    """A pass of twice the layers waits between twice the kernels (`EngineGeneration.constants.full_graph_s`)."""
+    constant = generation_of("sglang 0.5.14").constants.full_graph_s.value
+    added = {
+        name: float(cost_of(name, "h100-sxm", version="sglang 0.5.14").params["target_mode_s"][0][st.FULL_GRAPH])
+        for name in ("qwen3-8b", "qwen3-32b")
+    }
+    assert added["qwen3-8b"] == pytest.approx(constant, rel=0.15)
+    assert added["qwen3-32b"] / added["qwen3-8b"] == pytest.approx(64 / 36, rel=0.01)
+
+
+@pytest.mark.parametrize("device", ["h200", "b200"])
+def test_sglang_decodes_by_its_own_latent_and_sparse_kernels(device: str) -> None:
+    versions = ("vllm 0.24", "sglang 0.5.14")
+    for model, share in (("deepseek-v3.2", 0.75), ("llama-3.1-8b", 1.0)):
+        costs = [cost_of(model, device, tensor_parallel_size=8, version=version) for version in versions]
+        passes = [decode(cost, 8, context=4000.0) for cost in costs]
+        vllm, sglang = (float(out["target_s"] - out["overhead_s"]) for out in passes)
+        assert sglang == vllm if share == 1.0 else sglang < share * vllm
+
+
 def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
     flags = {"model": "qwen3-30b-a3b", "device": "b200", "weight_dtype": "fp8"}
-    triton, fastest = (cost_of(**flags, version=version) for version in ("sglang 0.5.3", "sglang 0.5.4"))
+    triton, fastest = (cost_of(**flags, version=version) for version in ("vllm 0.13", "vllm 0.14"))
     assert seconds(triton, 0, 0, 8192) > 1.2 * seconds(fastest, 0, 0, 8192)
-    bf16 = [cost_of("qwen3-30b-a3b", "b200", version=version) for version in ("sglang 0.5.3", "sglang 0.5.4")]
-    assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192)
+    triton, fastest = (cost_of(**flags, version=version) for version in ("sglang 0.5.3", "sglang 0.5.4"))
+    assert seconds(triton, 0, 0, 8192) > 1.01 * seconds(fastest, 0, 0, 8192)
+    assert seconds(triton, 64) > 1.05 * seconds(fastest, 64)
+    bf16 = [cost_of("qwen3-30b-a3b", "b200", version=f"sglang 0.5.{patch}") for patch in (3, 6, 7)]
+    assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192) > 1.1 * seconds(bf16[2], 0, 0, 8192)
 
 
 LATENT, LINEAR, PLAIN = ("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)
@@ -306,7 +330,7 @@ def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(
         if newer is None:
             continue
         assert generation_of(newer, is_moe=True).attention_ratio(newer, spec, blackwell) == 1.0
-        old, new = (cost_of(model, "b200", version=v) for v in (older, newer))
+        old, new = (cost_of(model, "b200", version=v, weight_dtype="fp8") for v in (older, newer))
         for step in ((8,), (64,), (8, 0, 2000)):
             times = (float(decode(cost, *step)["target_s"]) for cost in (old, new))
             assert next(times) / next(times) == pytest.approx(ratio, rel=1e-9)
