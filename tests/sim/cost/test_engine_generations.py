@@ -299,7 +299,7 @@ def test_prompts_through_tritons_fp8_experts_take_longer_on_blackwell() -> None:
     assert seconds(triton, 0, 0, 8192) > 1.01 * seconds(fastest, 0, 0, 8192)
     assert seconds(triton, 64) > 1.05 * seconds(fastest, 64)
     bf16 = [cost_of("qwen3-30b-a3b", "b200", version=f"sglang 0.5.{patch}") for patch in (3, 6, 7)]
-    assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192) > 1.1 * seconds(bf16[2], 0, 0, 8192)
+    assert seconds(bf16[0], 0, 0, 8192) == seconds(bf16[1], 0, 0, 8192) > 1.05 * seconds(bf16[2], 0, 0, 8192)
 
 
 LATENT, LINEAR, PLAIN = ("DeepSeek-V3", True), ("Qwen3-Next-80B-A3B-Instruct", True), ("Qwen3-30B-A3B", False)
