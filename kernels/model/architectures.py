@@ -7,7 +7,7 @@ config leaves to the model's code (which projections carry biases, how many norm
 describes another kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,11 @@ from typing import Any
 import yaml
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.config import (
-    COMPRESSION,
-    EXPERTS,
-    FIRST_DENSE,
-    GLOBAL_HEADS,
-    KV_HEADS,
-    LATENT,
-    MAMBA,
-    MLA,
-    MTP_LAYERS,
-    OUTPUT_GATE,
-    POSITIONS,
-    SHARED_COUNT,
-    SHARED_WIDTH,
-    STATE_DTYPE,
-    TOP_K,
-    WINDOW_HEADS,
-    Config,
-    refuse_other_layers,
-)
+from draftcast.kernels.model.config import OTHER_NAMES, Config, refuse_other_layers
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
-from draftcast.kernels.model.words import usual_words
+from draftcast.kernels.model.words import GLOBAL_HEADS, WINDOW_HEADS, usual_words
 
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
@@ -49,32 +30,34 @@ _IMPLIED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("i
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _KINDS = ("full_attention", "attention", "deepseek_sparse_attention", *_WINDOWED, "linear_attention", "mamba")
 _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letters of Nemotron-H's pattern
-_ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+_MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
+# Of Mamba-2's: groups, heads, state size, head size and convolution, in the order of `LINEAR_SIZES`.
+_MAMBA = ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "relu2")
 
 
 def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
-    blocks, positions = _blocks(config), config.integer(config.first(POSITIONS))
+    blocks, positions = _blocks(config), config.integer("max_position_embeddings")
     beside = config.flag("attention_beside_mamba", False)
     layers = len(blocks) if beside else config.integer("num_hidden_layers", len(blocks) or None)
     values = {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
         "num_attention_heads": heads,
-        "num_key_value_heads": config.integer(config.first(KV_HEADS), heads),
+        "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": positions,
         "tie_word_embeddings": config.flag("tie_word_embeddings", False),
         "gated_mlp": _is_gated(config),
         "position_embeddings": positions + config.count("position_offset") if config.count("position_offset") else 0,
         "word_embed_proj_dim": config.integer("word_embed_proj_dim", hidden),
-        "num_nextn_layers": config.count(*MTP_LAYERS),
+        "num_nextn_layers": config.count("num_nextn_predict_layers"),
         "qk_norm": config.flag("use_qk_norm", config.flag("qk_layernorm", False)),
         "layer_norm_bias": config.flag("layer_norm_bias", False),
         "attention_sinks": config.flag("attention_sinks", False),
-        "attention_output_gate": config.flag(config.first(OUTPUT_GATE), False),
+        "attention_output_gate": config.flag("attn_output_gate", False),
         "norms_per_layer": config.integer("norms_per_layer", 2),
         "residual_streams": config.count("hc_mult"),
         "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
@@ -91,7 +74,7 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         if values["num_sliding_layers"]:
             values |= _window_heads(config, values)
         else:
-            _refuse_unused(config, [*WINDOW_HEADS, *GLOBAL_HEADS])
+            config.refuse_unused([*WINDOW_HEADS.values(), *GLOBAL_HEADS.values()])
     return {**values, **given}
 
 
@@ -114,12 +97,9 @@ def _shared_layers(config: Config, layers: int) -> dict[str, int]:
 
 def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     """The model with the formats in which its checkpoint stores it."""
-    said = config.values.get("quantization_config")
-    if said is None:
+    if config.values.get("quantization_config") is None:
         return model
-    if not isinstance(said, Mapping):
-        raise config.refusal("quantization_config", "an object is needed")
-    section = Config(said, f"{config.name}: quantization_config")
+    section = config.section("quantization_config")
     attention = model.num_attention_layers
     layers = {"attention": attention, "attention_out": attention, "linear_attention": model.num_linear_layers,
               "dense_mlp": model.num_dense_layers, "experts": model.num_moe_layers, "lm_head": 1,
@@ -132,13 +112,6 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
         found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
     formats = tuple((group, *stored) for group, stored in found.items())
     return replace(model, formats=formats, kv_cache_dtype=kv_cache_format(section) or model.kv_cache_dtype)
-
-
-def _refuse_unused(config: Config, keys: Iterable[str]) -> None:
-    """Refuse sizes of layers that no other field says the model has."""
-    for key in keys:
-        if config.values.get(key):
-            raise config.refusal(key, "what it says of the layers is not known; only absent, null or 0 is read")
 
 
 def _blocks(config: Config) -> list[str]:
@@ -158,7 +131,7 @@ def _blocks(config: Config) -> list[str]:
 
 
 def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, int]:
-    config.per_layer(config.first(("hybrid_override_pattern", "layers_block_type")), blocks, layers)
+    config.per_layer(config.first("hybrid_override_pattern", "layers_block_type"), blocks, layers)
     alone = blocks.count("mlp") + blocks.count("moe")
     only = layers - alone - blocks.count("layer")
     return {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
@@ -166,7 +139,7 @@ def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, i
 
 def _is_gated(config: Config) -> bool:
     """Whether the MLP has a gate matrix; the activation tells, but for GELU."""
-    key = config.first(_ACTIVATION)
+    key = config.first("hidden_act")
     activation = config.values.get(key)
     gated = config.values.get("gated_mlp", activation is None or activation in _GATED)
     if not gated and "gated_mlp" not in config.values and activation not in _UNGATED:
@@ -188,7 +161,7 @@ def _biases(config: Config) -> dict[str, bool]:
 
 def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
     """Head sizes of MHA, GQA or MLA."""
-    if config.values.get(COMPRESSION[0]):
+    if config.values.get("compress_ratios"):
         # Keys and values are one latent, which queries of its width attend to; the cache is in fp8 (vLLM 0.32).
         size, rope = config.integer("head_dim"), config.integer("qk_rope_head_dim")
         if rope >= size:
@@ -196,8 +169,8 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
         sizes = {"head_dim": size, "kv_lora_rank": size - rope, "qk_nope_head_dim": size - rope, "v_head_dim": size}
         groups = {key: config.integer(key) for key in ("q_lora_rank", "o_groups", "o_lora_rank")}
         return {**sizes, **groups, "qk_rope_head_dim": rope, "kv_cache_dtype": "fp8"}
-    _refuse_unused(config, COMPRESSION)
-    if any(config.values.get(key) is not None for key in MLA):
+    config.refuse_unused(("compress_ratios", "o_groups", "o_lora_rank"))
+    if any(config.values.get(key) is not None for key in _MLA):
         nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
         return {
             "head_dim": nope + rope,
@@ -210,7 +183,7 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
     if config.values.get("head_dim") is None and hidden % heads:
         message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
         raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
-    head_dim = config.integer(config.first(("head_dim", "attention_head_dim")), hidden // heads)
+    head_dim = config.integer(config.first("head_dim", "attention_head_dim"), hidden // heads)
     values = config.integer("v_head_dim", head_dim)
     return {"head_dim": head_dim, "v_head_dim": values if values != head_dim else 0}
 
@@ -240,7 +213,7 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
     chunked = "chunked_attention" in kinds or (not kinds and chunk > 0)
     key = "attention_chunk_size" if chunked else "sliding_window"
     window = config.integer(key, None if kinds and sliding_layers else 0)
-    if window >= config.integer(config.first(POSITIONS)) or not window or not sliding_layers:
+    if window >= config.integer("max_position_embeddings") or not window or not sliding_layers:
         return none
     kind = "chunked" if chunked else "sliding"
     return {"sliding_window": window, "num_sliding_layers": sliding_layers, "window_kind": kind}
@@ -248,17 +221,11 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
 
 def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
     """Heads where those of full and of sliding layers differ."""
-    own = {
-        "window_num_attention_heads": config.integer(WINDOW_HEADS[0], values["num_attention_heads"]),
-        "window_num_key_value_heads": config.integer(WINDOW_HEADS[1], values["num_key_value_heads"]),
-        "window_head_dim": config.integer(WINDOW_HEADS[2], values["head_dim"]),
-    }
-    if config.integer(WINDOW_HEADS[3], values.get("v_head_dim", 0), minimum=0) != values.get("v_head_dim", 0):
-        raise config.refusal(WINDOW_HEADS[3], "only v_head_dim is supported")
-    full = {
-        "head_dim": config.integer(GLOBAL_HEADS[0], values["head_dim"]),
-        "num_key_value_heads": config.integer(GLOBAL_HEADS[1], values["num_key_value_heads"]),
-    }
+    sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    own = {f"window_{name}": config.integer(WINDOW_HEADS[name], values[name]) for name in sizes}
+    if config.integer("swa_v_head_dim", values.get("v_head_dim", 0), minimum=0) != values.get("v_head_dim", 0):
+        raise config.refusal("swa_v_head_dim", "only v_head_dim is supported")
+    full = {name: config.integer(key, values[name]) for name, key in GLOBAL_HEADS.items()}
     same = all(own[f"window_{name}"] == value for name, value in full.items())
     same &= own["window_num_attention_heads"] == values["num_attention_heads"]
     return {} if same else {**own, **full}
@@ -266,11 +233,8 @@ def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
 
 def _states(config: Config, layers: int) -> dict[str, Any]:
     """Kind, sizes and number of layers with a state; nothing where every layer has full or sliding attention."""
-    given = config.values.get("linear_attn_config")
-    if given:
-        if not isinstance(given, Mapping):
-            raise config.refusal("linear_attn_config", "an object is needed")
-        kda = Config(given, f"{config.name}: linear_attn_config")
+    if config.values.get("linear_attn_config"):
+        kda = config.section("linear_attn_config")
         heads, size = kda.integer("num_heads"), kda.integer("head_dim")
         sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
         rank = 0 if kda.flag("use_full_rank_gate", False) else size
@@ -278,7 +242,7 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         return {**values, "linear_gate_rank": rank}
     kinds = config.strings("layer_types", _KINDS) or _blocks(config)
     if "mamba" in kinds:
-        of_mamba = tuple(config.integer(config.first(names)) for names in MAMBA)
+        of_mamba = tuple(map(config.integer, _MAMBA))
         inner = of_mamba[1] * of_mamba[3]
         if config.integer("mamba_d_ssm", inner) != inner:
             raise config.refusal("mamba_d_ssm", f"heads times their size, {inner}, is needed")
@@ -287,24 +251,24 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
     every = layers - layers // interval if interval else 0  # every interval-th layer is full
     count = kinds.count("linear_attention") if kinds else every
     if not kinds:  # else it lists every layer, none with such a state (Granite 4.0 Micro)
-        _refuse_unused(config, [name for names in MAMBA for name in names if name.startswith("mamba_")])
+        names = (name for key in _MAMBA for name in (key, *OTHER_NAMES[key]))
+        config.refuse_unused(name for name in names if name.startswith("mamba_"))
     if not count:
         return {}
     return _state_values(config, "gated_delta", count, tuple(config.integer(key) for key in LINEAR_SIZES))
 
 
 def _state_values(config: Config, kind: str, count: int, sizes: tuple[int, ...]) -> dict[str, Any]:
-    dtype = config.values.get(config.first(STATE_DTYPE), "")
+    dtype = config.values.get(config.first("mamba_ssm_dtype"), "")
     values = dict(zip(LINEAR_SIZES, sizes, strict=True))
     return {"linear_kind": kind, "num_linear_layers": count, "mamba_ssm_dtype": dtype, **values}
 
 
 def _indexers(config: Config, layers: int) -> dict[str, Any]:
     """Sizes of sparse attention's indexer and the layers that have one (vLLM 0.32, ``models/deepseek_v32``)."""
-    sparse = config.values.get("sparse_attention_config")
-    if sparse:
-        return _block_sparse(config, sparse, layers)
-    compressed = _compressed(config, layers) if config.values.get(COMPRESSION[0]) else {}
+    if config.values.get("sparse_attention_config"):
+        return _block_sparse(config.section("sparse_attention_config"), layers)
+    compressed = _compressed(config, layers) if config.values.get("compress_ratios") else {}
     if not compressed and not config.count("index_topk"):
         return {}
     sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
@@ -312,7 +276,7 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
         return {**sizes, **compressed}
     pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
     if pattern:
-        config.per_layer(config.first(("index_topk_pattern", "indexer_types")), list(pattern), layers)
+        config.per_layer(config.first("index_topk_pattern", "indexer_types"), list(pattern), layers)
         indexed = layers - sum(letter in ("S", "s") for letter in pattern)
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
@@ -329,7 +293,7 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
 
     The few layers that see the last tokens alone count as the latter, whose entries are few.
     """
-    key = COMPRESSION[0]
+    key = "compress_ratios"
     ratios = config.values[key]
     if not isinstance(ratios, list) or any(ratio not in (0, 1, INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
         raise config.refusal(key, f"a list of 0, {INDEXED_RATIO} and {_WHOLE_RATIO} is needed")
@@ -346,11 +310,8 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     }
 
 
-def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
+def _block_sparse(sparse: Config, layers: int) -> dict[str, Any]:
     """Layers that read whole blocks of tokens by their best token's score (MiniMax-M3)."""
-    if not isinstance(given, Mapping):
-        raise config.refusal("sparse_attention_config", "an object is needed")
-    sparse = Config(given, f"{config.name}: sparse_attention_config")
     listed = sparse.values.get("sparse_attention_freq")
     if not isinstance(listed, list):
         raise ModelError("a list of 0 and 1 is needed", file=sparse.name, key="sparse_attention_freq", value=listed)
@@ -368,26 +329,26 @@ def _block_sparse(config: Config, given: Any, layers: int) -> dict[str, Any]:
 
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     """Widths of dense and routed feed-forward layers, and how many layers are dense."""
-    width = config.first(("intermediate_size", "ffn_dim"))
-    num_experts, blocks = config.count(*EXPERTS), _blocks(config)
+    width = config.first("intermediate_size")
+    num_experts, blocks = config.count("num_experts"), _blocks(config)
     if num_experts < 2 or (blocks and "moe" not in blocks):  # Granite's hybrids have but their shared expert
-        return {"intermediate_size": config.integer(config.first(("shared_intermediate_size", width)))}
-    expert_width = config.integer(config.first(("moe_intermediate_size", width)))
-    shared = config.count(*SHARED_COUNT)
-    shared_key = config.first(SHARED_WIDTH)
+        return {"intermediate_size": config.integer(config.first("shared_intermediate_size", width))}
+    expert_width = config.integer(config.first("moe_intermediate_size", width))
+    shared = config.count("n_shared_experts")
+    shared_key = config.first("shared_expert_intermediate_size")
     shared_width = config.count(shared_key)
     if config.flag("enable_moe_block", False):  # a dense MLP beside the experts of every layer (Gemma 4)
         shared_key, shared_width = width, config.integer(width)
     if shared_width % expert_width:
         raise config.refusal(shared_key, f"a multiple of the experts' width {expert_width} is needed")
     dense_layers = blocks.count("mlp") if blocks else layers - _moe_layers(config, layers)
-    dense_width = config.first(("intermediate_size_mlp", "dense_intermediate_size", width))
+    dense_width = config.first("intermediate_size_mlp", "dense_intermediate_size", width)
     return {
         "intermediate_size": config.integer(dense_width) if dense_layers else 0,
         "num_experts": num_experts,
-        "num_experts_per_tok": config.integer(config.first(TOP_K)),
+        "num_experts_per_tok": config.integer("num_experts_per_tok"),
         "moe_intermediate_size": expert_width,
-        "moe_latent_size": config.count(*LATENT),
+        "moe_latent_size": config.count("moe_latent_size"),
         "num_shared_experts": shared_width // expert_width or shared,
         "shared_expert_gate": bool(shared_width) and config.flag("shared_expert_gate", False),
         "first_k_dense_layers": dense_layers,
@@ -412,9 +373,9 @@ def _moe_layers(config: Config, layers: int) -> int:
     every = 1 if listed else config.integer("moe_layer_freq", 1)
     steps = [config.integer(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step",
                                                 "moe_layer_interval")]  # fmt: skip
-    first = config.count(*FIRST_DENSE)
+    first = config.count("first_k_dense_replace")
     if first > layers:
-        raise config.refusal(config.first(FIRST_DENSE), f"at most num_hidden_layers = {layers}")
+        raise config.refusal(config.first("first_k_dense_replace"), f"at most num_hidden_layers = {layers}")
     end = config.integer("moe_layer_end_index", -1, minimum=-1)
     last = layers - 1 if end == -1 else end
     return sum(

@@ -13,7 +13,7 @@ import yaml
 from draftcast.errors import ModelError
 from draftcast.kernels.extras import torch
 
-FORMATS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("formats.yaml").read_text("utf-8"))
+FORMATS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("formats.yaml").read_text("utf-8"))
 WEIGHT_BYTES: dict[str, float] = FORMATS["weight_bytes"]
 KV_BYTES: dict[str, float] = FORMATS["kv_bytes"]
 COMPUTE_DTYPE: dict[str, str] = FORMATS["compute"]

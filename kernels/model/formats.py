@@ -12,54 +12,25 @@ from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import Config
-from draftcast.kernels.model.dtypes import WEIGHT_BYTES
+from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
 Stored = tuple[str, float]
 """A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales."""
 Schemes = tuple[Stored | None, dict[Stored, list[str]]]
 """Format of all modules that nothing else is said of, and modules by their own format."""
 
-# Modules of each group of matrices as checkpoints name them, behind the layer's number; one says what all do.
-MODULES = {
-    "attention": ("self_attn.q_proj", "self_attn.q_b_proj", "mixer.q_proj"),
-    "attention_out": ("self_attn.o_proj", "mixer.o_proj"),
-    "linear_attention": ("linear_attn.out_proj", "mixer.in_proj", "mamba.in_proj", "self_attn.b_proj"),
-    "dense_mlp": ("mlp.down_proj", "mixer.down_proj", "feed_forward.down_proj"),
-    "shared_experts": ("mlp.shared_experts.down_proj", "mlp.shared_expert.down_proj", "mixer.shared_experts.down_proj",
-                       "block_sparse_moe.shared_experts.down_proj", "feed_forward.shared_expert.down_proj",
-                       "share_expert.down_proj"),
-    "experts": ("mlp.experts.0.down_proj", "block_sparse_moe.experts.0.w2", "mixer.experts.0.down_proj",
-                "feed_forward.experts.down_proj", "moe.down_proj"),
-}  # fmt: skip
+MODULES: dict[str, list[str]] = FORMATS["modules"]
 # A dense MLP beside the experts of a layer (Gemma 4).
-MODULES_BESIDE = {**MODULES, "shared_experts": ("mlp.down_proj",), "experts": ("experts.0.down_proj",)}
-
-# ModelOpt's algorithms; ``FP8_PB_WO`` has a scale for 128 x 128 weights.
-_ALGORITHMS = {
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8",
-    "FP8_PB_WO": "fp8",
-    "MXFP8": "mxfp8",
-    "NVFP4": "nvfp4",
-    "W4A16_NVFP4": "nvfp4a16",
-}
-# (type, bits of a weight, bits of an activation, 16 where none is named) of compressed-tensors and Quark; 4-bit floats
-# in groups of 32 are MXFP4.
-_SCHEMES = {
-    ("float", 8, 8): "fp8",
-    ("int", 8, 8): "int8",
-    ("int", 4, 16): "int4",
-    ("float", 4, 16): "nvfp4a16",
-    ("float", 4, 4): "nvfp4",
-}
-_QUARK = {"fp8_e4m3": ("float", 8), "int8": ("int", 8), "int4": ("int", 4), "fp4": ("float", 4)}
+MODULES_BESIDE = {**MODULES, "shared_experts": ["mlp.down_proj"], "experts": ["experts.0.down_proj"]}
+_MODELOPT: dict[str, str] = FORMATS["modelopt"]
+_QUARK: dict[str, tuple[str, int]] = {name: tuple(scheme) for name, scheme in FORMATS["quark"].items()}
 _KINDS_OF_MODULES = ("Linear", "FusedMoE", "Linear*")  # classes: every matrix but tables and routers
 _KEPT = ("ignore", "modules_to_not_convert", "exclude_modules", "exclude")  # lists of modules in 16 bits
 _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt...", "mxfp4", "quark")
 
 
 def stored_formats(
-    section: Config, num_layers: int, groups: Mapping[str, int], modules: Mapping[str, tuple[str, ...]]
+    section: Config, num_layers: int, groups: Mapping[str, int], modules: Mapping[str, list[str]]
 ) -> dict[str, Stored]:
     """Format of each group of matrices that is not in 16 bits.
 
@@ -97,7 +68,7 @@ def stored_formats(
 def kv_cache_format(section: Config) -> str:
     """Format in which a checkpoint asks for its KV cache (ModelOpt's or compressed-tensors' word); empty: none."""
     section = _inner(section)
-    key = section.first(("kv_cache_quant_algo", "kv_cache_scheme"))
+    key = section.first("kv_cache_quant_algo", "kv_cache_scheme")
     asked = section.values.get(key)
     if isinstance(asked, Mapping):
         asked = f"{asked.get('type')}{asked.get('num_bits')}"
@@ -108,16 +79,14 @@ def kv_cache_format(section: Config) -> str:
 
 
 def _inner(section: Config) -> Config:
-    inner = section.values.get("quantization")
-    return Config(inner, f"{section.name}: quantization") if isinstance(inner, Mapping) else section
+    return section.section("quantization") if isinstance(section.values.get("quantization"), Mapping) else section
 
 
 def _schemes(section: Config) -> Schemes:
     method = section.values.get("quant_method")
     algorithm = section.values.get("quant_algo")
     if algorithm is not None and method in (None, "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"):
-        listed = section.values.get("quantized_layers") if algorithm == "MIXED_PRECISION" else {}
-        return _modelopt(section, algorithm, _mapping(section, "quantized_layers", listed))
+        return _modelopt(section, algorithm)
     if method in ("fp8", "fbgemm_fp8"):
         return _fp8(section), {}
     if method in ("awq", "gptq"):
@@ -136,19 +105,20 @@ def _schemes(section: Config) -> Schemes:
     raise ModelError(known, file=section.name, key="quant_method", value=method)
 
 
-def _modelopt(section: Config, algorithm: Any, layers: Mapping[str, Any]) -> Schemes:
+def _modelopt(section: Config, algorithm: Any) -> Schemes:
     def stored(name: Any, key: str) -> Stored:
-        if str(name).upper() not in _ALGORITHMS:
-            allowed = f"known: {', '.join(_ALGORITHMS)}, MIXED_PRECISION"
+        known = _MODELOPT.get(str(name).upper())
+        if known is None:
+            allowed = f"known: {', '.join(_MODELOPT)}, MIXED_PRECISION"
             raise ModelError(allowed, file=section.name, key=key, value=name)
-        known = _ALGORITHMS[str(name).upper()]
         return known, WEIGHT_BYTES[known]
 
     if algorithm != "MIXED_PRECISION":
         return stored(algorithm, "quant_algo"), {}
     by_module: dict[Stored, list[str]] = {}
-    for module, said in layers.items():
-        by_module.setdefault(stored(_mapping(section, module, said).get("quant_algo"), module), []).append(module)
+    layers = section.section("quantized_layers")
+    for module in layers.values:
+        by_module.setdefault(stored(layers.section(module).values.get("quant_algo"), module), []).append(module)
     return None, by_module
 
 
@@ -165,10 +135,10 @@ def _fp8(section: Config) -> Stored:
 
 def _int4(section: Config, zero_points: bool) -> Stored:
     """AWQ's and GPTQ's: groups with a 16-bit scale, and AWQ's with a zero point of 4 bits."""
-    key = section.first(("bits", "w_bit"))
+    key = section.first("bits", "w_bit")
     if section.integer(key) != 4:
         raise ModelError("only 4 bits are known", file=section.name, key=key, value=section.values[key])
-    group = section.integer(section.first(("group_size", "q_group_size")), 128, minimum=-1)
+    group = section.integer(section.first("group_size", "q_group_size"), 128, minimum=-1)
     return _grouped("int4", group, zero_points)
 
 
@@ -178,11 +148,11 @@ def _grouped(dtype: str, group: int, zero_points: bool) -> Stored:
 
 def _compressed(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
     """(targets, format) of each of ``config_groups``."""
-    for name, given in _mapping(section, "config_groups").items():
-        group = Config(_mapping(section, name, given), f"{section.name}: config_groups.{name}")
-        weights = Config(_mapping(group, "weights"), f"{group.name}.weights")
+    groups = section.section("config_groups")
+    for group in map(groups.section, groups.values):
+        weights = group.section("weights")
         inputs = group.values.get("input_activations")
-        bits = 16 if inputs is None else _mapping(group, "input_activations").get("num_bits")
+        bits = 16 if inputs is None else group.section("input_activations").values.get("num_bits")
         size, symmetric = weights.integer("group_size", 0, minimum=-1), weights.flag("symmetric", True)
         scheme = (weights.values.get("type", "int"), weights.integer("num_bits"))
         yield group.strings("targets"), _scheme(weights, "num_bits", scheme, bits, size, not symmetric)
@@ -190,29 +160,29 @@ def _compressed(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
 
 def _quark(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
     """Of ``global_quant_config`` for all modules, of ``layer_quant_config`` for those that its patterns name."""
-    layers = _mapping(section, "layer_quant_config", section.values.get("layer_quant_config") or {})
-    said = {"": section.values.get("global_quant_config"), **layers}
-    for pattern, given in said.items():
-        key = pattern or "global_quant_config"
-        scheme = Config(_mapping(section, key, given), f"{section.name}: {key}")
+    schemes: list[tuple[list[str], Config]] = []
+    if section.values.get("layer_quant_config"):
+        layers = section.section("layer_quant_config")
+        schemes = [([pattern], layers.section(pattern)) for pattern in layers.values]
+    for targets, scheme in [([], section.section("global_quant_config")), *schemes]:
         if scheme.values.get("weight") is None:
-            yield [pattern] if pattern else [], None
+            yield targets, None
             continue
-        weights = Config(_mapping(scheme, "weight"), f"{scheme.name}.weight")
+        weights = scheme.section("weight")
         inputs = scheme.values.get("input_tensors")
-        dtype, of_inputs = weights.values.get("dtype"), inputs and _mapping(scheme, "input_tensors").get("dtype")
+        dtype, of_inputs = weights.values.get("dtype"), inputs and scheme.section("input_tensors").values.get("dtype")
         if dtype not in tuple(_QUARK) or of_inputs not in (None, *_QUARK):
             raise ModelError(f"known: {', '.join(_QUARK)}", file=scheme.name, key="dtype", value=[dtype, of_inputs])
         bits = 16 if of_inputs is None else _QUARK[of_inputs][1]
         size = weights.integer("group_size", 0, minimum=-1)
-        yield [pattern] if pattern else [], _scheme(weights, "dtype", _QUARK[dtype], bits, size, False)
+        yield targets, _scheme(weights, "dtype", _QUARK[dtype], bits, size, False)
 
 
 def _scheme(
     weights: Config, key: str, scheme: tuple[Any, int], activation_bits: Any, group: int, zero_points: bool
 ) -> Stored:
-    # By equality: what a config says may be a list, which has no hash.
-    dtype = next((found for known, found in _SCHEMES.items() if known == (*scheme, activation_bits)), None)
+    wanted = [*scheme, activation_bits]
+    dtype = next((dtype for *known, dtype in FORMATS["schemes"] if known == wanted), None)
     if scheme == ("float", 4) and group == 32:
         dtype = "mxfp4"
     elif dtype == "fp8" and group == 32:
@@ -221,13 +191,6 @@ def _scheme(
         allowed = f"weights of {scheme[1]} bits ({scheme[0]}) with activations of {activation_bits} are not known"
         raise ModelError(allowed, file=weights.name, key=key, value=weights.values.get(key))
     return _grouped(dtype, group, zero_points) if dtype == "int4" else (dtype, WEIGHT_BYTES[dtype])
-
-
-def _mapping(config: Config, key: str, given: Any = None) -> Mapping[str, Any]:
-    value = config.values.get(key) if given is None else given
-    if not isinstance(value, Mapping):
-        raise ModelError("an object is needed", file=config.name, key=key, value=value)
-    return value
 
 
 def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:

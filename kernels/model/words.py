@@ -8,14 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from draftcast.kernels.model.config import (
-    COMPRESSION,
-    GLOBAL_HEADS,
-    MAMBA,
-    MTP_LAYERS,
-    WINDOW_HEADS,
-    Config,
-)
+from draftcast.kernels.model.config import Config
 
 _STATES = {"linear_attention": "mamba"}
 _KINDS = {
@@ -31,17 +24,22 @@ _BLOCK_SPARSE = {
     "sparse_topk_blocks": "index_topk_blocks",
     "sparse_local_block": "index_local_blocks",
 }
-_HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
-_OF_WINDOWS = dict(zip(_HEADS, WINDOW_HEADS, strict=True))
-_OF_FULL = dict(zip(("head_dim", "num_key_value_heads"), GLOBAL_HEADS, strict=True))
+WINDOW_HEADS = {
+    "num_attention_heads": "swa_num_attention_heads",
+    "num_key_value_heads": "swa_num_key_value_heads",
+    "head_dim": "swa_head_dim",
+    "v_head_dim": "swa_v_head_dim",
+}
+GLOBAL_HEADS = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+"""Sizes of heads that sliding (MiMo-V2) and full layers (Gemma 4) have of their own."""
 
 
 def usual_words(config: Config) -> dict[str, Any]:
     """The fields as `draftcast.kernels.model.architectures` reads them; lists of layers without MTP layers."""
     found = dict(config.values)
     layers = config.integer("num_hidden_layers", 0, minimum=0)
-    for key in ("layer_types", COMPRESSION[0]):
-        if isinstance(found.get(key), list) and len(found[key]) == layers + config.count(*MTP_LAYERS):
+    for key in ("layer_types", "compress_ratios"):
+        if isinstance(found.get(key), list) and len(found[key]) == layers + config.count("num_nextn_predict_layers"):
             found[key] = found[key][:layers]
     _numbered_layers(config, found, layers)
     _kinds_of_layers(config, found)
@@ -71,7 +69,7 @@ def _numbers(config: Config, key: str) -> set[int]:
 def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:
     for key, names in _KINDS.items():
         if isinstance(found.get(key), list):
-            mamba = key == "layer_types" and any(name in found for name in MAMBA[1])
+            mamba = key == "layer_types" and not found.keys().isdisjoint(("mamba_num_heads", "mamba_n_heads"))
             known = {**names, **_STATES} if mamba else names
             found[key] = [known.get(kind, kind) if isinstance(kind, str) else kind for kind in found[key]]
     blocks = found.get("layers_block_type")
@@ -83,7 +81,7 @@ def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:
     kinds = found.get("layer_types")
     rates = found.get("compress_rates")
     if isinstance(kinds, list) and isinstance(rates, Mapping):  # DeepSeek-V4
-        found[COMPRESSION[0]] = [rates.get(kind, 0) for kind in kinds]
+        found["compress_ratios"] = [rates.get(kind, 0) for kind in kinds]
         del found["layer_types"], found["compress_rates"]
     if isinstance(kinds, list) and "linear_num_heads" in found:  # Kimi-Linear
         found["linear_attn_config"] = {
@@ -104,19 +102,18 @@ def _heads_of_layers(config: Config, found: dict[str, Any]) -> None:
     """Sizes of layers of one kind: Step's, and those that transformers 5 lists by layer."""
     other = found.pop("attention_other_setting", None)
     if other is not None:
-        if not isinstance(other, Mapping):
-            raise config.refusal("attention_other_setting", "an object is needed")
+        other = config.section("attention_other_setting").values
         own = ("num_attention_heads", "num_attention_groups", "head_dim")
-        found |= {key: other[word] for key, word in zip(WINDOW_HEADS, own, strict=False) if word in other}
+        found |= {key: other[word] for key, word in zip(WINDOW_HEADS.values(), own, strict=False) if word in other}
     sliding_heads = found.pop("num_sliding_attention_heads", None)
     if sliding_heads not in (None, found.get("num_attention_heads")):
-        found[WINDOW_HEADS[0]] = sliding_heads
+        found["swa_num_attention_heads"] = sliding_heads
     by_layer = found.pop("per_layer_config", None)
     if not by_layer:
         return
     kinds = found.get("layer_types") or []
     sizes = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
-    for kind, words in (("sliding_attention", _OF_WINDOWS), ("full_attention", _OF_FULL)):
+    for kind, words in (("sliding_attention", WINDOW_HEADS), ("full_attention", GLOBAL_HEADS)):
         of_kind = {str(layer) for layer, each in enumerate(kinds) if each == kind}
         if of_kind != {str(layer).lstrip("0") or "0" for layer in by_layer}:
             continue
