@@ -19,7 +19,7 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged
-from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
 from draftcast.kernels.operators.registry import Operator, Shape, fp8_runs, implementations
 
 
@@ -64,11 +64,11 @@ def attention_work(
     heads, kv_bytes = model.num_attention_heads // tp, KV_BYTES[kv_dtype(kv_cache_dtype)]
     if model.is_mla and not absorbed:
         width = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
-        return Work(2.0 * heads * width * pairs, (context + queries) * heads * width * act_bytes)
+        return attended_work(heads, width, pairs, queries, context * heads * width * act_bytes, act_bytes)
     latent = 2 * model.kv_lora_rank + model.qk_rope_head_dim
     width = latent if model.is_mla else model.head_dim + model.value_dim
     cached = (context + queries) * model.kv_elements_per_layer(tp) * kv_bytes
-    return Work(2.0 * heads * width * pairs, cached + queries * (heads * width) * act_bytes)
+    return attended_work(heads, width, pairs, queries, cached, act_bytes)
 
 
 def layer_shape(model: ModelSpec, phase: str, tp: int) -> tuple[str, dict[str, int]]:
@@ -91,18 +91,16 @@ def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: s
         causal: prefill: query i sees context - q + i + 1 keys. Otherwise all queries are counted as seeing the context
             (q is small beside it, and a tree's queries see fewer anyhow).
     """
-    batch, q, context, window = (as_array(shape[name]) for name in ("batch", "q", "context", "window"))
-    heads, kv_heads, head_dim = (as_array(shape[name]) for name in ("heads", "kv_heads", "head_dim"))
+    batch, q, context, window = sizes_of(shape, "batch q context window")
+    heads, kv_heads, head_dim = sizes_of(shape, "heads kv_heads head_dim")
     pairs: FloatArray = q * context - (0.5 * q * (q - 1.0) if causal else 0.0)
     # Of q queries a window cuts those that would see more; the first of them sees context - q + 1 keys.
     cut = np.clip(context - window, 0.0, q)
     lost = cut * (context - window) - 0.5 * cut * (cut - 1.0) if causal else q * np.maximum(context - window, 0.0)
     pairs = np.where(window > 0, pairs - lost, pairs)
     read = np.where(window > 0, np.minimum(context, window + q - 1.0), context)
-    moved = 2.0 * (read + q) * kv_heads * head_dim * KV_BYTES[kv_dtype(kv_cache_dtype)]
-    return Work(
-        4.0 * heads * head_dim * batch * pairs, batch * (moved + 2.0 * q * heads * head_dim * activation_bytes(dtype))
-    )
+    cached = 2.0 * (read + q) * kv_heads * head_dim * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    return attended_work(heads, 2.0 * head_dim, batch * pairs, batch * q, batch * cached, activation_bytes(dtype))
 
 
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:

@@ -8,7 +8,8 @@ time.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,6 +32,22 @@ class Work(NamedTuple):
 
 def as_array(value: ArrayLike) -> FloatArray:
     return np.asarray(value, dtype=np.float64)
+
+
+def sizes_of(shape: Mapping[str, Any], names: str) -> tuple[FloatArray, ...]:
+    """Fields of a shape by their names, which spaces separate."""
+    return tuple(as_array(shape[name]) for name in names.split())
+
+
+def attended_work(
+    heads: ArrayLike, width: ArrayLike, pairs: ArrayLike, queries: ArrayLike, cached_bytes: FloatArray, act_bytes: float
+) -> Work:  # fmt: skip
+    """Softmax attention of ``heads`` whose keys and values are together ``width`` numbers wide.
+
+    A product and a sum of every (query, key) pair; what is cached moved once, and queries in and outputs out.
+    """
+    row = as_array(heads) * as_array(width)
+    return Work(2.0 * row * as_array(pairs), cached_bytes + as_array(queries) * row * act_bytes)
 
 
 def moved_work(elements: ArrayLike, act_bytes: float = 2.0) -> Work:

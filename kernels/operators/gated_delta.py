@@ -22,16 +22,8 @@ from typing import Any
 from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, torch_dtype
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import (
-    Draw,
-    Implementation,
-    Operator,
-    Outputs,
-    Shape,
-    Tensors,
-    by_formula,
-)
+from draftcast.kernels.operators.cost import Work, as_array, sizes_of
+from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, formula_operator
 
 CHUNK = 64
 """Tokens of a chunk in the kernels that vLLM runs (flash-linear-attention, FlashInfer)."""
@@ -47,9 +39,7 @@ def gated_delta_work(
     The state is read once a sequence and written after every token, of a prompt once. A token's q, k, v and output are
     moved once.
     """
-    batch, q, heads, kv_heads, k, n = (
-        as_array(shape[name]) for name in ("batch", "q", "heads", "kv_heads", "k", "n")
-    )  # fmt: skip
+    batch, q, heads, kv_heads, k, n = sizes_of(shape, "batch q heads kv_heads k n")
     products = (4.0 if kind == "mamba2" else 6.0) * k * n + (2.0 * CHUNK * (k + n) if chunked else 0.0)
     state = heads * k * n * KV_BYTES[state_dtype]
     row = ((3.0 if kind == "kda" else 2.0) * kv_heads * k + 2.0 * heads * n) * activation_bytes(dtype)
@@ -162,30 +152,13 @@ def chunked(inputs: Tensors, dtype: torch.dtype) -> Outputs:
     return {"out": out.transpose(1, 2), "last_state": state}
 
 
-def reference(inputs: Tensors) -> Outputs:
-    """Token by token in float64."""
-    return recurrent(inputs, torch.float64)
-
-
-def _in_float32(inputs: Tensors, *, in_chunks: bool) -> Outputs:
-    return (chunked if in_chunks else recurrent)(inputs, torch.float32)
-
-
 def _supports(shape: Shape, dtype: str, state_dtype: str, device: str) -> str:
     return "key heads must divide value heads" if shape["heads"] % shape["kv_heads"] else ""
 
 
 def _operator(name: str, kind: str, *, in_chunks: bool) -> Operator:
-    return Operator(
-        name=name,
-        work=partial(gated_delta_work, chunked=in_chunks, kind=kind),
-        draw_inputs=partial(draw_inputs, kind=kind),
-        make_outputs=make_outputs,
-        reference=reference,
-        implementations={
-            "torch": Implementation("torch", _supports, by_formula(partial(_in_float32, in_chunks=in_chunks)))
-        },
-    )
+    work, draw = partial(gated_delta_work, chunked=in_chunks, kind=kind), partial(draw_inputs, kind=kind)
+    return formula_operator(_supports, chunked if in_chunks else recurrent, recurrent, name, work, draw, make_outputs)
 
 
 GDN_DECODE = _operator("gdn_decode", "gated_delta", in_chunks=False)

@@ -16,19 +16,17 @@ from typing import Any
 
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.operators import paged
-from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.cost import Work, attended_work, sizes_of
 from draftcast.kernels.operators.registry import Draw, Implementation, Operator, Shape
 
 
 def mla_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, absorbed: bool) -> Work:
     """`attention_work` of ``batch`` equal sequences of a latent-attention layer; shape fields may be arrays."""
-    batch, q, context, heads, k, n = (as_array(shape[name]) for name in ("batch", "q", "context", "heads", "k", "n"))
-    act = activation_bytes(dtype)
-    if absorbed:
-        cached = (context + q) * k * KV_BYTES[kv_dtype(kv_cache_dtype)]
-        return Work(2.0 * heads * (k + n) * batch * q * context, batch * (cached + q * heads * (k + n) * act))
-    pairs = q * context - 0.5 * q * (q - 1.0)
-    return Work(2.0 * heads * (k + n) * batch * pairs, batch * (context + q) * heads * (k + n) * act)
+    batch, q, context, heads, k, n = sizes_of(shape, "batch q context heads k n")
+    act, pairs, cached = activation_bytes(dtype), q * context, (context + q) * k * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    if not absorbed:
+        pairs, cached = pairs - 0.5 * q * (q - 1.0), context * heads * (k + n) * act
+    return attended_work(heads, k + n, batch * pairs, batch * q, batch * cached, act)
 
 
 def draw_inputs(shape: Shape, draw: Draw, *, absorbed: bool, ragged: bool = False) -> dict[str, Any]:

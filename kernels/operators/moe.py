@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
-from draftcast.kernels.operators.cost import Work, as_array
+from draftcast.kernels.operators.cost import Work, as_array, sizes_of
 from draftcast.kernels.operators.registry import (
     E4M3_MAX,
     FP8_SCALE,
@@ -64,7 +64,7 @@ def moe_work(
 
 def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     """Gate and up, then down."""
-    m, k, n, experts, top_k = (as_array(shape[name]) for name in ("m", "k", "n", "num_experts", "top_k"))
+    m, k, n, experts, top_k = sizes_of(shape, "m k n num_experts top_k")
     weight, act = WEIGHT_BYTES[dtype], activation_bytes(dtype)
     return moe_work(m, k, 2 * n, experts, top_k, weight, act).add(moe_work(m, n, k, experts, top_k, weight, act))
 

@@ -28,6 +28,8 @@ Outputs = dict[str, Any]
 Launch = Callable[[], None]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
+Formula = Callable[[Tensors, Any], Outputs]
+"""Outputs of an operator, computed in a torch format."""
 
 FP8_SCALE = 1 / 64
 """Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
@@ -162,6 +164,16 @@ def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:
         return launch
 
     return prepare
+
+
+def formula_operator(supports: Supports, formula: Formula, exact: Formula, *described: Any) -> Operator:
+    """An operator that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact`` in float64.
+
+    Args:
+        described: its name, ``work``, ``draw_inputs`` and ``make_outputs``.
+    """
+    torch_only = Implementation("torch", supports, by_formula(lambda inputs: formula(inputs, torch.float32)))
+    return Operator(*described, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only})
 
 
 def triton_runs(device: str) -> str:

@@ -15,16 +15,8 @@ from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
-from draftcast.kernels.operators.cost import Work, as_array
-from draftcast.kernels.operators.registry import (
-    Draw,
-    Implementation,
-    Operator,
-    Outputs,
-    Shape,
-    Tensors,
-    by_formula,
-)
+from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
+from draftcast.kernels.operators.registry import Draw, Formula, Operator, Outputs, Shape, Tensors, formula_operator
 
 
 def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike, query_kv: ArrayLike, tp: int) -> Work:
@@ -50,7 +42,7 @@ def sparse_decode_shape(model: ModelSpec, tp: int) -> dict[str, int]:
 
 
 def _index_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
-    batch, q, context, heads, k = (as_array(shape[name]) for name in ("batch", "q", "context", "heads", "k"))
+    batch, q, context, heads, k = sizes_of(shape, "batch q context heads k")
     key = k * KV_BYTES[kv_dtype(kv_cache_dtype)]
     rows = batch * q
     flops = 2.0 * heads * k * rows * context
@@ -58,9 +50,9 @@ def _index_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str)
 
 
 def _sparse_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
-    batch, q, heads, k, n, topk = (as_array(shape[name]) for name in ("batch", "q", "heads", "k", "n", "top_k"))
-    latent, rows = k * KV_BYTES[kv_dtype(kv_cache_dtype)], batch * q
-    return Work(2.0 * heads * (k + n) * rows * topk, rows * (topk * latent + heads * (k + n) * activation_bytes(dtype)))
+    batch, q, heads, k, n, topk = sizes_of(shape, "batch q heads k n top_k")
+    read, rows = topk * k * KV_BYTES[kv_dtype(kv_cache_dtype)], batch * q
+    return attended_work(heads, k + n, rows * topk, rows, rows * read, activation_bytes(dtype))
 
 
 def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
@@ -149,23 +141,14 @@ def choose_and_attend(inputs: Tensors, dtype: Any) -> Outputs:
     return attend({**inputs, **chosen}, dtype)
 
 
-def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, compute: Any) -> Operator:
-    def reference(inputs: Tensors) -> Outputs:
-        found: Outputs = compute(inputs, torch.float64)
-        return found
-
-    def in_float32(inputs: Tensors) -> Outputs:
-        found: Outputs = compute(inputs, torch.float32)
-        return found
-
-    implementations = {"torch": Implementation("torch", _supports, by_formula(in_float32))}
-    return Operator(name, work, draw_inputs, make_outputs, reference, implementations)
-
-
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
     return "" if shape["top_k"] <= shape["context"] - shape["q"] + 1 else "the first query must see topk tokens"
 
 
-INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
-MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)
-DSA_DECODE = _operator("dsa_decode", _decode_work, draw_both, sparse_outputs, choose_and_attend)
+def _operator(formula: Formula, *described: Any) -> Operator:
+    return formula_operator(_supports, formula, formula, *described)
+
+
+INDEXER = _operator(index_tokens, "indexer", _index_shape_work, draw_index, index_outputs)
+MLA_SPARSE = _operator(attend, "mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs)
+DSA_DECODE = _operator(choose_and_attend, "dsa_decode", _decode_work, draw_both, sparse_outputs)
