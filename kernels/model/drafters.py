@@ -8,8 +8,8 @@ named below.
 PARD and draft_model need no head: their draft is an ordinary model.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftcast.errors import ModelError
@@ -39,65 +39,178 @@ _HEAD_DIM = 128
 _KV_HEADS = 8
 
 
-def eagle_head(
-    target: ModelSpec,
-    version: str = "eagle3",
-    *,
-    decoder: ModelSpec | None = None,
-    draft_vocab_size: int | None = None,
-    captured_layers: int = EAGLE3_CAPTURED_LAYERS,
-) -> ModelSpec:
-    """EAGLE head: one Llama layer over the fused [token embedding, hidden state].
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a head's ``config.json`` says. ``None`` and 0: it does not say, or has no such part."""
 
-    ``eagle`` (arXiv 2401.15077; EAGLE-2, arXiv 2406.16858, is the same module): fc ``2h -> h`` in every pass, one
-    layer without input norm, target's embedding and lm_head. 0.24 B parameters for Llama-2-7B, 0.99 B for 70B (paper,
-    section 4.1). ``eagle3`` (arXiv 2503.01840): fc ``3h -> h`` once over the target's rows, q/k/v of the first layer
-    read ``2h``, own lm_head over the draft vocabulary; 0.42 B for Llama-3.1-8B, of which 0.13 B are lm_head.
-    ``p_eagle`` (arXiv 2602.01469): a deeper EAGLE-3 head that drafts all tokens in one pass over masked positions.
+    name: str
+    kind: str  # of `_KINDS`
+    decoder: ModelSpec | None = None  # None: the usual one, or no decoder layers (medusa, mlp_speculator)
+    draft_vocab_size: int | None = None  # columns of the head's own lm_head
+    captured_layers: int | None = None
+    target_hidden_size: int = 0
+    vocab_size: int = 0
+    block_size: int = 0
+    markov_rank: int = DSPARK_MARKOV_RANK
+    sizes: Mapping[str, Any] = field(default_factory=lambda: DFLASH2_SIZES)
+    num_heads: int = 0
+    inner_dim: int = MLP_SPECULATOR_INNER
+    assumed: tuple[str, ...] = ()
 
-    Args:
-        target: the model drafted for.
-        version: "eagle", "eagle3" or "p_eagle".
-        decoder: the head's layers; by default one of the target's width (of ``p_eagle`` 4).
-        draft_vocab_size: EAGLE-3's own vocabulary; 32000 (or the target's, if smaller) by default.
-        captured_layers: target layers whose hidden states EAGLE-3 fuses; 0: no fc.
+    def build(self, target: ModelSpec, k: int) -> ModelSpec:
+        """The head on its target.
 
-    Raises:
-        ModelError: unknown version, or a draft vocabulary for "eagle", which has none.
+        Raises:
+            ModelError: made for a target of another width or vocabulary, or for fewer than ``k`` drafts; channels that
+                do not divide the hidden size; a draft vocabulary larger than the target's.
+        """
+        for what, made_for, has in (
+            ("hidden size", self.target_hidden_size, target.hidden_size),
+            ("vocabulary", self.vocab_size, target.vocab_size),
+        ):
+            if made_for not in (0, has):
+                allowed = f"was made for a target of {what} {made_for}; {target.name}'s is {has}: name another, or null"
+                raise ModelError(allowed, key="draft_model", value=self.name)
+        if 0 < self.num_heads < k:
+            allowed = f"must be at most {self.num_heads}, the heads of {self.name}"
+            raise ModelError(allowed, key="num_speculative_tokens", value=k)
+        if self.draft_vocab_size is not None and self.draft_vocab_size > target.vocab_size and self.kind != "eagle":
+            allowed = f"at most the target's vocab_size = {target.vocab_size}"
+            raise ModelError(allowed, key="draft_vocab_size", value=self.draft_vocab_size)
+        suffix, architecture, build = _KINDS[self.kind]
+        return replace(build(self, target, k), name=f"{target.name}-{suffix}", architecture=architecture)
+
+    def fused(self, target: ModelSpec, usual_layers: int) -> int:
+        """Width of the captured layers' hidden states side by side."""
+        return (usual_layers if self.captured_layers is None else self.captured_layers) * target.hidden_size
+
+
+def _eagle(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """One Llama layer over the fused [token embedding, hidden state] (arXiv 2401.15077; EAGLE-2, arXiv 2406.16858).
+
+    fc ``2h -> h`` in every pass, one layer without input norm, target's embedding and lm_head. 0.24 B parameters for
+    Llama-2-7B, 0.99 B for 70B (paper, section 4.1).
     """
-    layers = decoder or usual_decoder(target, P_EAGLE_LAYERS if version == "p_eagle" else 1)
-    hidden = layers.hidden_size
-    if version == "eagle":
-        if draft_vocab_size is not None:
-            raise ModelError("eagle shares the target's lm_head", key="draft_vocab_size", value=draft_vocab_size)
-        fused = hidden + target.hidden_size
-        return replace(
-            layers,
-            name=f"{target.name}-eagle",
-            architecture="EagleLlamaForCausalLM",
-            norms_per_layer=1,
-            final_norm=False,
-            shares_lm_head=True,
-            fc_input_size=fused,
-            fc_every_pass=True,
-            extra_parameters=fused * hidden,
-        )
-    if version in ("eagle3", "p_eagle"):
-        vocab = min(EAGLE3_DRAFT_VOCAB, target.vocab_size) if draft_vocab_size is None else draft_vocab_size
-        fused = captured_layers * target.hidden_size
-        own_embedding = 0 if hidden == target.hidden_size else target.vocab_size * hidden
-        # The learned hidden state that stands in at masked positions.
-        masked = fused if version == "p_eagle" else 0
-        return replace(
-            layers,
-            name=f"{target.name}-{version.replace('_', '-')}",
-            architecture="Eagle3LlamaForCausalLM",
-            vocab_size=_draft_vocab(target, vocab),
-            attention_input_size=2 * hidden,
-            fc_input_size=fused,
-            extra_parameters=fused * hidden + hidden + own_embedding + masked,  # fc and the norm of the hidden state
-        )
-    raise ModelError("unknown version; known: eagle, eagle3, p_eagle", key="version", value=version)
+    layers = head.decoder or usual_decoder(target)
+    fused = layers.hidden_size + target.hidden_size
+    return replace(
+        layers,
+        norms_per_layer=1,
+        final_norm=False,
+        shares_lm_head=True,
+        fc_input_size=fused,
+        fc_every_pass=True,
+        extra_parameters=fused * layers.hidden_size,
+    )
+
+
+def _eagle3(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """EAGLE-3 (arXiv 2503.01840): fc ``3h -> h`` once over the target's rows, own lm_head over the draft vocabulary.
+
+    q, k and v of the first layer read ``2h``; 0.42 B for Llama-3.1-8B, of which 0.13 B are lm_head. P-EAGLE (arXiv
+    2602.01469): a deeper head that drafts all tokens in one pass over masked positions.
+    """
+    parallel = head.kind == "p_eagle"
+    layers = head.decoder or usual_decoder(target, P_EAGLE_LAYERS if parallel else 1)
+    hidden, fused = layers.hidden_size, head.fused(target, EAGLE3_CAPTURED_LAYERS)
+    own_embedding = 0 if hidden == target.hidden_size else target.vocab_size * hidden
+    usual_vocab = min(EAGLE3_DRAFT_VOCAB, target.vocab_size)
+    return replace(
+        layers,
+        vocab_size=usual_vocab if head.draft_vocab_size is None else head.draft_vocab_size,
+        attention_input_size=2 * hidden,
+        fc_input_size=fused,
+        # fc and the norm of the hidden state; of masked positions the learned hidden state that stands in.
+        extra_parameters=fused * hidden + hidden + own_embedding + (fused if parallel else 0),
+    )
+
+
+def _dflash(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """DFlash: a block-diffusion drafter; K and V of the context come from fused target hidden states.
+
+    Qwen3-like layers, fc ``(captured layers * h) -> h`` over the target's rows, target's embedding and, without a draft
+    vocabulary of its own, lm_head. Defaults as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
+    """
+    layers = head.decoder or replace(usual_decoder(target, DFLASH_LAYERS), qk_norm=True)
+    fused = head.fused(target, DFLASH_CAPTURED_LAYERS)
+    return replace(
+        layers,
+        vocab_size=head.draft_vocab_size or target.vocab_size,
+        shares_lm_head=head.draft_vocab_size is None,
+        fc_input_size=fused,
+        extra_parameters=fused * layers.hidden_size + layers.hidden_size,
+    )
+
+
+def _dflash2(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """DFlash2 (inco.ai/blog/dflash2; vLLM PR 52816): a DFlash backbone with convolutions and a candidate selector.
+
+    Each attention and each MLP stands between two convolutions along the block, whose kernels one projection of its
+    input makes. The selector scores the ``selector_top_k`` best tokens of a position after those of the one before, by
+    two codebooks over the vocabulary, and walks along the best.
+    """
+    spec = replace(_dflash(head, target, k), **head.sizes)
+    hidden, taps, rank = spec.hidden_size, spec.conv_kernel_size, spec.selector_rank
+    if hidden % spec.conv_group_size:
+        message = f"a divisor of the hidden size {hidden} is needed"
+        raise ModelError(message, key="conv_group_size", value=spec.conv_group_size)
+    convolution = 2 * taps * (hidden * hidden // spec.conv_group_size + hidden)
+    selector = hidden * rank + 2 * rank * spec.vocab_size
+    more = 2 * spec.num_hidden_layers * convolution + selector
+    return replace(spec, extra_parameters=spec.extra_parameters + more)
+
+
+def _dspark(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """DSpark: a DFlash backbone, a sequential low-rank Markov head over the vocabulary and a confidence head."""
+    backbone, rank = _dflash(head, target, k), head.markov_rank
+    more = 2 * rank * backbone.vocab_size + backbone.hidden_size + rank + 1
+    return replace(backbone, markov_rank=rank, extra_parameters=backbone.extra_parameters + more)
+
+
+def _medusa(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """Medusa-1 (arXiv 2401.10774): residual blocks ``h -> h``, each with its own lm_head; no KV."""
+    heads = head.num_heads or k
+    return replace(_no_layers(target, heads), shares_embedding=True, extra_parameters=heads * target.hidden_size**2)
+
+
+def _mlp_speculator(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """MLP speculator (arXiv 2404.19124) with tied stages: one embedding and one lm_head of width ``inner_dim``.
+
+    Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head.
+    """
+    inner = head.inner_dim
+    return replace(
+        _no_layers(target, head.num_heads or k),
+        hidden_size=inner,
+        word_embed_proj_dim=inner,
+        fc_input_size=target.hidden_size,
+        shares_lm_head=True,  # one table for all stages: counted once, in extra_parameters
+        extra_parameters=inner * (target.hidden_size + inner + 2 + target.vocab_size),
+    )
+
+
+def _arctic(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
+    """LSTM speculator of Arctic Inference: the MLP speculator with an LSTM's four gates, each ``ARCTIC_INNER`` wide.
+
+    Not modelled: its lm_head in fp8 for up to 32 requests.
+    """
+    base = _mlp_speculator(replace(head, num_heads=0, inner_dim=ARCTIC_INNER), target, k)
+    matrices = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
+    return replace(base, draft_gates=4, extra_parameters=base.extra_parameters + 3 * matrices)
+
+
+_KINDS: dict[str, tuple[str, str, Callable[[HeadConfig, ModelSpec, int], ModelSpec]]] = {
+    "eagle": ("eagle", "EagleLlamaForCausalLM", _eagle),
+    "eagle3": ("eagle3", "Eagle3LlamaForCausalLM", _eagle3),
+    "p_eagle": ("p-eagle", "Eagle3LlamaForCausalLM", _eagle3),
+    "dflash": ("dflash", "DFlashDraftModel", _dflash),
+    "dflash2": ("dflash2", "DFlash2DraftModel", _dflash2),
+    "dspark": ("dspark", "Qwen3DSparkModel", _dspark),
+    "medusa": ("medusa", "MedusaModel", _medusa),
+    "mlp_speculator": ("mlp-speculator", "MLPSpeculatorPreTrainedModel", _mlp_speculator),
+    "arctic": ("arctic-lstm", "ArcticLSTMSpeculatorPreTrainedModel", _arctic),
+}
+"""Of each kind the end of its name, vLLM's class and what builds it on a target for k drafts."""
 
 
 def mtp_head(target: ModelSpec) -> ModelSpec:
@@ -138,128 +251,6 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
     )
 
 
-def dflash_head(
-    target: ModelSpec,
-    *,
-    decoder: ModelSpec | None = None,
-    draft_vocab_size: int | None = None,
-    captured_layers: int = DFLASH_CAPTURED_LAYERS,
-) -> ModelSpec:
-    """DFlash: a block-diffusion drafter; K and V of the context come from fused target hidden states.
-
-    Qwen3-like layers, fc ``(captured_layers * h) -> h`` over the target's rows, target's embedding and, without a draft
-    vocabulary of its own, lm_head. Defaults as z-lab/Qwen3-8B-DFlash-b16: about 1.05 B parameters for Qwen3-8B.
-    """
-    layers = decoder or replace(usual_decoder(target, DFLASH_LAYERS), qk_norm=True)
-    fused = captured_layers * target.hidden_size
-    return replace(
-        layers,
-        name=f"{target.name}-dflash",
-        architecture="DFlashDraftModel",
-        vocab_size=_draft_vocab(target, draft_vocab_size or target.vocab_size),
-        shares_lm_head=draft_vocab_size is None,
-        fc_input_size=fused,
-        extra_parameters=fused * layers.hidden_size + layers.hidden_size,
-    )
-
-
-def dflash2_head(
-    target: ModelSpec,
-    *,
-    decoder: ModelSpec | None = None,
-    draft_vocab_size: int | None = None,
-    captured_layers: int = DFLASH_CAPTURED_LAYERS,
-    sizes: Mapping[str, Any] = DFLASH2_SIZES,
-) -> ModelSpec:
-    """DFlash2 (inco.ai/blog/dflash2; vLLM PR 52816): a DFlash backbone with convolutions and a candidate selector.
-
-    Each attention and each MLP stands between two convolutions along the block, whose kernels one projection of its
-    input makes. The selector scores the ``selector_top_k`` best tokens of a position after those of the one before, by
-    two codebooks over the vocabulary, and walks along the best.
-
-    Raises:
-        ModelError: channels that do not divide the hidden size.
-    """
-    head = dflash_head(target, decoder=decoder, draft_vocab_size=draft_vocab_size, captured_layers=captured_layers)
-    head = replace(head, name=f"{target.name}-dflash2", architecture="DFlash2DraftModel", **sizes)
-    hidden, taps, rank = head.hidden_size, head.conv_kernel_size, head.selector_rank
-    if hidden % head.conv_group_size:
-        message = f"a divisor of the hidden size {hidden} is needed"
-        raise ModelError(message, key="conv_group_size", value=head.conv_group_size)
-    convolution = 2 * taps * (hidden * hidden // head.conv_group_size + hidden)
-    selector = hidden * rank + 2 * rank * head.vocab_size
-    more = 2 * head.num_hidden_layers * convolution + selector
-    return replace(head, extra_parameters=head.extra_parameters + more)
-
-
-def dspark_head(
-    target: ModelSpec,
-    *,
-    decoder: ModelSpec | None = None,
-    draft_vocab_size: int | None = None,
-    captured_layers: int = DFLASH_CAPTURED_LAYERS,
-    markov_rank: int = DSPARK_MARKOV_RANK,
-) -> ModelSpec:
-    """DSpark: a DFlash backbone, a sequential low-rank Markov head over the vocabulary and a confidence head."""
-    backbone = dflash_head(target, decoder=decoder, draft_vocab_size=draft_vocab_size, captured_layers=captured_layers)
-    markov = 2 * markov_rank * backbone.vocab_size
-    confidence = backbone.hidden_size + markov_rank + 1
-    return replace(
-        backbone,
-        name=f"{target.name}-dspark",
-        architecture="Qwen3DSparkModel",
-        markov_rank=markov_rank,
-        extra_parameters=backbone.extra_parameters + markov + confidence,
-    )
-
-
-def medusa_heads(target: ModelSpec, num_heads: int) -> ModelSpec:
-    """Medusa-1 (arXiv 2401.10774): ``num_heads`` residual blocks ``h -> h``, each with its own lm_head; no KV."""
-    hidden = target.hidden_size
-    return replace(
-        _no_layers(target, num_heads),
-        name=f"{target.name}-medusa",
-        architecture="MedusaModel",
-        shares_embedding=True,
-        extra_parameters=num_heads * hidden * hidden,
-    )
-
-
-def mlp_speculator_heads(target: ModelSpec, num_heads: int, *, inner_dim: int = MLP_SPECULATOR_INNER) -> ModelSpec:
-    """MLP speculator (arXiv 2404.19124) with tied stages: one embedding and one lm_head of width ``inner_dim``.
-
-    Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head.
-    """
-    inner_matrices = target.hidden_size * inner_dim + inner_dim * inner_dim + 2 * inner_dim
-    return replace(
-        _no_layers(target, num_heads),
-        name=f"{target.name}-mlp-speculator",
-        architecture="MLPSpeculatorPreTrainedModel",
-        hidden_size=inner_dim,
-        word_embed_proj_dim=inner_dim,
-        fc_input_size=target.hidden_size,
-        num_draft_heads=num_heads,
-        shares_lm_head=True,  # one table for all stages: counted once, in extra_parameters
-        extra_parameters=inner_matrices + inner_dim * target.vocab_size,
-    )
-
-
-def arctic_heads(target: ModelSpec, num_heads: int) -> ModelSpec:
-    """LSTM speculator of Arctic Inference: the MLP speculator with an LSTM's four gates, each ``ARCTIC_INNER`` wide.
-
-    Not modelled: its lm_head in fp8 for up to 32 requests.
-    """
-    base = mlp_speculator_heads(target, num_heads, inner_dim=ARCTIC_INNER)
-    matrices = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
-    return replace(
-        base,
-        name=f"{target.name}-arctic-lstm",
-        architecture="ArcticLSTMSpeculatorPreTrainedModel",
-        draft_gates=4,
-        extra_parameters=base.extra_parameters + 3 * matrices,
-    )
-
-
 def usual_decoder(target: ModelSpec, layers: int = 1) -> ModelSpec:
     """``layers`` Llama layers of the target's width; embedding shared, no biases, full attention, dense MLP."""
     hidden = target.hidden_size
@@ -277,21 +268,9 @@ def usual_decoder(target: ModelSpec, layers: int = 1) -> ModelSpec:
         intermediate_size=target.intermediate_size or int(_MLP_RATIO * hidden),
         vocab_size=target.vocab_size,
         max_position_embeddings=target.max_position_embeddings,
-        tie_word_embeddings=False,
-        gated_mlp=True,
-        attention_bias=False,
-        mlp_bias=False,
-        position_embeddings=0,
         word_embed_proj_dim=hidden,
         shares_embedding=True,
     )
-
-
-def _draft_vocab(target: ModelSpec, vocab: int) -> int:
-    if vocab > target.vocab_size:
-        allowed = f"at most the target's vocab_size = {target.vocab_size}"
-        raise ModelError(allowed, key="draft_vocab_size", value=vocab)
-    return vocab
 
 
 def _no_layers(target: ModelSpec, num_heads: int) -> ModelSpec:

@@ -10,16 +10,16 @@ import functools
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.files import read_json
-from draftcast.kernels.model import drafters
 from draftcast.kernels.model.architectures import decoder_values
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
 from draftcast.kernels.model.config import Config
+from draftcast.kernels.model.drafters import DFLASH2_SIZES, MLP_SPECULATOR_INNER, HeadConfig, mtp_head
 from draftcast.kernels.model.spec import ModelSpec
 
 _FILE = Path(__file__).with_name("heads.json")
@@ -36,67 +36,12 @@ class Head:
     assumed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class HeadConfig:
-    """What a head's ``config.json`` says. ``None`` and 0: it does not say, or has no such part."""
-
-    name: str
-    kind: str
-    decoder: ModelSpec | None = None  # None: the usual one, or no decoder layers (medusa, mlp_speculator)
-    draft_vocab_size: int | None = None  # columns of the head's own lm_head
-    captured_layers: int | None = None
-    target_hidden_size: int = 0
-    vocab_size: int = 0
-    block_size: int = 0
-    markov_rank: int = drafters.DSPARK_MARKOV_RANK
-    sizes: Mapping[str, int] = field(default_factory=lambda: drafters.DFLASH2_SIZES)
-    num_heads: int = 0
-    inner_dim: int = drafters.MLP_SPECULATOR_INNER
-    assumed: tuple[str, ...] = ()
-
-    def head(self, target: ModelSpec, k: int) -> Head:
-        """`build`, with what is assumed of it."""
-        # A block holds the last accepted token besides its drafts, but for DSpark, which drafts from that token on.
-        most = self.block_size - (self.kind in ("dflash", "dflash2"))
-        beyond = (
-            f"num_speculative_tokens = {k} is beyond the {most} drafts of {self.name}'s block: assumed to run alike"
-        )
-        return Head(self.build(target, k), (*self.assumed, beyond) if 0 < most < k else self.assumed)
-
-    def build(self, target: ModelSpec, k: int) -> ModelSpec:
-        """The head on its target.
-
-        Raises:
-            ModelError: made for a target of another width or vocabulary, or for fewer than ``k`` drafts.
-        """
-        for what, made_for, has in (
-            ("hidden size", self.target_hidden_size, target.hidden_size),
-            ("vocabulary", self.vocab_size, target.vocab_size),
-        ):
-            if made_for not in (0, has):
-                allowed = f"was made for a target of {what} {made_for}; {target.name}'s is {has}: name another, or null"
-                raise ModelError(allowed, key="draft_model", value=self.name)
-        if 0 < self.num_heads < k:
-            allowed = f"must be at most {self.num_heads}, the heads of {self.name}"
-            raise ModelError(allowed, key="num_speculative_tokens", value=k)
-        if self.kind == "medusa":
-            return drafters.medusa_heads(target, self.num_heads or k)
-        if self.kind == "arctic":
-            return drafters.arctic_heads(target, k)
-        if self.kind == "mlp_speculator":
-            return drafters.mlp_speculator_heads(target, self.num_heads or k, inner_dim=self.inner_dim)
-        if self.kind == "eagle":
-            return drafters.eagle_head(target, "eagle", decoder=self.decoder)
-        given: dict[str, Any] = {"decoder": self.decoder, "draft_vocab_size": self.draft_vocab_size}
-        if self.captured_layers is not None:
-            given["captured_layers"] = self.captured_layers
-        if self.kind == "dspark":
-            return drafters.dspark_head(target, **given, markov_rank=self.markov_rank)
-        if self.kind == "dflash":
-            return drafters.dflash_head(target, **given)
-        if self.kind == "dflash2":
-            return drafters.dflash2_head(target, **given, sizes=self.sizes)
-        return drafters.eagle_head(target, self.kind, **given)
+def _on(config: HeadConfig, target: ModelSpec, k: int) -> Head:
+    """The head on its target, with what is assumed of it."""
+    # A block holds the last accepted token besides its drafts, but for DSpark, which drafts from that token on.
+    most = config.block_size - (config.kind in ("dflash", "dflash2"))
+    beyond = f"num_speculative_tokens = {k} is beyond the {most} drafts of {config.name}'s block: assumed to run alike"
+    return Head(config.build(target, k), (*config.assumed, beyond) if 0 < most < k else config.assumed)
 
 
 @functools.cache
@@ -166,16 +111,16 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
     if config.kind not in _facts()["methods"][method]:
         allowed = f"is a head for method {config.kind}, not for {method}; name one for it, or null"
         raise ModelError(allowed, key="draft_model", value=name)
-    return config.head(target, k)
+    return _on(config, target, k)
 
 
 def _mtp(target: ModelSpec, name: str | None) -> Head:
     """vLLM reads the layer from ``name`` where one is given, else from the target's own checkpoint."""
     if name is None or canonical_name(name) == canonical_name(target.name):
-        return Head(drafters.mtp_head(target))
+        return Head(mtp_head(target))
     if is_bundled_model(name) or _is_path(name):
-        return Head(drafters.mtp_head(load_model(name)))
-    return Head(drafters.mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
+        return Head(mtp_head(load_model(name)))
+    return Head(mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
 
 
 def says_eagle3(name: str | None) -> bool:
@@ -191,7 +136,7 @@ def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
     """The head, and in words where its shape comes from."""
     name = public_head(kind, target.name)
     if name is not None:
-        return read_head(_bundled()[name.lower()][1]["config"], name).head(target, k), f"the shape of {name}"
+        return _on(read_head(_bundled()[name.lower()][1]["config"], name), target, k), f"the shape of {name}"
     return Head(HeadConfig(target.name, kind).build(target, k)), f"{kind}'s usual shape for {target.name}"
 
 
@@ -253,14 +198,14 @@ def read_head(values: Any, name: str) -> HeadConfig:
         assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
     given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
     given |= {"qk_norm": kind in ("dflash", "dflash2", "dspark"), "tie_word_embeddings": False}
-    decoder = ModelSpec(name, "LlamaForCausalLM", **decoder_values(config, given))
+    decoder = ModelSpec(name=name, architecture="LlamaForCausalLM", **decoder_values(config, given))
     held = [key for key in _SECTIONS if isinstance(config.values.get(key), Mapping)]
     sections = [config, *(Config(config.values[key], f"{name}: {key}") for key in held)]
 
     def count(key: str) -> int:
         return max(section.count(key) for section in sections)
 
-    sizes = {key: count(key) for key in drafters.DFLASH2_SIZES}
+    sizes = {key: count(key) for key in DFLASH2_SIZES}
     missing = [key for key, size in sizes.items() if not size]
     if kind == "dflash2" and missing:
         raise ModelError("an integer >= 1 is needed", file=name, key=missing[0])
@@ -307,7 +252,7 @@ def _without_layers(config: Config, kind: str) -> HeadConfig:
         target_hidden_size=config.integer("emb_dim"),
         vocab_size=config.integer("vocab_size"),
         num_heads=config.integer("n_predict"),
-        inner_dim=config.integer("inner_dim", drafters.MLP_SPECULATOR_INNER),
+        inner_dim=config.integer("inner_dim", MLP_SPECULATOR_INNER),
     )
 
 

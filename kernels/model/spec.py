@@ -38,7 +38,7 @@ INDEXED_RATIO = 4
 _STATE_DTYPES = ("", "float32", "bfloat16", "float16")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """Dimensions of one decoder-only model, or of a draft head attached to one.
 
@@ -58,11 +58,11 @@ class ModelSpec:
     intermediate_size: int  # dense MLP; 0 when every layer is a mixture of experts
     vocab_size: int  # columns of lm_head (an EAGLE-3 head has its own, smaller, draft vocabulary)
     max_position_embeddings: int
-    tie_word_embeddings: bool
-    gated_mlp: bool  # SwiGLU: three matrices; otherwise two
-    attention_bias: bool  # on q, k, v
-    mlp_bias: bool
-    position_embeddings: int  # learned absolute position rows (OPT: max positions + 2), 0 for rotary
+    tie_word_embeddings: bool = False
+    gated_mlp: bool = True  # SwiGLU: three matrices; otherwise two
+    attention_bias: bool = False  # on q, k, v
+    mlp_bias: bool = False
+    position_embeddings: int = 0  # learned absolute position rows (OPT: max positions + 2), 0 for rotary
     word_embed_proj_dim: int  # width of the embedding and of lm_head's input; hidden_size but for opt-350m
     num_experts: int = 0  # routed experts per MoE layer
     num_experts_per_tok: int = 0

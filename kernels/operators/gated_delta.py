@@ -158,7 +158,7 @@ def _supports(shape: Shape, dtype: str, state_dtype: str, device: str) -> str:
 
 def _operator(name: str, kind: str, *, in_chunks: bool) -> Operator:
     work, draw = partial(gated_delta_work, chunked=in_chunks, kind=kind), partial(draw_inputs, kind=kind)
-    return formula_operator(_supports, chunked if in_chunks else recurrent, recurrent, name, work, draw, make_outputs)
+    return formula_operator(name, work, draw, make_outputs, _supports, chunked if in_chunks else recurrent, recurrent)
 
 
 GDN_DECODE = _operator("gdn_decode", "gated_delta", in_chunks=False)

@@ -166,14 +166,14 @@ def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:
     return prepare
 
 
-def formula_operator(supports: Supports, formula: Formula, exact: Formula, *described: Any) -> Operator:
-    """An operator that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact`` in float64.
-
-    Args:
-        described: its name, ``work``, ``draw_inputs`` and ``make_outputs``.
-    """
+def formula_operator(
+    name: str, work: Any, draw_inputs: Any, make_outputs: Any, supports: Supports, formula: Formula, exact: Formula
+) -> Operator:
+    """An operator that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact`` in float64."""
     torch_only = Implementation("torch", supports, by_formula(lambda inputs: formula(inputs, torch.float32)))
-    return Operator(*described, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only})
+    return Operator(
+        name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
+    )
 
 
 def triton_runs(device: str) -> str:

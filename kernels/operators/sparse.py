@@ -145,10 +145,10 @@ def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str
     return "" if shape["top_k"] <= shape["context"] - shape["q"] + 1 else "the first query must see topk tokens"
 
 
-def _operator(formula: Formula, *described: Any) -> Operator:
-    return formula_operator(_supports, formula, formula, *described)
+def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, formula: Formula) -> Operator:
+    return formula_operator(name, work, draw_inputs, make_outputs, _supports, formula, formula)
 
 
-INDEXER = _operator(index_tokens, "indexer", _index_shape_work, draw_index, index_outputs)
-MLA_SPARSE = _operator(attend, "mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs)
-DSA_DECODE = _operator(choose_and_attend, "dsa_decode", _decode_work, draw_both, sparse_outputs)
+INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
+MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)
+DSA_DECODE = _operator("dsa_decode", _decode_work, draw_both, sparse_outputs, choose_and_attend)

@@ -586,11 +586,11 @@ def test_every_field_changes_the_output(field: str) -> None:
     elif "expert" in field or field in ("moe_intermediate_size", "moe_latent_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
     elif field.startswith(("conv_", "selector_")):
-        base = drafters.dflash2_head(load_model("Qwen3-8B"))
+        base = drafters.HeadConfig("a head", "dflash2").build(load_model("Qwen3-8B"), 1)
     elif field == "fc_every_pass":
         base = replace(base, fc_input_size=8192)
     elif field in ("num_draft_heads", "draft_gates"):
-        base = drafters.medusa_heads(base, 2)
+        base = drafters.HeadConfig("a head", "medusa").build(base, 2)
     value = getattr(base, field)
     changed = not value if isinstance(value, bool) else "bfloat16" if isinstance(value, str) else value * 2 or 16
     changed = "mamba2" if field == "linear_kind" else changed
@@ -618,7 +618,7 @@ def test_a_contradictory_spec_is_refused(field: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("target", "billions"), [("Llama-2-7B", 0.24), ("Llama-2-70B", 0.99)])
 def test_eagle_head_matches_the_paper(target: str, billions: float) -> None:
-    head = drafters.eagle_head(load_model(target), "eagle")
+    head = drafters.HeadConfig("a head", "eagle").build(load_model(target), 1)
     assert head.num_parameters / 1e9 == pytest.approx(billions, abs=0.005)
     assert head.kv_bytes_per_token("bf16") == load_model(target).kv_bytes_per_token("bf16") / (
         load_model(target).num_hidden_layers
@@ -627,7 +627,7 @@ def test_eagle_head_matches_the_paper(target: str, billions: float) -> None:
 
 def test_eagle3_head_by_hand() -> None:
     h, qkv = 4096, 4096 + 2 * 1024
-    head = drafters.eagle_head(load_model("Llama-3.1-8B"), "eagle3")
+    head = drafters.HeadConfig("a head", "eagle3").build(load_model("Llama-3.1-8B"), 1)
     assert head.num_parameters == 3 * h * h + 2 * h * qkv + h * h + 3 * h * 14336 + 32000 * h + 4 * h
     assert (head.num_hidden_layers, head.vocab_size, head.shares_embedding) == (1, 32000, True)
     assert layers.lm_head(head).n == 32000
@@ -635,18 +635,14 @@ def test_eagle3_head_by_hand() -> None:
     assert (fc.k, fc.n, fc.scope) == (3 * h, h, "context")
     target = load_model("Llama-3.1-8B")
     narrow = replace(drafters.usual_decoder(target), intermediate_size=8192)
-    wider = drafters.eagle_head(target, "eagle3", draft_vocab_size=64000, decoder=narrow)
+    wider = drafters.HeadConfig("a head", "eagle3", draft_vocab_size=64000, decoder=narrow).build(target, 1)
     assert wider.num_parameters - head.num_parameters == 32000 * h - 3 * h * 6144
 
 
 def test_eagle_head_refusals() -> None:
     target = load_model("Llama-3.1-8B")
-    with pytest.raises(ModelError, match="eagle4"):
-        drafters.eagle_head(target, "eagle4")
-    with pytest.raises(ModelError, match="draft_vocab_size"):
-        drafters.eagle_head(target, "eagle", draft_vocab_size=32000)
     with pytest.raises(ModelError, match="128256"):
-        drafters.eagle_head(target, "eagle3", draft_vocab_size=200_000)
+        drafters.HeadConfig("a head", "eagle3", draft_vocab_size=200_000).build(target, 1)
 
 
 def test_mtp_head_is_one_layer_of_the_target() -> None:
@@ -661,12 +657,10 @@ def test_mtp_head_is_one_layer_of_the_target() -> None:
 def test_p_eagle_is_deeper_and_dflash_shares_the_head() -> None:
     target = load_model("Qwen3-8B")
     p_eagle, dflash, dspark = (
-        drafters.eagle_head(target, "p_eagle"),
-        drafters.dflash_head(target),
-        drafters.dspark_head(target),
+        drafters.HeadConfig("a head", kind).build(target, 1) for kind in ("p_eagle", "dflash", "dspark")
     )
     assert p_eagle.num_hidden_layers == 4
-    assert p_eagle.num_parameters > drafters.eagle_head(target).num_parameters
+    assert p_eagle.num_parameters > drafters.HeadConfig("a head", "eagle3").build(target, 1).num_parameters
     assert dflash.num_parameters / 1e9 == pytest.approx(1.05, abs=0.01)  # z-lab/Qwen3-8B-DFlash-b16
     assert dflash.shares_lm_head
     assert layers.lm_head(dflash).n == 151936
@@ -675,12 +669,12 @@ def test_p_eagle_is_deeper_and_dflash_shares_the_head() -> None:
 
 def test_heads_without_layers_have_no_kv() -> None:
     target = load_model("Llama-3.1-8B")
-    medusa = drafters.medusa_heads(target, 5)
+    medusa = drafters.HeadConfig("a head", "medusa").build(target, 5)
     assert medusa.num_parameters == 5 * (4096 * 4096 + 128256 * 4096)
-    speculator = drafters.mlp_speculator_heads(target, 4)
+    speculator = drafters.HeadConfig("a head", "mlp_speculator").build(target, 4)
     # ibm-ai-platform/llama3-8b-accelerator: 0.8B parameters
     assert speculator.num_parameters == 2 * 128256 * 3072 + 4096 * 3072 + 3072 * 3072 + 2 * 3072
-    lstm = drafters.arctic_heads(target, 3)
+    lstm = drafters.HeadConfig("a head", "arctic").build(target, 3)
     # One embedding, one lm_head, and the four gates of a first and of every later stage.
     assert lstm.num_parameters == 2 * 128256 * 4096 + 4 * 2 * 4096 * 4096 + 2 * 4096
     wide = {layer.name: (layer.k, layer.n) for layer in layers.linear_layers(lstm)}
@@ -688,12 +682,12 @@ def test_heads_without_layers_have_no_kv() -> None:
     for head in (medusa, speculator, lstm):
         assert head.kv_bytes_per_token("bf16") == 0
     with pytest.raises(ModelError, match="num_speculative_tokens"):
-        drafters.medusa_heads(target, 0)
+        drafters.HeadConfig("a head", "medusa").build(target, 0)
 
 
 def test_heads_on_targets_without_a_dense_mlp() -> None:
-    assert drafters.eagle_head(load_model("Mixtral-8x7B")).intermediate_size == 14336
-    deepseek = drafters.eagle_head(load_model("DeepSeek-V3"))
+    assert drafters.HeadConfig("a head", "eagle3").build(load_model("Mixtral-8x7B"), 1).intermediate_size == 14336
+    deepseek = drafters.HeadConfig("a head", "eagle3").build(load_model("DeepSeek-V3"), 1)
     assert not deepseek.is_mla
     assert (deepseek.num_attention_heads, deepseek.num_key_value_heads) == (56, 8)
 

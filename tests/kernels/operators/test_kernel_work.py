@@ -10,8 +10,8 @@ from active_parameters import active_parameters
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftcast.kernels.model import drafters
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.drafters import HeadConfig
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
@@ -213,14 +213,17 @@ def test_bytes_of_a_weight() -> None:
 
 def test_scopes_of_draft_heads() -> None:
     scopes = {
-        version: {layer.name: layer.scope for layer in linear_layers(drafters.eagle_head(LLAMA, version))}["fc"]
+        version: {layer.name: layer.scope for layer in linear_layers(HeadConfig("", version).build(LLAMA, 1))}["fc"]
         for version in ("eagle", "eagle3")
     }
     assert scopes == {"eagle": "pass", "eagle3": "context"}
     markov = [
-        layer for layer in linear_layers(drafters.dspark_head(load_model("Qwen3-8B")), 2) if layer.scope == "position"
+        layer
+        for layer in linear_layers(HeadConfig("", "dspark").build(load_model("Qwen3-8B"), 1), 2)
+        if layer.scope == "position"
     ]
     assert [(layer.k, layer.n) for layer in markov] == [(256, 151936 // 2)]
-    p_eagle = {layer.name: (layer.k, layer.count) for layer in linear_layers(drafters.eagle_head(LLAMA, "p_eagle"))}
+    head = HeadConfig("", "p_eagle").build(LLAMA, 1)
+    p_eagle = {layer.name: (layer.k, layer.count) for layer in linear_layers(head)}
     assert p_eagle["qkv_first"] == (8192, 1)
     assert p_eagle["qkv"] == (4096, 3)

@@ -30,7 +30,7 @@ def budget_of(model: ModelSpec, device: HardwareSpec, draft: ModelSpec | None = 
 
 
 def test_the_sum_is_the_usable_memory() -> None:
-    head = drafters.eagle_head(LLAMA)
+    head = drafters.HeadConfig("a head", "eagle3").build(LLAMA, 1)
     budget = budget_of(LLAMA, H100, draft=head, k=3, gpu_memory_utilization=0.9)
     used = budget.weight_bytes + budget.draft_weight_bytes + budget.activation_bytes
     used += budget.cuda_graph_bytes + budget.non_torch_bytes
@@ -69,7 +69,7 @@ def test_published_start_up_logs() -> None:
     ],
 )
 def test_blocks_of_start_up_logs(device: str, flags: dict[str, Any], blocks: int, within: float) -> None:
-    head = drafters.eagle_head(LLAMA) if "k" in flags else None
+    head = drafters.HeadConfig("a head", "eagle3").build(LLAMA, 1) if "k" in flags else None
     budget = budget_of(LLAMA, load_hardware(device), draft=head, gpu_memory_utilization=0.9, **flags)
     assert budget.num_gpu_blocks == pytest.approx(blocks, rel=within)
 
@@ -107,7 +107,7 @@ def test_activations_by_hand() -> None:
     assert peak() == forward
     assert peak(tensor_parallel_size=4) == 2048 * (3 * 4096 + 3 * 14336 / 4) * 2
     # EAGLE-3 keeps three hidden states of the target
-    assert peak(drafters.eagle_head(LLAMA)) - forward == 2048 * 3 * 4096 * 2
+    assert peak(drafters.HeadConfig("a head", "eagle3").build(LLAMA, 1)) - forward == 2048 * 3 * 4096 * 2
     # Sampling comes after the forward pass, beside the hidden states; it decides where requests are many.
     hidden, logits = 2048 * 4096 * 2, 1024 * 128_256
     assert peak(max_num_seqs=1024) == hidden + logits * 6
@@ -126,7 +126,7 @@ def test_graphs_by_hand() -> None:
 def test_speculation_takes_blocks() -> None:
     off = budget_of(LLAMA, H100)
     assert (off.lost_blocks, off.lost_concurrency(1000)) == (0, 0.0)
-    on = budget_of(LLAMA, H100, draft=drafters.eagle_head(LLAMA), k=3)
+    on = budget_of(LLAMA, H100, draft=drafters.HeadConfig("a head", "eagle3").build(LLAMA, 1), k=3)
     assert on.without_sd == off
     assert on.lost_blocks == off.num_gpu_blocks - on.num_gpu_blocks > 0
     assert on.lost_concurrency(1000, 3) == off.max_concurrency(1000) - on.max_concurrency(1003)
