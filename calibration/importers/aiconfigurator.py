@@ -395,8 +395,7 @@ def _package_version(folder: Path) -> str:
 
 def read_file(file: Path, kind: FileKind, engine: str = ENGINE) -> pd.DataFrame:
     """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
-    columns = ("framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency")
-    rows = read_rows(file, columns)
+    rows = read_rows(file, "framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency")
     if rows.frame.empty:
         raise HardwareError("holds no row", file=str(file))
     for column in kind.numbers:

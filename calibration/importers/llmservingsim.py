@@ -40,7 +40,6 @@ from draftcast.kernels.work.layers import linear_layers, lm_head
 Columns = dict[str, Any]
 _FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "skew.csv", "moe.csv", "layers.csv")
 _LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
-_ATTENTION = ("prefill_chunk", "n_decode", "kv_decode", "time_us")
 _LAYERS = {
     "dense.csv": ("layer", "tokens", "time_us", 1e-6),
     "per_sequence.csv": ("layer", "sequences", "time_us", 1e-6),
@@ -130,7 +129,7 @@ def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:
 def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[str]) -> list[pd.DataFrame]:
     layer, tokens, time, unit_s = _LAYERS[file.name]
     ranks = ("tp_size",) if file.name == "layers.csv" else ()
-    rows = read_rows(file, (layer, tokens, time, *ranks))
+    rows = read_rows(file, layer, tokens, time, *ranks)
     if ranks:
         rows.check("tp_size", rows.whole("tp_size", 1) == tp, f"{tp} is needed, as the folder says")
     parts = []
@@ -146,7 +145,7 @@ def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[s
 
 def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) -> list[pd.DataFrame]:
     """Prompts alone, decodes alone, and both in one launch."""
-    rows = read_rows(file, ("kv_prefill", *_ATTENTION), ("prefill_key", *_ATTENTION))
+    rows = read_rows(file)
     if "layer" in rows.frame:
         other = rows.has("layer") & (rows.frame["layer"] != "attention")
         for name, count in rows.frame.loc[other, "layer"].value_counts().items():
@@ -177,7 +176,7 @@ def _timed(rows: Rows, operator: str, **columns: Any) -> pd.DataFrame:
 
 def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
     """Tokens of the prompt before the chunk."""
-    if "kv_prefill" in rows.frame:
+    if "kv_prefill" in rows.frame or "prefill_key" not in rows.frame:
         return rows.whole("kv_prefill")
     mean_key = rows.seconds("prefill_key", 1.0, may_be_zero=True)
     return (mean_key - chunk / 2).round().astype(np.int64)
@@ -202,7 +201,7 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
 
 def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
     iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
-    rows = read_rows(file, ("n", "pc", "kp", "kv_big", "kv_mean", "t_skew_us"))
+    rows = read_rows(file)
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
     return rows.frame[[]].assign(
         operator="attention_launch",
@@ -221,7 +220,7 @@ def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
 def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counter[str]) -> pd.DataFrame:
     if not model.num_moe_layers:
         raise HardwareError(f"{model.name} has no experts", file=str(file))
-    rows = read_rows(file, ("tokens", "activated_experts", "time_us"))
+    rows = read_rows(file)
     here = rows.where(_sometimes(rows, "ep") == 1)
     tokens, active = here.whole("tokens", 1), here.whole("activated_experts", 1)
     expected = touched_experts(tokens.to_numpy(), model.num_experts, model.num_experts_per_tok)

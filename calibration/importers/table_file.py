@@ -35,6 +35,12 @@ class Rows:
     def where(self, chosen: pd.Series[bool] | BoolArray) -> Rows:
         return Rows(self.file, self.frame[chosen], self.has_lines)
 
+    def __getitem__(self, column: str) -> pd.Series[Any]:
+        if column not in self.frame:
+            line = 1 if self.has_lines else None
+            raise HardwareError("column missing", file=self.file, line=line, key=column)
+        return self.frame[column]
+
     def has(self, column: str) -> pd.Series[bool]:
         """Where the column is there and not empty: tools leave out what a row has no time for."""
         if column not in self.frame:
@@ -55,7 +61,7 @@ class Rows:
         return numbers * unit_s
 
     def flag(self, column: str) -> pd.Series[bool]:
-        self.check(column, self.frame[column].isin(["True", "False"]), "True or False is needed")
+        self.check(column, self[column].isin(["True", "False"]), "True or False is needed")
         return self.frame[column] == "True"
 
     def divided(self, column: str, values: pd.Series[int], parts: pd.Series[int]) -> pd.Series[int]:
@@ -73,24 +79,27 @@ class Rows:
             raise HardwareError(allowed, file=self.file, line=line, key=column, value=bad[column].tolist()[0])
 
     def _numbers(self, column: str) -> pd.Series[float]:
-        if not self.has_lines and not pd.api.types.is_numeric_dtype(self.frame[column]):
+        values = self[column]
+        if not self.has_lines and not pd.api.types.is_numeric_dtype(values):
             self.check(column, pd.Series(False, index=self.frame.index), "numbers are needed")
-        return pd.to_numeric(self.frame[column], errors="coerce").astype(np.float64)
+        return pd.to_numeric(values, errors="coerce").astype(np.float64)
 
 
-def read_rows(path: Path, *headers: tuple[str, ...]) -> Rows:
-    """The rows of a CSV file, or of a Parquet file by its suffix, that has at least the columns of one of ``headers``.
+def read_rows(path: Path, *needed: str) -> Rows:
+    """The rows of a CSV file, or of a Parquet file by its suffix.
+
+    Args:
+        needed: columns that must be there, besides those that are asked for later.
 
     Raises:
-        HardwareError: unreadable, none of the headers, or a line with more or fewer fields than the header.
+        HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
     """
     if path.suffix == ".parquet":
         rows = Rows(str(path), read_frame(path, kind=HardwareError), False)
     else:
         rows = Rows(str(path), _read_csv(path), True)
-    if not any(set(header) <= set(rows.frame) for header in headers):
-        missing = next(name for name in headers[0] if name not in rows.frame)
-        raise HardwareError("column missing", file=str(path), line=1 if rows.has_lines else None, key=missing)
+    for column in needed:
+        rows[column]
     return rows
 
 

@@ -17,26 +17,6 @@ from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 
 MLP, ATTENTION = "mlp.csv", "attention.csv"
-_MLP_SHAPE = (
-    "n_head",
-    "n_kv_head",
-    "n_embd",
-    "n_expanded_embd",
-    "vocab_size",
-    "use_gated_mlp",
-    "num_tokens",
-    "num_tensor_parallel_workers",
-)
-_ATTENTION = (
-    "n_embd",
-    "n_q_head",
-    "n_kv_head",
-    "num_tensor_parallel_workers",
-    "batch_size",
-    "prefill_chunk_size",
-    "kv_cache_size",
-    "is_prefill",
-)
 _LAYERS = ("emb", "attn_pre_proj", "attn_rope", "attn_post_proj", "mlp_up_proj", "mlp_act", "mlp_down_proj")
 
 
@@ -68,7 +48,7 @@ def _median(operator: str) -> str:
 
 
 def _mlp(file: Path) -> list[pd.DataFrame]:
-    rows = read_rows(file, (*_MLP_SHAPE, *(_median(layer) for layer in _LAYERS)))
+    rows = read_rows(file, *map(_median, _LAYERS))
     tp = rows.whole("num_tensor_parallel_workers", 1)
     hidden, heads = rows.whole("n_embd", 1), rows.whole("n_head", 1)
     head_dim = rows.divided("n_embd", hidden, heads)
@@ -97,7 +77,7 @@ def _mlp(file: Path) -> list[pd.DataFrame]:
 
 def _attention(file: Path) -> pd.DataFrame:
     save = _median("attn_kv_cache_save")
-    rows = read_rows(file, (*_ATTENTION, _median("attn_prefill"), _median("attn_decode"), save))
+    rows = read_rows(file, save)
     tp = rows.whole("num_tensor_parallel_workers", 1)
     heads, prefill = rows.whole("n_q_head", 1), rows.flag("is_prefill")
     q = rows.whole("prefill_chunk_size").where(prefill, 1)
