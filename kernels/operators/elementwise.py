@@ -17,6 +17,7 @@ matrix gives them. Output: ``y`` [m, n].
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from draftcast.errors import HardwareError
@@ -147,15 +148,6 @@ SWIGLU = Operator(
 )
 
 
-def _embedding_torch(inputs: Tensors, outputs: Tensors) -> Launch:
-    table, tokens, y = inputs["table"], inputs["tokens"], outputs["y"]
-
-    def launch() -> None:
-        torch.index_select(table, 0, tokens, out=y)
-
-    return launch
-
-
 # A row of n read and written for each of m tokens.
 EMBEDDING = Operator(
     name="embedding",
@@ -166,5 +158,8 @@ EMBEDDING = Operator(
     },
     make_outputs=lambda inputs: {"y": inputs["table"].new_empty((len(inputs["tokens"]), inputs["table"].shape[1]))},
     reference=lambda inputs: {"y": inputs["table"].double()[inputs["tokens"]]},
-    implementations=implementations(_embedding_torch, "elementwise:prepare_embedding"),
+    implementations=implementations(
+        lambda inputs, outputs: partial(torch.index_select, inputs["table"], 0, inputs["tokens"], out=outputs["y"]),
+        "elementwise:prepare_embedding",
+    ),
 )

@@ -5,6 +5,7 @@ Inputs: ``x`` [m, k] and ``w`` [n, k] (a checkpoint's layout) in the number form
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -67,15 +68,10 @@ def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
 def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     """cuBLAS or oneDNN; a GPU multiplies fp32 in full precision (no TF32 unless torch is told so)."""
     x, w, y = inputs["x"], inputs["w"].T, outputs["y"]
-    x_scale, w_scale = inputs["x_scale"], inputs["w_scale"]
-
-    def launch() -> None:
-        torch.mm(x, w, out=y)
-
-    def launch_fp8() -> None:
-        torch._scaled_mm(x, w, scale_a=x_scale, scale_b=w_scale, out_dtype=y.dtype, out=y)
-
-    return launch if x_scale is None else launch_fp8
+    if inputs["x_scale"] is None:
+        return partial(torch.mm, x, w, out=y)
+    scales = {"scale_a": inputs["x_scale"], "scale_b": inputs["w_scale"]}
+    return partial(torch._scaled_mm, x, w, **scales, out_dtype=y.dtype, out=y)
 
 
 LINEAR = Operator(

@@ -25,7 +25,7 @@ Tensors = Mapping[str, Any]
 """Named tensors, and numbers beside them."""
 Outputs = dict[str, Any]
 """Named tensors."""
-Launch = Callable[[], None]
+Launch = Callable[[], object]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
 Formula = Callable[[Tensors, Any], Outputs]

@@ -4,6 +4,8 @@ RMSNorm with the residual's addition takes a program a row, which stays in regis
 token a program, queries and keys in one launch. SwiGLU and the look-up of embeddings take a program a piece of a row.
 """
 
+from functools import partial
+
 import triton
 import triton.language as tl
 
@@ -34,14 +36,8 @@ def prepare_rmsnorm(inputs: Tensors, outputs: Tensors) -> Launch:
     width = triton.next_power_of_2(n)
     # 16 elements a thread: two 16-byte loads of each input in flight.
     warps = min(max(width // (16 * 32), 1), 16)
-
-    def launch() -> None:
-        _rmsnorm[(m,)](
-            outputs["y"], outputs["residual_out"], x, inputs["residual"], inputs["weight"], n, inputs["eps"],
-            WIDTH=width, num_warps=warps,
-        )  # fmt: skip
-
-    return launch
+    pointers = (outputs["y"], outputs["residual_out"], x, inputs["residual"], inputs["weight"])
+    return partial(_rmsnorm[(m,)], *pointers, n, inputs["eps"], WIDTH=width, num_warps=warps)
 
 
 @triton.jit
@@ -82,15 +78,9 @@ def prepare_rotary(inputs: Tensors, outputs: Tensors) -> Launch:
     m, heads, head_dim = q.shape
     kv_heads = k.shape[1]
     groups = triton.cdiv(heads, HEADS_PER_PROGRAM) + triton.cdiv(kv_heads, HEADS_PER_PROGRAM)
-
-    def launch() -> None:
-        _rotary[(m, groups)](
-            outputs["q_out"], outputs["k_out"], q, k, inputs["table"], inputs["positions"],
-            heads, kv_heads, head_dim // 2, HEADS=HEADS_PER_PROGRAM, HALF=triton.next_power_of_2(head_dim // 2),
-            num_warps=2,
-        )  # fmt: skip
-
-    return launch
+    pointers = (outputs["q_out"], outputs["k_out"], q, k, inputs["table"], inputs["positions"])
+    sizes = {"HEADS": HEADS_PER_PROGRAM, "HALF": triton.next_power_of_2(head_dim // 2)}
+    return partial(_rotary[(m, groups)], *pointers, heads, kv_heads, head_dim // 2, **sizes, num_warps=2)
 
 
 @triton.jit
@@ -107,11 +97,7 @@ def _swiglu(y, x, n, WIDTH: tl.constexpr):
 def prepare_swiglu(inputs: Tensors, outputs: Tensors) -> Launch:
     y = outputs["y"]
     m, n = y.shape
-
-    def launch() -> None:
-        _swiglu[(m, triton.cdiv(n, WIDTH))](y, inputs["x"], n, WIDTH=WIDTH, num_warps=4)
-
-    return launch
+    return partial(_swiglu[(m, triton.cdiv(n, WIDTH))], y, inputs["x"], n, WIDTH=WIDTH, num_warps=4)
 
 
 @triton.jit
@@ -126,8 +112,5 @@ def _embedding(y, table, tokens, n, WIDTH: tl.constexpr):
 def prepare_embedding(inputs: Tensors, outputs: Tensors) -> Launch:
     y = outputs["y"]
     m, n = y.shape
-
-    def launch() -> None:
-        _embedding[(m, triton.cdiv(n, WIDTH))](y, inputs["table"], inputs["tokens"], n, WIDTH=WIDTH, num_warps=4)
-
-    return launch
+    pointers = (y, inputs["table"], inputs["tokens"])
+    return partial(_embedding[(m, triton.cdiv(n, WIDTH))], *pointers, n, WIDTH=WIDTH, num_warps=4)

@@ -5,6 +5,7 @@ several stages, and k split over programs when there are too few tiles for the d
 finishes a tile last adds up its parts in a fixed order, so one launch is enough and results are reproducible.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import triton
@@ -141,12 +142,10 @@ def prepare(inputs: Tensors, outputs: Tensors, *, plan: TilePlan | None = None, 
     parts = torch.empty(tiles * splits * plan.rows * plan.columns if splits > 1 else 1, device=x.device)
     arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
 
-    def launch() -> None:
-        _linear[(tiles, splits)](
-            y, x, w, inputs["x_scale"], inputs["w_scale"], parts, arrived, m, n, k,
-            ROWS=plan.rows, COLUMNS=plan.columns, DEPTH=plan.depth, GROUP=GROUPED_ROW_TILES, SPLITS=splits,
-            EVEN=k % plan.depth == 0, QUANTISED=quantised, PRECISION="ieee", DOT=dot_type(size),
-            num_warps=plan.num_warps, num_stages=plan.num_stages,
-        )  # fmt: skip
-
-    return launch
+    return partial(
+        _linear[(tiles, splits)],
+        y, x, w, inputs["x_scale"], inputs["w_scale"], parts, arrived, m, n, k,
+        ROWS=plan.rows, COLUMNS=plan.columns, DEPTH=plan.depth, GROUP=GROUPED_ROW_TILES, SPLITS=splits,
+        EVEN=k % plan.depth == 0, QUANTISED=quantised, PRECISION="ieee", DOT=dot_type(size),
+        num_warps=plan.num_warps, num_stages=plan.num_stages,
+    )  # fmt: skip
