@@ -13,25 +13,13 @@ from draftcast.calibration.profile.measured import ATTENTION, Part, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.kernels.operators.registry import FACTS
 
 FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
 """Least measured time over the floor, 1 for other operators. Experts under a skewed routing are fewer than the floor's
 independent one touches; an all-reduce that is added up in the switch undercuts the floor's ring a little."""
 DISTURBED = 1.5
 """A time this many times above a larger shape's, or a narrow format's above the wide one's, is dropped."""
-GROWS_WITH = {
-    "linear": ("m",),
-    "moe": ("m",),
-    "attention_decode": ("context", "batch"),
-    "attention_prefill": ("q", "prefix", "batch"),
-    "mla_decode": ("context", "batch"),
-    "mla_prefill": ("q", "prefix", "batch"),
-    "dsa_decode": ("context", "batch"),
-    "gdn_decode": ("batch",),
-    "gdn_prefill": ("q", "batch"),
-    "all_reduce": ("message_bytes",),
-}
-"""What cannot make an operator faster when it grows, everything else equal; prefix is context less q."""
 BELOW_FLOOR = "faster than the memory bandwidth or the peak rate allows: timed out of the cache"
 ABOVE_LARGER = f"more than {DISTURBED} times the time of a larger shape: disturbed, or a kernel that padding avoids"
 ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: a kernel run without its tuning"
@@ -105,7 +93,7 @@ def above_larger(frame: pd.DataFrame) -> pd.Series:
         sizes = rows.assign(prefix=rows["context"] - rows["q"])
         other = "context" if str(operator) in ("attention_prefill", "mla_prefill") else "prefix"
         same = [name for name in (*POINT, "prefix") if name != other]
-        for axis in GROWS_WITH.get(str(operator), ()):
+        for axis in FACTS[str(operator)].get("grows_with", ()):
             falling = sizes.sort_values(axis, ascending=False, kind="stable")
             group = falling.groupby([name for name in same if name != axis], sort=False).ngroup()
             least = falling["seconds"].groupby(group).cummin().groupby(group).shift()

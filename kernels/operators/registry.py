@@ -37,7 +37,8 @@ E4M3_MAX = 448.0
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
 """By operator: ``place``, its module of draftcast.kernels and name (none: only imported times), ``shape``, its columns
-in a latency table, ``family`` of its roofline (none: no step is built from it) and ``curve``, its interpolation."""
+in a latency table, ``family`` of its roofline (none: no step is built from it), ``curve``, its interpolation, and what
+cannot make it faster when it ``grows_with`` everything else equal; prefix is context less q."""
 
 
 def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
