@@ -265,15 +265,14 @@ def _state_values(config: Config, kind: str, count: int, sizes: tuple[int, ...])
 
 
 def _indexers(config: Config, layers: int) -> dict[str, Any]:
-    """Sizes of sparse attention's indexer and the layers that have one (vLLM 0.32, ``models/deepseek_v32``)."""
+    """Layers of sparse attention, those of them with an indexer, and its sizes (vLLM 0.32, ``models/deepseek_v32``)."""
     if config.values.get("sparse_attention_config"):
         return _block_sparse(config.section("sparse_attention_config"), layers)
-    compressed = _compressed(config, layers) if config.values.get("compress_ratios") else {}
-    if not compressed and not config.count("index_topk"):
+    if config.values.get("compress_ratios"):
+        return _compressed(config, layers)
+    if not config.count("index_topk"):
         return {}
-    sizes = {key: config.integer(key) for key in ("index_n_heads", "index_head_dim")}
-    if compressed:
-        return {**sizes, **compressed}
+    heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
     pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
     if pattern:
         config.per_layer(config.first("index_topk_pattern", "indexer_types"), list(pattern), layers)
@@ -281,8 +280,12 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
         indexed = sum(max(layer - offset + 1, 0) % every == 0 for layer in range(layers))
-    window = {"sliding_window": config.integer("index_topk"), "num_sliding_layers": layers, "window_kind": "top_k"}
-    return {**sizes, **window, "num_indexed_layers": indexed}
+    return _top_k(heads, size, config.integer("index_topk"), layers, indexed)
+
+
+def _top_k(heads: int, size: int, window: int, layers: int, indexed: int) -> dict[str, Any]:
+    values = {"index_n_heads": heads, "index_head_dim": size, "num_indexed_layers": indexed}
+    return {**values, "sliding_window": window, "num_sliding_layers": layers, "window_kind": "top_k"}
 
 
 _WHOLE_RATIO = 128
@@ -298,16 +301,11 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     if not isinstance(ratios, list) or any(ratio not in (0, 1, INDEXED_RATIO, _WHOLE_RATIO) for ratio in ratios):
         raise config.refusal(key, f"a list of 0, {INDEXED_RATIO} and {_WHOLE_RATIO} is needed")
     config.per_layer(key, ratios, layers)
+    local, window = config.integer("sliding_window"), config.integer("index_topk") * INDEXED_RATIO
+    heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
     indexed = ratios.count(INDEXED_RATIO)
-    return {
-        "kv_compression": _WHOLE_RATIO,
-        "indexed_kv_compression": INDEXED_RATIO,
-        "local_window": config.integer("sliding_window"),
-        "sliding_window": config.integer("index_topk") * INDEXED_RATIO,
-        "num_sliding_layers": indexed,
-        "num_indexed_layers": indexed,
-        "window_kind": "top_k",
-    }
+    ratio = {"kv_compression": _WHOLE_RATIO, "indexed_kv_compression": INDEXED_RATIO, "local_window": local}
+    return {**ratio, **_top_k(heads, size, window, indexed, indexed)}
 
 
 def _block_sparse(sparse: Config, layers: int) -> dict[str, Any]:
@@ -317,14 +315,9 @@ def _block_sparse(sparse: Config, layers: int) -> dict[str, Any]:
         raise ModelError("a list of 0 and 1 is needed", file=sparse.name, key="sparse_attention_freq", value=listed)
     sparse.per_layer("sparse_attention_freq", listed, layers)
     count = sum(map(bool, listed))
-    return {
-        "index_n_heads": sparse.integer("sparse_num_index_heads"),
-        "index_head_dim": sparse.integer("sparse_index_dim"),
-        "num_indexed_layers": count,
-        "sliding_window": sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size"),
-        "num_sliding_layers": count,
-        "window_kind": "top_k",
-    }
+    heads, size = sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim")
+    window = sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size")
+    return _top_k(heads, size, window, count, count)
 
 
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
