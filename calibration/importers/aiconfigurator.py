@@ -61,6 +61,7 @@ from draftcast.calibration.importers.latent_attention import (
 )
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import (
+    NAMES,
     PROMPTS,
     Imported,
     LeftOut,
@@ -242,19 +243,6 @@ Of SGLang's experts in MXFP4 a fallback was timed (on Hopper two to three times 
 
 PACKAGE = "aiconfigurator_core"
 LICENCE = "Apache-2.0"
-SYSTEMS = {
-    "a100-80g": "a100_sxm",
-    "b200": "b200_sxm",
-    "b300": "b300_sxm",
-    "gb200": "gb200",
-    "gb300": "gb300",
-    "h100-pcie": "h100_pcie",
-    "h100-sxm": "h100_sxm",
-    "h200": "h200_sxm",
-    "l40s": "l40s",
-    "rtx-pro-6000": "rtx_pro_6000_server",
-}
-"""Device of draftcast -> system folder of the package."""
 ENGINE = "vllm"
 """Whose kernels are taken."""
 
@@ -337,9 +325,9 @@ def _together(own: _EngineRows, others: dict[str, _EngineRows], name: str) -> di
 
 def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = None) -> Path:
     """Folder of one system's times; arguments and errors of `read_aiconfigurator`."""
-    name = system or SYSTEMS.get(hardware.name)
+    name = system or NAMES["systems"].get(hardware.name)
     if name is None:
-        known = ", ".join(SYSTEMS)
+        known = ", ".join(NAMES["systems"])
         message = f"aiconfigurator-core's name of it is not known (known: {known}); name the system"
         raise HardwareError(message, key="hardware", value=hardware.name)
     if path is None:

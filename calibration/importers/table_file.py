@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame, read_text
 from draftcast.kernels.arrays import BoolArray
@@ -131,12 +132,8 @@ class Imported:
 
 
 PROMPTS = ("batch_size", "isl", "num_heads")
-_COLUMNS = {
-    **{"batch_size": "batch", "isl": "q", "seq_len": "q", "num_tokens": "m", "hidden_size": "k", "topk": "top_k"},
-    **{"num_heads": "heads", "num_key_value_heads": "kv_heads", "num_v_heads": "heads", "num_k_heads": "kv_heads"},
-    **{"head_k_dim": "k", "head_v_dim": "n", "num_gpus": "ranks"},
-}
-"""What a latency table calls columns of aiconfigurator-core that have another name there."""
+NAMES: dict[str, dict[str, str]] = yaml_beside(__file__, "aiconfigurator.yaml")
+"""aiconfigurator-core's ``systems`` and ``columns``."""
 
 
 def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
@@ -146,7 +143,7 @@ def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str]
         sizes: columns of the file that are columns of the table as they are; ``more``: columns of the table.
     """
     named = {"operator": operator, "dtype": dtype, "implementation": rows["kernel_source"], "graph": True}
-    shape = {_COLUMNS.get(name, name): rows[name] for name in sizes}
+    shape = {NAMES["columns"].get(name, name): rows[name] for name in sizes}
     return pd.DataFrame({**named, **shape, **more, "seconds": rows["latency"] * 1e-3})
 
 

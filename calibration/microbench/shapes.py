@@ -9,11 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from draftcast.calibration.profile.table import SHAPE_FIELDS
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
@@ -115,7 +117,7 @@ def doublings(first: int, last: int, factor: int = 2) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Grid:
-    """Values of the axes."""
+    """Values of the axes (``grids.yaml``)."""
 
     rows: tuple[int, ...]  # of linear, elementwise and MoE kernels
     sampled_rows: tuple[int, ...]  # of the sampler
@@ -134,40 +136,17 @@ class Grid:
     graphs: tuple[bool, ...]  # whether points are timed eager (False), inside a CUDA graph (True), or both
 
 
-def cpu_grid(max_rows: int) -> Grid:
-    """Grid for a CPU: up to ``max_rows`` rows, 64 sequences and 64 Ki cached tokens."""
-    rows = row_grid(17, max_rows)
-    return Grid(
-        rows=rows,
-        sampled_rows=rows,
-        queries=(1, 2, 3, 4, 5, 6, 8, 12, 17),
-        batches=doublings(1, 64),
-        contexts=doublings(128, 4096),
-        trees=((4, 8, 17), doublings(1, 64, 8), doublings(128, 4096, 4)),
-        chunks=tuple(chunk for chunk in doublings(16, 512) if chunk <= max_rows) or (max_rows,),
-        ratios=(1, 2, 4, 8),
-        prefills=(1, 4),
-        max_tokens=65536,
-        graphs=(False,),
-    )
+_GRIDS = yaml_beside(__file__, "grids.yaml")
+_GRID = TypeAdapter(Grid)
 
 
-def cuda_grid(max_rows: int) -> Grid:
-    """Grid for a GPU: every count of rows to 64, then to ``max_rows``; 256 sequences, contexts to 32 Ki."""
-    rows = row_grid(64, max_rows)
-    return Grid(
-        rows=rows,
-        sampled_rows=tuple(row for row in rows if row <= 1024),
-        queries=(1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17),
-        batches=doublings(1, 256),
-        contexts=doublings(128, 32768),
-        trees=((4, 8, 16), doublings(1, 256, 4), doublings(128, 32768, 4)),
-        chunks=tuple(chunk for chunk in doublings(16, 8192) if chunk <= max_rows) or (max_rows,),
-        ratios=doublings(1, 64),
-        prefills=(1, 4, 16),
-        max_tokens=0,
-        graphs=(True, False),
-    )
+def grid_for(kind: str, max_rows: int) -> Grid:
+    """Grid of a kind of device, "cpu" or "cuda", up to ``max_rows`` rows."""
+    values: dict[str, Any] = dict(_GRIDS[kind])
+    rows, most = row_grid(values.pop("dense_rows"), max_rows), values.pop("most_sampled_rows") or max_rows
+    sampled = tuple(row for row in rows if row <= most)
+    chunks = tuple(chunk for chunk in values["chunks"] if chunk <= max_rows) or (max_rows,)
+    return _GRID.validate_python({**values, "rows": rows, "sampled_rows": sampled, "chunks": chunks})
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     machine = find_device(device, timing.threads)
     sheet = hardware_of(machine, profile.hardware)
     kernels = {name: operator(name) for name in {*operators, "linear"}}
-    grid = shapes.cpu_grid(rows) if device == "cpu" else shapes.cuda_grid(rows)
+    grid = shapes.grid_for(device, rows)
     settings = shapes.Settings(
         names=tuple(model.name for model in models),
         digest=digest([asdict(model) for model in models])[:16],

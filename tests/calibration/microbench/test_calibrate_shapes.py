@@ -17,10 +17,9 @@ from draftcast.calibration.microbench.shapes import (
     Point,
     Series,
     Settings,
-    cpu_grid,
-    cuda_grid,
     doublings,
     footprint_bytes,
+    grid_for,
     levels,
     plan,
     row_grid,
@@ -57,7 +56,7 @@ def planned(model: str | ModelSpec = "Llama-3.1-8B", grid: Grid | None = None, *
     given: dict[str, Any] = {"tps": (1,), "dtypes": ("bf16",), "kv_dtypes": ("bf16",), "seed": 0}
     settings = Settings(("a test",), "0", operators=tuple(kernels), max_rows=512, **(given | changes))
     models = [load_model(model) if isinstance(model, str) else model]
-    return plan(models, settings, grid or cpu_grid(512), kernels, device)
+    return plan(models, settings, grid or grid_for("cpu", 512), kernels, device)
 
 
 def values(found: Plan, name: str, operator: str, **fixed: int) -> set[int]:
@@ -92,7 +91,7 @@ def test_every_linear_layer_is_timed_at_every_row_count() -> None:
 
 
 def test_the_cuda_grid_is_that_of_the_planned_runs() -> None:
-    found = planned(grid=cuda_grid(8192), kv_dtypes=["bf16", "fp8"], device="cuda")
+    found = planned(grid=grid_for("cuda", 8192), kv_dtypes=["bf16", "fp8"], device="cuda")
     assert values(found, "m", "linear") >= {*range(1, 65), 80, 96, 128, 8192}
     assert values(found, "q", "attention_decode", tree=0) == {1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17}
     assert values(found, "batch", "attention_decode") == set(doublings(1, 256))
@@ -105,7 +104,7 @@ def test_the_cuda_grid_is_that_of_the_planned_runs() -> None:
 
 def test_decode_and_prefill_are_whole_grids() -> None:
     found = planned()
-    grid = cpu_grid(512)
+    grid = grid_for("cpu", 512)
     shapes = {(dict(p.shape)["q"], dict(p.shape)["batch"], dict(p.shape)["context"]) for p in found.points
               if p.operator == "attention_decode" and dict(p.shape)["tree"] == 0}  # fmt: skip
     assert shapes == {
@@ -174,7 +173,7 @@ def test_shared_shapes_are_timed_once() -> None:
     one = planned()
     device = Device("cpu", "a test", 1, 1, 1, EVERYTHING)
     settings = replace(one.settings, tps=(1, 1))
-    same = plan([load_model("Llama-3.1-8B")] * 2, settings, cpu_grid(512), STUBS, device)
+    same = plan([load_model("Llama-3.1-8B")] * 2, settings, grid_for("cpu", 512), STUBS, device)
     assert same.points == one.points
     assert len({point.key for point in one.points}) == len(one.points)
 
