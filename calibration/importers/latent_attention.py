@@ -3,15 +3,10 @@
 One row of its modules is all of one layer's attention in a CUDA graph, all-reduce apart: the matrices (qkv_a, q_b, the
 two halves of kv_b, o), the latents' norms, rotary embedding, cache write, attention over latents; of sparse attention
 the indexer and its matrices too. The matrices are layers of their own in a step, so the profile's times of them, bf16
-over the same rows, are taken off; a block's parts then add up to the measured block. What is left holds one thing more:
-in decode the halves of kv_b are two batched products (8 to 13 us for the 3 to 14 us of one matrix).
-
-A graph is replayed over the same weights and latents. Where all of them fit the last-level cache the matrices ran out
-of it, faster than those taken off and than in an engine: what is left of such a decode row is too little, up to 10 us
-on B200. It is dropped unless it still exceeds the roofline of the other rows. (Prompts are bound by arithmetic.)
-
-Prompts of sparse attention are not taken: they were timed without a graph, and up to some 2,000 tokens their launches
-set the time (1.3 ms a layer on H200 and B200 alike), which they do not in an engine that compiles its steps.
+over the same rows, are taken off. What is left holds one thing more: in decode the halves of kv_b are two batched
+products (8 to 13 us for the 3 to 14 us of one matrix). Decode rows whose matrices ran out of the cache are dropped
+unless they still exceed the roofline of the others; prompts are bound by arithmetic, those of sparse attention by
+launches, and not taken. docs/calibration.md says why, and how far the parts are off.
 """
 
 from collections.abc import Iterator

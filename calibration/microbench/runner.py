@@ -140,15 +140,13 @@ class Calibration:
         self._read_noise(probe)
         self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
         self._measure_rates(probe)
-        while point := self._next():
+        end_s = self.budget_s - self._end_s
+        while point := next_point(self.plan.points, self.state, self.levels, self.spent_s, end_s):
             if time.time() - self.readings[-1].time_s >= INTERVAL_S:
                 self._read_noise(probe)
             self.progress(self._status(point.key))
             self._visit(point, probe)
         self._read_noise(probe)
-
-    def _next(self) -> Point | None:
-        return next_point(self.plan.points, self.state, self.levels, self.spent_s, self.budget_s - self._end_s)
 
     def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
         """Write table, manifest and fit; ``command`` is what repeats it. Raises HardwareError: nothing was measured."""

@@ -52,16 +52,12 @@ def linear_attention_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype
     total = Work(as_array(0.0), as_array(0.0))
     if not model.num_linear_layers:
         return total
-    heads, state, wide = linear_shape(model, tp), model.linear_state_dtype(dtype), _activations(dtype)
+    heads, state = linear_shape(model, tp), model.linear_state_dtype(dtype)
     for phase in ("decode", "prefill"):
         seqs, rows = float(f[f"{phase}_seqs"]), float(f[f"{phase}_tokens"])
         shape = {"batch": seqs, "q": rows / max(seqs, 1.0), **heads}
-        total = total.add(gated_delta_work(shape, wide, state, chunked=phase == "prefill", kind=model.linear_kind))
+        total = total.add(gated_delta_work(shape, dtype, state, chunked=phase == "prefill", kind=model.linear_kind))
     return total.scale(model.num_linear_layers)
-
-
-def _activations(dtype: str) -> str:
-    return "fp32" if activation_bytes(dtype) == 4.0 else "bf16"
 
 
 def linear_shape(model: ModelSpec, tp: int) -> dict[str, int]:

@@ -72,8 +72,8 @@ def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
         ValueError: context below q, or fewer tokens than topk.
     """
     batch, q, context, heads, k, topk = (shape[name] for name in ("batch", "q", "context", "heads", "k", "top_k"))
-    if not q <= context or topk > context - q + 1:
-        raise ValueError("the first query must see topk tokens")
+    if reason := _supports(shape, draw.dtype, draw.kv_dtype, draw.device):
+        raise ValueError(reason)
     return {
         "query": draw.normal(batch, q, heads, k),
         "key": draw.normal(batch, context, k, dtype=draw.kv_dtype),
