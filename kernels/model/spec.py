@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes, kv_dtype, weight_dtype, wide_dtype
+from draftcast.kernels.model.matrices import matrices
 
 # Groups a quantised checkpoint stores in its low-bit format. Embeddings, lm_head, norms, biases, routers and the
 # extra matrices of draft heads stay in 16 bits, as in the fp8, AWQ and GPTQ checkpoints served by vLLM.
@@ -329,48 +330,30 @@ class ModelSpec:
         shared experts' gates.
         """
         self.check_tensor_parallel(tp)
-        layers, moe_layers, dense_layers = self.num_hidden_layers, self.num_moe_layers, self.num_dense_layers
-        with_cache = self.num_attention_layers
-        hidden, heads = self.hidden_size, self.num_attention_heads // tp
+        layers, moe_layers, with_cache = self.num_hidden_layers, self.num_moe_layers, self.num_attention_layers
+        hidden, vocab = self.hidden_size, math.ceil(self.vocab_size / tp)
         mlp, expert_mlp = math.ceil(self.intermediate_size / tp), math.ceil(self.moe_intermediate_size / tp)
-        vocab = math.ceil(self.vocab_size / tp)
-        matrices = 3 if self.gated_mlp else 2
         norm = hidden * (2 if self.layer_norm_bias else 1)
 
+        groups = dict.fromkeys(("embedding", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
+        for matrix in matrices(self, tp, tp):
+            groups[matrix.group] += matrix.parameters
         embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
         embedding += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
-        if self.word_embed_proj_dim != hidden:
-            embedding += 2 * self.word_embed_proj_dim * hidden
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
         norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
         # What mixes the residual's streams before and behind half a layer.
         norms += 2 * layers * hidden * self.residual_streams**2 * (self.residual_streams + 2)
-        attention = attention_out = linear = biases = router = 0
+        biases = 0
         for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
             norms += (count + own) * (kind.head_dim if self.qk_norm else 0)
-            attention_out += count * sum(k * n for _, k, n in kind.output_matrices(tp))
-            if self.is_mla:
-                attention += count * self._mla_parameters(heads)
-                router += count * hidden * kind.compressor_size
-                norms += count * (self.q_lora_rank + self.kv_lora_rank)
-                continue
-            query_heads, qkv = kind.num_attention_heads // tp, kind.qkv_size(tp)
-            queries = own * qkv + (count - own) * query_heads * kind.head_dim
-            attention += hidden * queries
-            biases += queries if self.attention_bias else 0
-        if self.attention_output_gate:
-            attention += with_cache * hidden * heads * self.value_dim
-        if self.attention_input_size:
-            attention += (self.attention_input_size - hidden) * self.qkv_size(tp)
-        # wk, the heads' weights and wk's layer norm stay in 16 bits; every rank has the whole indexer.
-        for _, k, n, quantised in self.index_matrices(tp):
-            attention += self.num_indexed_layers * k * n * quantised
-            router += self.num_indexed_layers * (0 if quantised else k * n)
+            norms += count * (self.q_lora_rank + self.kv_lora_rank)
+            if self.attention_bias and not self.is_mla:
+                biases += own * kind.qkv_size(tp) + (count - own) * kind.num_attention_heads // tp * kind.head_dim
         norms += self.num_indexed_layers * 2 * self.index_head_dim
         if self.num_linear_layers:
-            linear = self.num_linear_layers * sum(k * n for _, k, n, _ in self.linear_matrices(tp))
             keys, values, value_heads = self.linear_widths(tp)
             convolution = (2 * keys + values) * self.linear_conv_kernel_dim
             # Decays and biases of the heads (in KDA of every key), and the output's norm.
@@ -378,56 +361,18 @@ class ModelSpec:
             gate_norm = values if self.linear_kind == "mamba2" else self.linear_value_head_dim
             norms += self.num_linear_layers * (convolution + decays[self.linear_kind] + gate_norm)
         biases += with_cache * (hidden if self.attention_output_bias else 0)
-        biases += with_cache * (heads if self.attention_sinks else 0)
-        biases += dense_layers * ((matrices - 1) * mlp + hidden if self.mlp_bias else 0)
+        biases += with_cache * (self.num_attention_heads // tp if self.attention_sinks else 0)
+        wide = 2 if self.gated_mlp else 1
+        biases += self.num_dense_layers * (wide * mlp + hidden if self.mlp_bias else 0)
         biases += moe_layers * self.num_experts * ((2 * expert_mlp + hidden) if self.expert_bias else 0)
         biases += moe_layers * (self.num_experts if self.router_bias else 0)
-        return {
-            "embedding": embedding,
+        return groups | {
+            "embedding": groups["embedding"] + embedding,
             "lm_head": 0 if self.tie_word_embeddings or self.shares_lm_head else lm_head,
-            "attention": attention,
-            "attention_out": attention_out,
-            "linear_attention": linear,
-            "dense_mlp": (dense_layers + self.num_double_wide_layers) * matrices * hidden * mlp,
-            "experts": moe_layers * self.num_experts * matrices * self.expert_input_size * expert_mlp,
-            "shared_experts": moe_layers * self.num_shared_experts * matrices * hidden * expert_mlp,
-            "router": router
-            + moe_layers * hidden * (self.num_experts + 2 * self.moe_latent_size)
-            + 3 * layers * hidden * self.per_layer_input_size,
             "norms": norms + self.per_layer_input_size,
             "biases": biases,
             "extra": self.extra_parameters,
         }
-
-    def _mla_parameters(self, heads: int) -> int:
-        """Matrices of one MLA layer for ``heads`` local heads but the output's (arXiv 2405.04434, appendix B)."""
-        query_dim = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        query_input = self.q_lora_rank or self.hidden_size
-        down = self.hidden_size * (self.q_lora_rank + self.kv_lora_rank + self.qk_rope_head_dim)
-        return down + query_input * query_dim + self.kv_lora_rank * self.expanded_size(heads)
-
-    def expanded_size(self, heads: int) -> int:
-        """Width of MLA's keys and values expanded for ``heads`` heads; 0 where heads attend to latents alone."""
-        return 0 if self.kv_compression else heads * (self.qk_nope_head_dim + self.v_head_dim)
-
-    def output_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int], ...]:
-        """(name, inputs, outputs) of attention's output projection on one of ``tp`` ranks.
-
-        DeepSeek-V4's groups of heads have a matrix each to a low rank; together they count as one (vLLM 0.32).
-        """
-        width = self.num_attention_heads * self.value_dim
-        if not self.o_groups:
-            return (("o", width // tp, self.hidden_size),)
-        rank = self.o_groups // tp * self.o_lora_rank
-        return (("o_a", width // self.o_groups, rank), ("o", rank, self.hidden_size))
-
-    @property
-    def compressor_size(self) -> int:
-        """Outputs of the 16-bit projection to a token's part of a compressed entry and its score; 0 without one.
-
-        Entries of 4 tokens overlap: each token is part of two (vLLM 0.32, ``models/deepseek_v4/compressor.py``).
-        """
-        return self.entries_of_token * 2 * self.kv_elements_per_layer() if self.kv_compression else 0
 
     @property
     def entries_of_token(self) -> int:
@@ -502,20 +447,6 @@ class ModelSpec:
         """Bytes of an entry's index key: beside latents fp8 with a 4-byte scale each 128 numbers, else bf16 (vLLM)."""
         return self.index_head_dim * (1.0 + 4.0 / 128.0 if self.is_mla else 2.0)
 
-    def index_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int, bool], ...]:
-        """(name, inputs, outputs, quantised) of an indexer's projections on one of ``tp`` ranks.
-
-        Every rank has DeepSeek's whole: queries from the queries' low rank; the key and weights of the heads. MiniMax's
-        stand beside q, k and v, heads split (vLLM 0.32).
-        """
-        if not self.num_indexed_layers:
-            return ()
-        heads, size, hidden = self.index_n_heads, self.index_head_dim, self.hidden_size
-        if self.is_mla:
-            keys = 2 * self.windowed.entries_of_token * size if self.kv_compression else size
-            return (("index_q", self.q_lora_rank, heads * size, True), ("index_k", hidden, keys + heads, False))
-        return (("index_qk", hidden, max(1, heads // tp) * size + size, True),)
-
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
         """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
         elements = sum(
@@ -544,27 +475,6 @@ class ModelSpec:
         value_heads = self.linear_num_value_heads // tp
         keys = max(1, self.linear_num_key_heads // tp) * self.linear_key_head_dim
         return keys, value_heads * self.linear_value_head_dim, value_heads
-
-    def linear_matrices(self, tp: int = 1) -> tuple[tuple[str, int, int, bool], ...]:
-        """(name, inputs, outputs, quantised) of a linear layer's projections on one of ``tp`` ranks.
-
-        Gated DeltaNet: q, k, v and the output's gate z; a beta and a decay for every head. Mamba-2: the gate z, x, B, C
-        and a time step for every head. KDA: q, k, v, the gate, a decay's low rank and a beta for every head; decays
-        (vLLM 0.32, ``in_proj_qkvgfab`` and ``f_b_proj``).
-        """
-        if not self.num_linear_layers:
-            return ()
-        hidden, size = self.hidden_size, self.linear_key_head_dim
-        keys, values, value_heads = self.linear_widths(tp)
-        out = ("linear_out", values, hidden, True)
-        if self.linear_kind == "mamba2":
-            return (("mamba_in", hidden, 2 * values + 2 * keys + value_heads, True), out)
-        if self.linear_kind == "kda":
-            rank = self.linear_gate_rank
-            qkvg = 2 * keys + values + (rank or values) + size + value_heads
-            gate = (("gate", rank, values, True),) if rank else ()
-            return (("qkvgfb", hidden, qkvg, True), ("decays", size, keys, True), *gate, out)
-        return (("qkvz", hidden, 2 * keys + 2 * values, True), ("ba", hidden, 2 * value_heads, False), out)
 
     def linear_state_bytes(self, dtype: str, tp: int = 1) -> float:
         """Bytes of a request's recurrent state in one linear layer on one of ``tp`` ranks: a matrix a value head.

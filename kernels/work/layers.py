@@ -5,15 +5,17 @@ are numpy arrays (or scalars), results float64 arrays that broadcast.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from itertools import starmap
+from operator import attrgetter
+from typing import Any
 
 from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
+from draftcast.kernels.model.matrices import Matrix, matrices
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
@@ -23,37 +25,14 @@ from draftcast.kernels.operators.linear import linear_work
 from draftcast.kernels.operators.moe import moe_work
 from draftcast.kernels.operators.sparse import indexer_work
 
-Scope = Literal["pass", "context", "position"]
-_OF_STATES = ("qkvz", "ba", "mamba_in", "qkvgfb", "decays", "gate", "linear_out")
+_FIELDS = attrgetter(*(field.name for field in fields(Matrix)))
 
 
 @dataclass(frozen=True, slots=True)
-class LinearLayer:
-    """``count`` matrices ``k x n`` (per rank), all of one kind in a model."""
+class LinearLayer(Matrix):
+    """A `Matrix` with what it costs."""
 
-    name: str  # qkv, o, gate_up, down, experts_gate_up, ..., or of a draft head: fc, block, markov, selector, ...
-    k: int  # input features on this rank
-    n: int  # output features on this rank
-    count: int  # how often the matrix occurs in one forward pass (layers)
-    quantised: bool = True  # whether a quantised checkpoint stores it in its low-bit format
-    num_experts: int = 0  # routed experts that share the rows (0: dense); ``k`` and ``n`` are one expert's
-    num_experts_per_tok: int = 0  # experts each row visits
-    # "pass": every forward pass; "context": only over the target's rows, once a step (EAGLE-3's and DFlash's fc, the
-    # first stage of an MLP speculator); "position": once for every draft position, one row per request (DSpark's Markov
-    # head)
-    scope: Scope = "pass"
     formats: tuple[tuple[str, tuple[str, float]], ...] = ()  # `ModelSpec.stored` of its group by checkpoint's format
-
-    @property
-    def group(self) -> str:
-        """Its group in `ModelSpec.parameter_groups`, of the matrices that may be quantised."""
-        if self.name.startswith(("experts_", "shared_")):
-            return "experts" if self.num_experts else "shared_experts"
-        if self.name in ("gate_up", "down", "fc1", "fc2"):
-            return "dense_mlp"
-        if self.name in ("o", "o_a", "window_o"):
-            return "attention_out"
-        return "linear_attention" if self.name in _OF_STATES else "attention"
 
     def stored(self, dtype: str) -> tuple[str, float]:
         """Format of its weights in a checkpoint of ``dtype``, and the bytes of one (group scales included)."""
@@ -71,120 +50,21 @@ class LinearLayer:
 
 
 def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -> tuple[LinearLayer, ...]:
-    """All matrix multiplications of one forward pass on one of ``tp`` ranks, lm_head apart.
+    """All `matrices` of one forward pass on one of ``tp`` ranks, lm_head apart.
 
-    Megatron sharding: qkv and gate/up are split by columns, o and down by rows; KV heads are replicated when there are
-    fewer than ranks; routers, MLA's down-projection and a head's fc are whole on every rank. Fused as vLLM fuses them
-    (qkv, gate_up). ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``.
+    ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``.
 
     Raises:
         ModelError: ``tp`` does not divide the attention heads.
     """
     model.check_tensor_parallel(tp)
-    layers = [*_head_layers(model, tp)]
-    if model.num_hidden_layers:
-        layers += [
-            *_attention_layers(model, tp),
-            *(LinearLayer(name, k, n, model.num_linear_layers, low) for name, k, n, low in model.linear_matrices(tp)),
-            *_mlp_layers(model, tp, expert_tp or tp),
-        ]
-        indexers = model.index_matrices(tp)
-        layers += [LinearLayer(name, k, n, model.num_indexed_layers, low) for name, k, n, low in indexers]
-    if model.word_embed_proj_dim != model.hidden_size:
-        layers.append(LinearLayer("project_in", model.word_embed_proj_dim, model.hidden_size, 1, quantised=False))
-        layers.append(LinearLayer("project_out", model.hidden_size, model.word_embed_proj_dim, 1, quantised=False))
     formats = {group: _formats(model, group) for group in QUANTISED}
-    return tuple(replace(layer, formats=formats[layer.group]) for layer in layers)
+    chosen = matrices(model, tp, expert_tp or tp)
+    return tuple(starmap(LinearLayer, ((*_FIELDS(matrix), formats.get(matrix.group, ())) for matrix in chosen)))
 
 
 def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:
     return tuple((dtype, model.stored(group, dtype)) for dtype in WEIGHT_BYTES)
-
-
-def _attention_layers(model: ModelSpec, tp: int) -> Iterator[LinearLayer]:
-    hidden, heads, count = model.hidden_size, model.num_attention_heads // tp, model.num_attention_layers
-    if model.is_mla:
-        # Absorbed form (DeepSeek-V2, arXiv 2405.04434, section 2.1.2): kv_b is applied head by head to queries
-        # (nope -> latent) and to attention outputs (latent -> v), so it costs kv_lora_rank * (nope + v) * heads.
-        query_dim = heads * (model.qk_nope_head_dim + model.qk_rope_head_dim)
-        down = model.q_lora_rank + model.kv_lora_rank + model.qk_rope_head_dim
-        yield LinearLayer("qkv_a", hidden, down, count)
-        yield LinearLayer("q_b", model.q_lora_rank or hidden, query_dim, count)
-        if model.expanded_size(heads):
-            yield LinearLayer("kv_b", model.kv_lora_rank, model.expanded_size(heads), count)
-        yield from (LinearLayer(name, k, n, count) for name, k, n in model.output_matrices(tp))
-        for number, kind in model.attention_kinds():
-            if number and kind.compressor_size:
-                yield LinearLayer("compress", hidden, kind.compressor_size, number, quantised=False)
-        if model.attention_output_gate:
-            yield LinearLayer("attention_gate", hidden, heads * model.v_head_dim, count)
-        return
-    counts: Counter[LinearLayer] = Counter()  # equal matrices of several kinds of layers are one entry
-    for (number, kind), (own, _) in zip(model.attention_kinds(), model.cached_kinds(), strict=True):
-        if not number:
-            continue
-        name = "" if kind is model else "window_"
-        heads = kind.num_attention_heads // tp
-        qkv = kind.qkv_size(tp) + (heads * kind.value_dim if model.attention_output_gate else 0)
-        first = model.attention_input_size if not counts else 0
-        if first:
-            counts[LinearLayer("qkv_first", first, qkv, 1)] = 1
-        if own > bool(first):
-            counts[LinearLayer(f"{name}qkv", hidden, qkv, 1)] += own - bool(first)
-        if number > own:
-            counts[LinearLayer(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), 1)] += number - own
-        for output, k, n in kind.output_matrices(tp):
-            counts[LinearLayer(name + output, k, n, 1)] += number
-    yield from (replace(layer, count=count) for layer, count in counts.items())
-
-
-def _mlp_layers(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[LinearLayer]:
-    hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
-    up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
-    if model.num_dense_layers:
-        width = math.ceil(model.intermediate_size / tp)
-        doubled = model.num_double_wide_layers
-        for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
-            if count:
-                yield LinearLayer(up, hidden, wide * size, count)
-                yield LinearLayer(down, size, hidden, count)
-    if model.per_layer_input_size:
-        size, count = model.per_layer_input_size, model.num_hidden_layers
-        yield LinearLayer("per_layer_model", hidden, count * size, 1, quantised=False)
-        yield LinearLayer("per_layer_gate", hidden, size, count, quantised=False)
-        yield LinearLayer("per_layer_out", size, hidden, count, quantised=False)
-    if model.num_moe_layers:
-        width, count = math.ceil(model.moe_intermediate_size / expert_tp), model.num_moe_layers
-        experts, top_k = model.num_experts, model.num_experts_per_tok
-        yield LinearLayer("router", hidden, experts, count, quantised=False)
-        inputs = model.expert_input_size
-        yield LinearLayer("experts_" + up, inputs, wide * width, count, True, experts, top_k)
-        yield LinearLayer("experts_" + down, width, inputs, count, True, experts, top_k)
-        if model.moe_latent_size:
-            yield LinearLayer("latent_in", hidden, inputs, count, quantised=False)
-            yield LinearLayer("latent_out", inputs, hidden, count, quantised=False)
-        if model.num_shared_experts:
-            shared = model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)
-            yield LinearLayer("shared_" + up, hidden, wide * shared, count)
-            yield LinearLayer("shared_" + down, shared, hidden, count)
-
-
-def _head_layers(model: ModelSpec, tp: int) -> Iterator[LinearLayer]:
-    gates = model.draft_gates
-    if model.fc_input_size:
-        scope: Scope = "pass" if model.fc_every_pass else "context"
-        yield LinearLayer("fc", model.fc_input_size, gates * model.hidden_size, 1, quantised=False, scope=scope)
-    if model.num_draft_heads:
-        # One forward pass is one head: its block, then lm_head.
-        yield LinearLayer("block", model.hidden_size, gates * model.hidden_size, 1, quantised=False)
-    if model.selector_rank:
-        # The kernels of a sublayer's two convolutions, and what a position says of its candidates: whole on each rank.
-        kernels = 2 * model.conv_kernel_size * model.hidden_size // model.conv_group_size
-        yield LinearLayer("conv_kernel", model.hidden_size, kernels, 2 * model.num_hidden_layers, quantised=False)
-        yield LinearLayer("selector", model.hidden_size, model.selector_rank, 1, quantised=False)
-    if model.markov_rank:
-        vocab = math.ceil(model.vocab_size / tp)
-        yield LinearLayer("markov", model.markov_rank, vocab, 1, quantised=False, scope="position")
 
 
 def lm_head(model: ModelSpec, tp: int = 1) -> LinearLayer:

@@ -903,7 +903,8 @@ def test_kimi_linear_layers_by_hand() -> None:
     model = load_model("Kimi-K3")
     keys = 96 * 128
     kda = 7168 * (4 * keys + 128 + 96) + 128 * keys + keys * 7168
-    assert sum(k * n for _, k, n, _ in model.linear_matrices()) == kda
+    states = (layer for layer in layers.linear_layers(model) if layer.group == "linear_attention")
+    assert sum(layer.k * layer.n for layer in states) == kda
     low = replace(model, linear_gate_rank=128)
     assert model.num_parameters - low.num_parameters == 69 * (7168 * (keys - 128) - 128 * keys)
     assert model.linear_state_dtype("bf16") == "fp32"
