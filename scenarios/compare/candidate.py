@@ -8,8 +8,7 @@ from typing import Any
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import InputError
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import to_mapping, with_values
+from draftcast.scenarios.schema import Scenario, to_mapping, with_values
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
 MAX_K = 8

@@ -24,14 +24,13 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import members, to_mapping, without_speculation
+from draftcast.scenarios.schema import Scenario, members, to_mapping, without_speculation
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.steady_state import find_warmup, shortfall
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests, load_traces, trace_specs
@@ -89,8 +88,8 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
     count = REPLICATIONS
     while True:
-        parts = [part_of(progress, index, len(alike)) for index in range(len(alike))]
-        known = [_replications(*each, spec, count) for each in zip(alike, keys, parts, strict=True)]
+        parts = parts_of(progress, list(zip(alike, keys, strict=True)))
+        known = [_replications(*each, part, spec, count) for each, part in parts]
         rates, requests = [], []
         for replication in zip(*known, strict=True):
             own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
@@ -107,11 +106,9 @@ def _replications(
 ) -> list[tuple[float, int]]:
     """Requests per second and replica, and requests simulated, of so many replications of like replicas."""
     found: list[tuple[float, int]] = []
-    for number in range(count):
+    for number, _ in parts_of(progress, range(count)):
         first_rps = found[0][0] if found else None
         found.append(_known.get((key, number), partial(_saturated_rate, scenario, spec, number, first_rps)))
-        if progress is not None:
-            progress((number + 1) / count)
     return found
 
 

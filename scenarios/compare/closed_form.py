@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment, memory_ahead
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_tables import capture_sizes

@@ -20,10 +20,9 @@ from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_rate, without_speculation
+from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
 from draftcast.sim.output.metrics import summarise
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.crossing import Crossing, locate
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -197,13 +196,10 @@ def compare(
     # Validate every point before the first second is simulated.
     variants = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
     points = []
-    for index, variant in enumerate(variants):
+    for variant, part in parts_of(progress, variants):
         sides = [variant, without_speculation(variant)] if compare_off else [variant]
-        part = part_of(progress, index, len(variants))
         runs = simulate_together(sides, progress=part_of(part, 0, 2), record_steps=record_steps)
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
-    if progress is not None:
-        progress(1.0)
     probes = [replace(p.verdict.probe, x=p.request_rate_rps or 0.0) for p in points if p.verdict is not None]
     crossing = locate(probes, scenario.statistics.confidence) if probes and rates else None
     return Comparison(scenario, tuple(points), crossing)

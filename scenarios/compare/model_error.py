@@ -27,8 +27,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.workload_spec import acceptance_models
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import members, with_values, without_speculation
+from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 

@@ -19,10 +19,9 @@ from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.run.deployment import assumptions, policy_of
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.scenario import POLICIES
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
 
 ORACLE = "oracle"
@@ -158,11 +157,8 @@ def compare_policies(
         asked.append(AskedPolicy(ORACLE))
     variants = [_checked(scenario, each) for each in asked]
     runs = simulate_together(variants, progress=part_of(progress, 0, 2))
-    half = part_of(progress, 1, 2)
-    sides = [
-        side(variant, run, progress=part_of(half, index, len(runs)))
-        for index, (variant, run) in enumerate(zip(variants, runs, strict=True))
-    ]
+    both = list(zip(variants, runs, strict=True))
+    sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
     return _rank(scenario, chosen, asked, sides)
 
 

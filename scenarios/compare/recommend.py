@@ -38,10 +38,9 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
 from draftcast.scenarios.run.fluid import Fluid, token_seconds
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 
 NEGLIGIBLE = 0.005
@@ -171,10 +170,7 @@ def recommend(
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
     loads = tuple(loads) or (ComparedLoad("as given", {}),)
     settings = candidates(scenario, alternatives, max_k)
-    by_load = [
-        _verdicts(settings, load, chosen_metric, part_of(progress, index, len(loads)))
-        for index, load in enumerate(loads)
-    ]
+    by_load = [_verdicts(settings, load, chosen_metric, part) for load, part in parts_of(progress, loads)]
     return _answer(scenario, chosen_metric, loads, _ranked(settings, list(zip(*by_load, strict=True))))
 
 
@@ -182,19 +178,15 @@ def _verdicts(
     settings: Sequence[Candidate], load: ComparedLoad, metric: Metric, progress: Progress | None
 ) -> list[Verdict]:
     """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
-    total = 2 * len(settings)
     variants = [with_values(candidate.scenario, load.values) for candidate in settings]
-    served = [serve(variant, progress=part_of(progress, index, total)) for index, variant in enumerate(variants)]
-    verdicts = []
+    served = [serve(variant, progress=part) for variant, part in parts_of(part_of(progress, 0, 2), variants)]
     (alone,) = measure(served[:1])
-    for index, (variant, each) in enumerate(zip(variants, served, strict=True)):
-        part = part_of(progress, len(settings) + index, total)
-        run, off = measure([each, served[0]], [None, alone])
-        if index == 0:
-            itself = side(variant, off, progress=part)
-            verdicts.append(decide(metric, itself, itself, variant.statistics.confidence))
-        else:
-            verdicts.append(judge(variant, run, off, metric, progress=part))
+    (first, *later), half = variants, part_of(progress, 1, 2)
+    itself = side(first, alone, progress=part_of(half, 0, len(variants)))
+    verdicts = [decide(metric, itself, itself, first.statistics.confidence)]
+    for index, variant in enumerate(later, 1):
+        run, off = measure([served[index], served[0]], [None, alone])
+        verdicts.append(judge(variant, run, off, metric, progress=part_of(half, index, len(variants))))
     return verdicts
 
 

@@ -14,8 +14,7 @@ import pandas as pd
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.simulate import RunResult
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.output.results import RequestColumns
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}

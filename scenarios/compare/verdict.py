@@ -23,8 +23,7 @@ from draftcast.scenarios.compare.model_error import (
     response,
 )
 from draftcast.scenarios.run.simulate import RunResult, State
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate

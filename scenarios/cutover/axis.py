@@ -12,9 +12,8 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.files import picked
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import Scenario, to_mapping, with_rate, with_values
 from draftcast.scenarios.schema.changes import check_one_acceptance
-from draftcast.scenarios.schema.load import to_mapping, with_rate, with_values
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import Tree
 

@@ -18,8 +18,8 @@ from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capa
 from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import Served, State, measure, serve
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import scenario_hash, with_values, without_speculation
+from draftcast.scenarios.schema import Scenario, with_values, without_speculation
+from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.sim.output.steady_state import shortfall
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe

@@ -23,7 +23,7 @@ from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Pro
 from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.crossing import Probe, between
 from draftcast.sim.statistics.crossing_search import Found, search
 from draftcast.sim.statistics.intervals import Estimate
@@ -110,13 +110,10 @@ def cutover(
     for variant in variants:  # refuse what cannot be asked before the first second is simulated
         axis.at(variant, grid[0] if grid else 1.0 if axis.is_whole else 0.5)
     budget = question.budget_requests or BUDGET_REQUESTS
-    answers: list[Cutover] = []
-    for index, variant in enumerate(variants):
-        prober = Prober(variant, axis, question.compared, budget, part_of(progress, index, len(variants)))
-        answers.append(_answer(prober, grid, target, question.price))
-    if progress is not None:
-        progress(1.0)
-    return tuple(answers)
+    return tuple(
+        _answer(Prober(variant, axis, question.compared, budget, part), grid, target, question.price)
+        for variant, part in parts_of(progress, variants)
+    )
 
 
 def settings(

@@ -15,8 +15,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import Candidate, method_values, speculative_values
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.output.metrics import LATENCIES, PERCENTILES
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.sim.workload.arrivals import TraceArrivals

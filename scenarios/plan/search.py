@@ -15,8 +15,7 @@ from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import RunResult, State
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_rate, with_values
+from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 

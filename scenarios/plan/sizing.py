@@ -22,8 +22,8 @@ from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidate
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
 from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
 from draftcast.scenarios.run.plotted import Plotted
-from draftcast.scenarios.schema.load import with_rate
-from draftcast.sim.progress import Progress, part_of
+from draftcast.scenarios.schema import with_rate
+from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 # Loads to look at, in shares of the largest that meets the SLO: closer together where the curve bends.
@@ -170,12 +170,7 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
         question.methods,
     )
     _prices(question.prices, variants)  # refused before anything is simulated
-    sizings = [
-        _sized(candidate, question, target_rps, part_of(progress, index, len(variants)))
-        for index, candidate in enumerate(variants)
-    ]
-    if progress is not None:
-        progress(1.0)
+    sizings = [_sized(candidate, question, target_rps, part) for candidate, part in parts_of(progress, variants)]
     return with_prices(CapacityPlan(question, target_rps, tuple(sizings)), question.prices)
 
 
@@ -289,12 +284,7 @@ def goodput_curve(
         return ()
     cluster = SimulatedCluster(sizing.candidate.scenario, deploy(sizing.candidate.scenario), objectives)
     rates = sorted({sizing.target_rps, *(share * sizing.largest.met for share in SHARES)})
-    checks = []
-    for index, rate in enumerate(rates):
-        checks.append(cluster.check(sizing.replicas, rate))
-        if progress is not None:
-            progress((index + 1) / len(rates))
-    return tuple(checks)
+    return tuple(cluster.check(sizing.replicas, rate) for rate, _ in parts_of(progress, rates))
 
 
 def delivered(check: Check) -> dict[str, Estimate]:

@@ -17,8 +17,7 @@ import numpy as np
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import members, with_values
+from draftcast.scenarios.schema import Scenario, members, with_values
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel
 from draftcast.sim.acceptance.trace import Trace

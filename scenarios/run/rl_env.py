@@ -17,8 +17,7 @@ from draftcast.kernels.extras import require
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.simulate import build_replicas, front_end_s
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.policies.base import Policy

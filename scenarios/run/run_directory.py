@@ -21,8 +21,8 @@ import pandas as pd
 from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.files import plain, without_secrets, write_text, written
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import scenario_hash, to_mapping
+from draftcast.scenarios.schema import Scenario, to_mapping
+from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.scenarios.schema.references import without_folders
 
 MANIFEST, SUMMARY, REQUESTS, STEPS = "manifest.json", "summary.json", "requests.parquet", "steps.parquet"

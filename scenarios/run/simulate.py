@@ -22,8 +22,7 @@ from draftcast.scenarios.run.deployment import Deployment, assumed_of, deploymen
 from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import members
+from draftcast.scenarios.schema import Scenario, members
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import DataParallel
@@ -33,7 +32,7 @@ from draftcast.sim.engine.replica import Replica, check_fits, request_rows
 from draftcast.sim.output import results
 from draftcast.sim.output.metrics import Metrics, compute_metrics, do_not_differ, summarise
 from draftcast.sim.output.steady_state import MOST_SHORTFALL, Stability, Warmup, find_warmup
-from draftcast.sim.progress import Progress, part_of
+from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests, load_traces
@@ -313,11 +312,8 @@ def simulate_together(
     A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
     scenarios need as many replications each, of as many requests.
     """
-    served = [
-        serve(scenario, progress=part_of(progress, index, len(scenarios)), record_steps=record_steps)
-        for index, scenario in enumerate(scenarios)
-    ]
-    return measure(served)
+    parts = parts_of(progress, scenarios)
+    return measure([serve(scenario, progress=part, record_steps=record_steps) for scenario, part in parts])
 
 
 def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
@@ -374,7 +370,7 @@ def serve(
     count = scenario.statistics.replications
     _check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
-    for replication in range(count):
+    for replication, part in parts_of(progress, range(count)):
         seed = replication_seed(scenario.statistics.seed, replication)
         goes_on = scenario.statistics.warmup == "auto"
         table = build_requests(spec, seed, None, deployments[0].settings.max_model_len, traces, goes_on)
@@ -385,7 +381,6 @@ def serve(
             table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
         if table.think_s is not None:
             table = dataclasses.replace(table, think_s=table.think_s + late_s)
-        part = part_of(progress, replication, count)
         recorded = replication == 0 if record_steps == "first" else record_steps
         done.append(replicate(scenario, behind, deployments, table, seed, part, recorded))
         # Seen from the client; what passes until the engine has the request counts as waiting.

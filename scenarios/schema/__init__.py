@@ -1,9 +1,10 @@
-"""The scenario file's schema, version 1: frozen pydantic models.
+"""The scenario file's schema, version 1: frozen pydantic models, and changes of a scenario that validate it anew.
 
 What arrives and how much of it is accepted are records of the simulator (``sim/workload``, ``sim/acceptance``).
 """
 
 from draftcast.scenarios.schema.engine import BatchDefaults, Engine, batch_defaults
+from draftcast.scenarios.schema.load import members, to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, Group, Policy, Scenario
 from draftcast.scenarios.schema.speculation import METHODS, SpeculativeConfig
 
@@ -18,4 +19,9 @@ __all__ = [
     "Scenario",
     "SpeculativeConfig",
     "batch_defaults",
+    "members",
+    "to_mapping",
+    "with_rate",
+    "with_values",
+    "without_speculation",
 ]

@@ -21,9 +21,9 @@ from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.yaml_text import parse_yaml, write_yaml, yaml_beside
 from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
-from draftcast.scenarios.schema import Group, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.references import listed, outside_names, put_checksums, resolve_paths
-from draftcast.scenarios.schema.scenario import MATCHING_METHODS
+from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
+from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.trace import Trace
 
 _MESSAGES = yaml_beside(__file__, "messages.yaml")

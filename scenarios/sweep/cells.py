@@ -20,8 +20,8 @@ from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.comparison import compare
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import gpus_by_device, load_scenario, members, scenario_hash, to_mapping
+from draftcast.scenarios.schema import Scenario, members, to_mapping
+from draftcast.scenarios.schema.load import gpus_by_device, load_scenario, scenario_hash
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
 
 CODE_ROOMS = ("kernels", "calibration", "sim", "scenarios")
