@@ -18,7 +18,7 @@ from draftcast.dashboards.widgets.controls import button, label_of, uploader, vi
 from draftcast.dashboards.widgets.page import Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.difference import Difference
+from draftcast.scenarios.compare.comparison import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
 from draftcast.scenarios.run.measured_run import MeasuredRun, read_measured_run
 from draftcast.scenarios.schema.changes import changed_keys, differing, value_text

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple, Self
 
-from draftcast.scenarios.compare.difference import Difference, difference
+from draftcast.scenarios.compare.comparison import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device

@@ -1,35 +1,99 @@
-"""Speculation off and on at several request rates, under common random numbers, and between which it stops paying.
+"""Two runs side by side; speculation off and on at several request rates, and between which it stops paying.
+
+Runs with as many replications are compared pair by pair: under common random numbers a pair meets the same requests and
+what both share cancels. Otherwise (a live run beside replications) a difference has no interval and no verdict.
 
 Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. Knows nothing of tables on a screen
 (``scenarios/show/run_report.py``).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.compare.difference import Difference, difference
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
-from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import write_run_directory
-from draftcast.scenarios.run.simulate import RunResult, measure, serve, simulate_together
+from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.crossing import Crossing, locate
-from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
 
 LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
 CAUSES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 """What the time of a request goes to (``mean_time_*_s``); together its end-to-end latency."""
+
+
+Judgement = Literal["better", "worse", "cannot tell", "as offered"]
+_LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
+_OFFERED = ("request_throughput", "output_throughput", "tokens_per_s_per_gpu")
+_MORE_IS_BETTER = ("throughput", "goodput", "attainment", "tokens_per_s_per_gpu", "acceptance")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """``first`` minus ``second`` in one figure."""
+
+    figure: str
+    # In the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication
+    difference: Estimate
+    ratio: Estimate | None  # first over second; None where the second is 0
+    # Of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is better;
+    # ``as offered``: two open loops below their capacity deliver what arrives
+    verdict: Judgement
+
+
+def less_is_better(figure: str) -> bool | None:
+    """True for latencies, False for throughput and goodput, None where neither is better."""
+    if any(name in figure for name in _LESS_IS_BETTER):
+        return True
+    return False if any(name in figure for name in _MORE_IS_BETTER) else None
+
+
+def difference(
+    figure: str,
+    first: Sequence[Mapping[str, float]],
+    second: Sequence[Mapping[str, float]],
+    confidence: float = 0.95,
+    *,
+    as_offered: bool = False,
+) -> Difference | None:
+    """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
+
+    Args:
+        as_offered: both are open loops below their capacity.
+    """
+    a, b = _values(figure, first), _values(figure, second)
+    if not a or not b:
+        return None
+    if len(a) == len(first) == len(second) == len(b):
+        change = paired_difference(a, b, confidence)
+        ratio = paired_ratio(a, b, confidence) if sum(b) else None
+    else:
+        mean, other = sum(a) / len(a), sum(b) / len(b)
+        change = replication_interval([mean - other], confidence)
+        ratio = replication_interval([mean / other], confidence) if other else None
+    less = less_is_better(figure)
+    verdict: Judgement = "cannot tell"
+    if as_offered and figure in _OFFERED:
+        verdict = "as offered"
+    elif less is not None and (change.low > 0 or change.high < 0):
+        verdict = "better" if (change.high < 0) == less else "worse"
+    return Difference(figure, change, ratio, verdict)
+
+
+def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:
+    found = [each[figure] for each in replications if figure in each]
+    return [value for value in found if math.isfinite(value)] if len(found) == len(replications) else []
 
 
 @dataclass(frozen=True)

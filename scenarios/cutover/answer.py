@@ -9,7 +9,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Source
 from draftcast.scenarios.cutover.probe import PairedRun
 from draftcast.scenarios.run.deployment import assumptions
-from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.crossing_search import Stopped

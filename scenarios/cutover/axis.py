@@ -18,6 +18,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import Tree
 
 AXIS_OPTION = "--over"
+ALPHAS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
 
 
 @dataclass(frozen=True)
@@ -125,16 +126,8 @@ def _loads(slots: float, longest: int) -> list[float]:
     return _whole_looks(1, max(2, round(slots)), 7)
 
 
-def _contexts(slots: float, longest: int) -> list[float]:
-    return _whole_looks(min(32, longest), longest, 6)
-
-
-def _outputs(slots: float, longest: int) -> list[float]:
-    return _whole_looks(min(8, longest), min(longest, 2048), 6)
-
-
-def _acceptances(slots: float, longest: int) -> list[float]:
-    return [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
+def _lengths(least: int, most: float = math.inf) -> Callable[[float, int], list[float]]:
+    return lambda slots, longest: _whole_looks(min(least, longest), min(longest, most), 6)
 
 
 AXES: Mapping[str, Axis] = {
@@ -144,9 +137,9 @@ AXES: Mapping[str, Axis] = {
         Axis("rate", "req/s", _at_rate, lambda slots, longest: []),
         Axis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
         Axis("batch", "requests", _at_batch, _loads, is_whole=True),
-        Axis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _contexts, is_whole=True),
-        Axis("acceptance", "acceptance per draft token", _at_acceptance, _acceptances, largest=1.0),
-        Axis("output", "output tokens", _at_length("output", "output_tokens"), _outputs, is_whole=True),
+        Axis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _lengths(32), is_whole=True),
+        Axis("acceptance", "acceptance per draft token", _at_acceptance, lambda slots, longest: ALPHAS, largest=1.0),
+        Axis("output", "output tokens", _at_length("output", "output_tokens"), _lengths(8, 2048), is_whole=True),
     )
 }
 

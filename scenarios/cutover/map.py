@@ -18,7 +18,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label
-from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -147,7 +147,7 @@ def _default_loads(prober: Prober) -> list[float]:
     """Over rates from little load to beyond the larger capacity by the fluid estimate; else the axis' own."""
     if prober.axis.name != "rate":
         return first_looks(prober)
-    most = max(fluid.capacity_rps() for fluid in prober.own_fluids())
+    most = max(fluid.capacity_rps() for fluid in prober.fluids())
     return [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]
 
 

@@ -81,7 +81,7 @@ class Prober:
     progress: Progress | None = None  # called with the share of the budget that is spent
     spent_requests: int = field(default=0, init=False)
     looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
-    _fluids: dict[tuple[bool, float | None], Fluid] = field(default_factory=dict, init=False)
+    _fluids: dict[float | None, tuple[Fluid, Fluid]] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
     _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by its key
 
@@ -99,9 +99,8 @@ class Prober:
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""
         made = []
-        for each in self.scenarios(x):
-            rate, fluid = each.rate_rps, self.fluid(each, x)
-            known = Side(None, "below")
+        for each, fluid in zip(self.scenarios(x), self.fluids(x), strict=True):
+            rate, known = each.rate_rps, Side(None, "below")
             # Along rates one capacity serves every x; elsewhere each x has its own.
             if rate is not None and (self.axis.name == "rate" or rate > NEAR_CAPACITY * fluid.capacity_rps()):
                 if self.spent_requests >= self.budget_requests:
@@ -118,21 +117,17 @@ class Prober:
         with_sd = self.axis.at(self.scenario, x)
         return with_sd, without_speculation(with_sd)
 
-    def fluid(self, scenario: Scenario, x: float) -> Fluid:
-        """The fluid estimate of a side; one engine and one mix of requests for all rates, clients and batches."""
-        return self._fluid(scenario, None if self.axis.name in ("rate", "concurrency", "batch") else x)
-
-    def own_fluids(self) -> tuple[Fluid, Fluid]:
-        """The fluid estimates of the scenario as it is, with and without speculation."""
-        return self._fluid(self.scenario, None), self._fluid(without_speculation(self.scenario), None)
-
-    def _fluid(self, scenario: Scenario, x: float | None) -> Fluid:
-        speculates = scenario.speculative_config is not None
-        if (speculates, x) not in self._fluids:
+    def fluids(self, x: float | None = None) -> tuple[Fluid, Fluid]:
+        """The fluid estimates at x (None: of the scenario as it is), with and without speculation."""
+        # One engine and one mix of requests for all rates, clients and batches.
+        place = None if self.axis.name in ("rate", "concurrency", "batch") else x
+        if place not in self._fluids:
+            asked = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
             # No axis touches the engine: each side is resolved once.
-            known = next((fluid.deployment for (on, _), fluid in self._fluids.items() if on == speculates), None)
-            self._fluids[speculates, x] = Fluid.of(scenario, known)
-        return self._fluids[speculates, x]
+            known = next(([fluid.deployment for fluid in both] for both in self._fluids.values()), (None, None))
+            on, off = map(Fluid.of, asked, known)
+            self._fluids[place] = (on, off)
+        return self._fluids[place]
 
     def _bill(self, found: Capacity) -> None:
         """Books a capacity once, also where it was known: the answer must not depend on what was asked before."""

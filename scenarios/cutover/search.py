@@ -181,7 +181,7 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     Over rates: just above the smaller capacity, where that is surely the smaller one (what happens there is a matter of
     signs), and as close below it as ``target`` asks for; but no closer than where the longest run still settles.
     """
-    axis, fluids = prober.axis, prober.own_fluids()
+    axis, fluids = prober.axis, prober.fluids()
     if axis.name != "rate":
         # More requests draw longer ones than the estimate's sample did.
         beside = fluids[0].longest_prompt if axis.name == "output" else fluids[0].longest_output
@@ -219,8 +219,7 @@ def _predicted(
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
     predictions = {}
     for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
-        with_sd, without = prober.scenarios(x)
-        errors = response(with_sd, (prober.fluid(with_sd, x), prober.fluid(without, x)))
+        errors = response(prober.scenarios(x)[0], prober.fluids(x))
         if errors is None or not errors.reaches(prober.metric):
             return None
         probe = between(probes, x)
@@ -246,17 +245,18 @@ def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | No
 
 def _place(prober: Prober, probe: Probe, confidence: float) -> Place:
     x, look = probe.x, prober.looks[probe.x]
-    made = []
-    for each, figures, state in zip(prober.scenarios(x), (look.on, look.off), look.states, strict=True):
-        rate = each.rate_rps if state != "overloaded" else None
-        made.append(limits_at(each, prober.fluid(each, x), figures, rate))
-    return Place(x, probe.advantage(confidence), *made)
+    sides = zip(prober.scenarios(x), prober.fluids(x), (look.on, look.off), look.states, strict=True)
+    limits = (
+        limits_at(each, fluid, figures, each.rate_rps if state != "overloaded" else None)
+        for each, fluid, figures, state in sides
+    )
+    return Place(x, probe.advantage(confidence), *limits)
 
 
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     per_s = price.per_gpu_hour * sum(gpus_by_device(prober.scenario).values()) / 3600
-    tokens = prober.own_fluids()[0].traffic.output_tokens
+    tokens = prober.fluids()[0].traffic.output_tokens
     rows = []
     for probe in found.probes:
         if probe.has_value:
@@ -277,8 +277,8 @@ def _step_level_crossing(prober: Prober, grid: Sequence[float]) -> float | None:
         return None
     points = list(grid)
     if axis.name == "rate":
-        fluids = prober.own_fluids()
-        points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * max(fluid.capacity_rps() for fluid in fluids)).tolist()
+        most = max(fluid.capacity_rps() for fluid in prober.fluids())
+        points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
     before: tuple[float, float] | None = None
     for x in points:
         value = _log_advantage(prober, x)
@@ -298,8 +298,7 @@ def _step_level_crossing(prober: Prober, grid: Sequence[float]) -> float | None:
 
 
 def _log_advantage(prober: Prober, x: float) -> float | None:
-    metric, (with_sd, without_sd) = prober.metric, prober.scenarios(x)
-    on, off = prober.fluid(with_sd, x), prober.fluid(without_sd, x)
+    metric, with_sd, (on, off) = prober.metric, prober.scenarios(x)[0], prober.fluids(x)
     closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
     # At one number of clients, latencies are as the inverse of throughputs (Little's law).
     known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
@@ -326,9 +325,9 @@ def _scenario_at(prober: Prober) -> float | None:
         x = getattr(scenario.workload.arrivals, name, None)
         return float(x) if x is not None else None
     if axis.name == "context":
-        return prober.own_fluids()[0].traffic.prompt_tokens
+        return prober.fluids()[0].traffic.prompt_tokens
     if axis.name == "acceptance" and not (spec and spec.tree):
         k = scenario.num_speculative_tokens
-        tokens = prober.own_fluids()[0].traffic.tokens_per_round(k)
+        tokens = prober.fluids()[0].traffic.tokens_per_round(k)
         return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
     return None

@@ -21,7 +21,7 @@ from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
 from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
-from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import with_rate
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile

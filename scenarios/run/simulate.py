@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,7 +20,6 @@ from draftcast.errors import CapacityError, InputError
 from draftcast.files import check_memory, picked, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.deployment import Deployment, assumed_of, deployments_of
-from draftcast.scenarios.run.plotted import Plotted
 from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import Scenario, members
@@ -53,6 +53,19 @@ _KEPT = "state slo_met replications closed_loop shortfall is_warm"
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     """As read from JSON, which holds null for NaN."""
     return {name: math.nan if value is None else value for name, value in values.items()}
+
+
+class Plotted:
+    """An answer with a picture."""
+
+    def plot(self) -> Any:
+        """The Plotly figure that the command line and the dashboard draw of it.
+
+        Raises:
+            InputError: nothing to draw, such as a comparison of fewer than two rates.
+        """
+        # Pictures are made of answers, so their package is above; it is looked up when a picture is asked for.
+        return import_module("draftcast.scenarios.show.figures").figure_of(self)
 
 
 @dataclass(frozen=True, repr=False)

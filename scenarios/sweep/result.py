@@ -14,7 +14,7 @@ import pandas as pd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray
-from draftcast.scenarios.run.plotted import Plotted
+from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis

@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.difference import difference
+from draftcast.scenarios.compare.comparison import difference, simulate
 from draftcast.scenarios.compare.limits import ceilings, limits_at, operating_point, target_work
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side, judge, side
