@@ -1,18 +1,28 @@
-"""A setting that is compared with others: the scenario with another method, draft length, policy or device."""
+"""A setting that is compared with others: the scenario with another method, draft length, policy or device.
+
+Runs nothing; of schedules by batch size the best is found from mean steps.
+"""
 
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.choices import OFF
+from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.fluid import Fluid, token_seconds
 from draftcast.scenarios.schema import Scenario, to_mapping, with_values
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
 MAX_K = 8
 """Draft lengths tried where the acceptance model knows any number of positions."""
+NEGLIGIBLE = 0.005
+"""A gain below this is no reason for a more elaborate setting."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +90,92 @@ def longest_draft(scenario: Scenario, max_k: int) -> int:
     models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
     known = [model.known_positions() for model in models if model is not None]
     return min(filter(None, known), default=max(max_k, scenario.num_speculative_tokens))
+
+
+def candidates(
+    scenario: Scenario, alternatives: Sequence[Mapping[str, Any]] = (), max_k: int = MAX_K
+) -> tuple[Candidate, ...]:
+    """Off, every method at every draft length its acceptance covers, and its schedules by batch size."""
+    settings = [Candidate(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}))]
+    for variant in with_methods(scenario, alternatives):
+        settings += _of_method(variant, max_k)
+    labels = [candidate.label for candidate in settings]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise InputError(f"two candidates are {label}", file="--candidate")
+    return tuple(settings)
+
+
+def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
+    spec = scenario.speculative_config
+    assert spec is not None
+    longest = longest_draft(scenario, max_k)
+    base, method = speculative_values(scenario), scenario.method
+    given = base.pop(SCHEDULE, None)
+
+    def variant(k: int, schedule: Sequence[Sequence[int]] | None = None) -> Scenario:
+        config = base | {"num_speculative_tokens": k}
+        if schedule is not None:
+            config[SCHEDULE] = [list(entry) for entry in schedule]
+        return with_values(scenario, {"engine.speculative_config": config, "policy": None})
+
+    settings = [Candidate(f"{method} k={k}", variant(k), 1) for k in range(1, longest + 1)]
+    # vLLM has neither trees nor schedules for them, and no schedule with data parallelism.
+    if spec.tree is not None or scenario.engine.data_parallel_size > 1:
+        return settings
+    if given is not None:
+        settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))
+    schedule = best_schedule(variant(longest), longest)
+    lengths = {k for _, _, k in schedule}
+    if len(lengths) > 1 and max(lengths) > 0:
+        text = ", ".join(f"{first}-{last}: {k}" for first, last, k in schedule)
+        settings.append(Candidate(f"{method} schedule {{{text}}}", variant(max(lengths), schedule), 2))
+    return settings
+
+
+def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]]:
+    """``num_speculative_tokens_per_batch_size``: the draft length with the least time per token at each batch size.
+
+    From the mean step of `scenarios/run/fluid.py` in an engine loaded for ``longest``, k = 0 included. Ranges
+    are inclusive and draft lengths fall from range to range.
+    """
+    deployment = deploy(scenario)
+    asked = Fluid.of(scenario, deployment).traffic
+    sizes = _sizes(deployment.settings.max_num_seqs)
+    lengths = range(longest + 1)
+    seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
+    chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
+    firsts = {k: sizes[chosen.index(k)] for k in dict.fromkeys(chosen)}
+    lasts = [first - 1 for first in list(firsts.values())[1:]] + sizes[-1:]
+    return [(first, last, k) for (k, first), last in zip(firsts.items(), lasts, strict=True)]
+
+
+def _falling_path(loss: FloatArray, sizes: IntArray) -> list[int]:
+    """Draft length by batch size that never rises, with the least loss in all; every doubling of it counts the same.
+
+    ``loss``: log of the time per token over the best length's, shape [sizes, lengths]. A change of length must gain
+    `NEGLIGIBLE` over one doubling of the batch: padding to CUDA-graph sizes makes the best length jump to and fro by
+    less than that. O(sizes x lengths^2).
+    """
+    weights = np.diff(np.log2(sizes), append=np.log2(sizes[-1] + 1.0))
+    count = loss.shape[1]
+    change = np.where(np.arange(count) > 0, NEGLIGIBLE, 0.0)
+    total = weights[0] * loss[0]
+    came_from: list[list[int]] = []
+    for weight, row in zip(weights[1:], loss[1:], strict=True):
+        # Either the same length as before, or a longer one at the price of a change.
+        steps = [k + int(np.argmin(total[k:] + change[: count - k])) for k in range(count)]
+        total = np.array([total[old] + change[old - k] for k, old in enumerate(steps)]) + weight * row
+        came_from.append(steps)
+    path = [int(np.argmin(total))]
+    for steps in reversed(came_from):
+        path.append(steps[path[-1]])
+    return path[::-1]
+
+
+def _sizes(most: int) -> list[int]:
+    """Batch sizes looked at: every one to 16, then steps of a sixteenth."""
+    sizes = [1]
+    while sizes[-1] < most:
+        sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
+    return sizes

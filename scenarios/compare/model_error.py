@@ -215,6 +215,11 @@ class Prediction:
         tail = (1.0 - self.advantage.confidence) / 2.0
         return 1 if self.probability >= 1.0 - tail else -1 if self.probability <= tail else 0
 
+    @property
+    def advice(self) -> str:
+        """What to measure for a narrower interval."""
+        return f"What is least certain is the {UNCERTAIN[self.dominant]}. {NEXT_MEASUREMENT[self.dominant]}"
+
     def summary(self) -> dict[str, Any]:
         return {
             **picked(self, "advantage probability dominant overloaded"),

@@ -208,18 +208,16 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
     if not any(values) and any(each.has_figures for each in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
     for_all = 1.0 - (1.0 - confidence) / math.comb(len(sides), 2)
-    pairs = []
-    beaten: dict[str, int] = dict.fromkeys(labels, 0)
-    ties: dict[str, list[str]] = {label: [] for label in labels}
+    pairs, losers, tied = [], list[str](), set[tuple[str, str]]()
     for a, b in itertools.combinations(range(len(sides)), 2):
+        names = labels[a], labels[b]
         better = _better((sides[a], sides[b]), (values[a], values[b]), metric, for_all)
-        winner = None if not better else labels[a] if better > 0 else labels[b]
-        if winner is not None:
-            beaten[labels[b] if winner == labels[a] else labels[a]] += 1
+        winner, loser = names if better == 1 else names[::-1]
+        if better:
+            losers.append(loser)
         elif better == 0:
-            ties[labels[a]].append(labels[b])
-            ties[labels[b]].append(labels[a])
-        pairs.append(Pair(labels[a], labels[b], _difference(values[a], values[b], confidence), winner))
+            tied |= {names, names[::-1]}
+        pairs.append(Pair(*names, _difference(values[a], values[b], confidence), winner if better else None))
     oracle = labels.index(ORACLE)
     standings = [
         Standing(
@@ -228,8 +226,8 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
             value=own.figures[metric.figure] if own.figures is not None and found else None,
             difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
             gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
-            rank=1 + beaten[each.label] if _is_ranked(own) else None,
-            ties=tuple(ties[each.label]),
+            rank=1 + losers.count(each.label) if _is_ranked(own) else None,
+            ties=tuple(other for other in labels if (each.label, other) in tied),
         )
         for each, own, found in zip(asked, sides, values, strict=True)
     ]

@@ -14,14 +14,7 @@ import numpy as np
 from draftcast.files import picked
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.compare.model_error import (
-    NEXT_MEASUREMENT,
-    UNCERTAIN,
-    Prediction,
-    Response,
-    predicted,
-    response,
-)
+from draftcast.scenarios.compare.model_error import Prediction, Response, predicted, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -76,11 +69,7 @@ class Side:
 
 
 def side(
-    scenario: Scenario,
-    run: RunResult | None,
-    *,
-    progress: Progress | None = None,
-    ask_capacity: bool = False,
+    scenario: Scenario, run: RunResult | None, *, progress: Progress | None = None, ask_capacity: bool = False
 ) -> Side:
     """Where a setting stands at its load; its capacity is simulated if asked, or if the run does not settle it."""
     rate = scenario.rate_rps
@@ -167,26 +156,23 @@ class Verdict:
         word = self.word[0].upper() + self.word[1:]
         more = " More requests will tell." if self.word == "not settled" else ""
         if self.word == "too close to call" and prediction is not None:
-            widest = f"What is least certain is the {UNCERTAIN[prediction.dominant]}."
-            more = f" {widest} {NEXT_MEASUREMENT[prediction.dominant]}"
+            more = f" {prediction.advice}"
         return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
 
-    def _predicted_capacities(self) -> dict[str, Estimate | None]:
-        known = {"on": self.on.capacity_rps, "off": self.off.capacity_rps}
-        if self.prediction is None:
-            return dict.fromkeys(known)
-        by = {"on": self.prediction.error.with_speculation, "off": self.prediction.error.step}
-        return {name: predicted(rate, by[name]) if rate is not None else None for name, rate in known.items()}
-
     def summary(self) -> dict[str, Any]:
+        capacities = {"on": self.on.capacity_rps, "off": self.off.capacity_rps}
+        reaching = dict[str, Estimate | None].fromkeys(capacities)
+        if self.prediction is not None:
+            errors = {"on": self.prediction.error.with_speculation, "off": self.prediction.error.step}
+            reaching |= {name: predicted(rate, errors[name]) for name, rate in capacities.items() if rate is not None}
         return {
             **picked(self, "word advantage why"),
             "metric": self.metric.name,
             "states": {"on": self.on.state, "off": self.off.state},
-            "capacity_rps": {"on": self.on.capacity_rps, "off": self.off.capacity_rps},
+            "capacity_rps": capacities,
             "finite": self.is_finite,
             "prediction": self.prediction.summary() if self.prediction is not None else None,
-            "predicted_capacity_rps": self._predicted_capacities(),
+            "predicted_capacity_rps": reaching,
         }
 
 
@@ -231,9 +217,11 @@ def decide(
 
 
 def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:
-    positions = (on.position, off.position)
+    positions, one, other = (on.position, off.position), on.capacity_rps, off.capacity_rps
+    # A side that surely completes more than the other wins also at a load inside its own interval.
+    apart = one is not None and other is not None and (one.high < other.low or other.high < one.low)
     word: Word | None = None
-    if "above" in positions and ("at" not in positions or _apart(on, off)):
+    if "above" in positions and ("at" not in positions or apart):
         word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
     elif "at" in positions:
         word = "too close to call"
@@ -265,12 +253,6 @@ def _why(word: Word, on: Side, off: Side) -> str:
     if "at capacity" in states:
         return f"the load lies inside the capacity's interval {which('at capacity')}"
     return f"the run {which('not settled')} did not reach a steady state" if word == "not settled" else ""
-
-
-def _apart(on: Side, off: Side) -> bool:
-    """Whether one side surely completes more than the other: then it wins also at a load inside its own interval."""
-    one, other = on.capacity_rps, off.capacity_rps
-    return one is not None and other is not None and (one.high < other.low or other.high < one.low)
 
 
 def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:

@@ -164,10 +164,7 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
     check_alike(question.scenario)
     target_rps = question.target_rps()
     variants = candidates(
-        with_rate(question.scenario, target_rps),
-        question.hardware,
-        question.tensor_parallel_sizes,
-        question.methods,
+        with_rate(question.scenario, target_rps), question.hardware, question.tensor_parallel_sizes, question.methods
     )
     _prices(question.prices, variants)  # refused before anything is simulated
     sizings = [_sized(candidate, question, target_rps, part) for candidate, part in parts_of(progress, variants)]

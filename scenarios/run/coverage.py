@@ -126,9 +126,5 @@ def fidelity(runs: Sequence[Mapping[str, Estimate]]) -> Fidelity | None:
     if not known:
         return None
     shares = max(known, key=lambda each: each["extrapolated"])
-    word: OriginWord = "interpolated"
-    if shares["extrapolated"] > TOLERATED:
-        word = "extrapolated"
-    elif shares["measured"] >= 1 - TOLERATED:
-        word = "measured"
-    return Fidelity(word, shares)
+    extrapolates, is_measured = shares["extrapolated"] > TOLERATED, shares["measured"] >= 1 - TOLERATED
+    return Fidelity("extrapolated" if extrapolates else "measured" if is_measured else "interpolated", shares)

@@ -8,7 +8,7 @@ where to look and a reader what the step cost alone implies.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
@@ -169,9 +169,8 @@ class Fluid:
     engines: int  # data-parallel ranks of all replicas
     longest_prompt: int
     longest_output: int
-    drafts: Callable[[int], int] = field(repr=False)
-    exact_policy: bool
-    """False: the policy depends on more than the batch; the full draft length stands for it."""
+    drafts: Sequence[int] = field(repr=False)  # by batch size, the last for all larger batches
+    exact_policy: bool  # False: the policy depends on more than the batch; the full draft length stands for it
     _steps: dict[int, MeanStep] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -186,12 +185,9 @@ class Fluid:
         deployment = deployment or cached_deployment(scenario)
         few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
         k, policy = scenario.num_speculative_tokens, deployment.policy
-        drafts: Callable[[int], int] = lambda _: k  # noqa: E731
-        if isinstance(policy, Off):
-            drafts = lambda _: 0  # noqa: E731
-        elif isinstance(policy, BatchSchedule):
-            lengths = policy.lookup(k, deployment.settings.max_num_seqs)
-            drafts = lambda num_seqs: int(lengths[min(num_seqs, len(lengths) - 1)])  # noqa: E731
+        drafts = [0 if isinstance(policy, Off) else k]
+        if isinstance(policy, BatchSchedule):
+            drafts = policy.lookup(k, deployment.settings.max_num_seqs).tolist()
         exact = isinstance(policy, Off | Fixed | BatchSchedule)
         table = build_requests(workload_spec(few), few.statistics.seed, None, deployment.settings.max_model_len)
         asked = traffic(table, acceptance_models(few), deployment.settings.enable_prefix_caching)
@@ -218,7 +214,7 @@ class Fluid:
         batches = self.engines * self.deployment.settings.pipeline_parallel_size
         num_seqs = max(1, round(in_system / batches))
         if num_seqs not in self._steps:
-            k = self.drafts(num_seqs)
+            k = self.drafts[min(num_seqs, len(self.drafts) - 1)]
             self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k)
         return self._steps[num_seqs]
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -130,9 +131,8 @@ class RunResult(Plotted):
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))
-        return (
-            f"RunResult({self.state}: mean E2E {latency:.3g} s at {rate:.3g} requests/s, {len(self.requests)} requests)"
-        )
+        load = f"{rate:.3g} requests/s, {len(self.requests)} requests"
+        return f"RunResult({self.state}: mean E2E {latency:.3g} s at {load})"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self))}</p>{self.frame().to_html(float_format='{:.4g}'.format)}"
@@ -164,9 +164,9 @@ def build_replicas(
     rows = request_rows(table)
     rows["undrafted"] = np.array([not entry.speculation for entry in scenario.request_classes])[table.class_id]
     replicas: list[Replica | DataParallel] = []
-    rank = 0  # of all replicas together
+    seeds = (replication_seed(seed, rank) for rank in itertools.count())  # of the ranks of all replicas together
     for member, deployment in zip(members(scenario), deployments, strict=True):
-        settings = deployment.settings
+        settings, policy, cost = deployment.settings, deployment.policy, deployment.cost
         check_fits(settings, rows)
         acceptance = compile_acceptance(
             acceptance_models(member),
@@ -179,22 +179,10 @@ def build_replicas(
             lengths=table.acceptance_lengths,
         )
         for _ in range(member.cluster.replicas):
-            ranks = []
-            for _ in range(settings.data_parallel_size):
-                policy, own_seed = deployment.policy.fresh(), replication_seed(seed, rank)
-                ranks.append(
-                    Replica(
-                        settings,
-                        rows,
-                        table,
-                        policy,
-                        deployment.cost,
-                        acceptance,
-                        seed=own_seed,
-                        record_steps=record_steps,
-                    )
-                )
-                rank += 1
+            ranks = [
+                Replica(settings, rows, table, policy.fresh(), cost, acceptance, seed=own, record_steps=record_steps)
+                for own in itertools.islice(seeds, settings.data_parallel_size)
+            ]
             replicas.append(DataParallel(ranks, lockstep=settings.lockstep_ranks > 1) if len(ranks) > 1 else ranks[0])
     return replicas
 
@@ -315,10 +303,7 @@ class Served:
 
 
 def simulate_together(
-    scenarios: Sequence[Scenario],
-    *,
-    progress: Progress | None = None,
-    record_steps: bool = False,
+    scenarios: Sequence[Scenario], *, progress: Progress | None = None, record_steps: bool = False
 ) -> list[RunResult]:
     """Simulate scenarios whose figures are to be compared: all leave out the same requests, see `measure`.
 
@@ -417,7 +402,7 @@ def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | No
     False when overloaded: a growing queue breaks any objective in the end.
     """
     scenario, done = served.scenario, served.replications
-    wanted = {c.name: slo.attainment for c in scenario.request_classes if (slo := scenario.slo_of(c.name)) is not None}
+    wanted = {name: slo.attainment for name, slo in scenario.slos.items()}
     if not wanted or state == "not settled":
         return None
     if state == "overloaded":
@@ -476,8 +461,7 @@ def _notes(served: Served, identical: bool) -> list[str]:
 
 def _result(served: Served, cut: int | None) -> RunResult:
     scenario, deployments, done = served.scenario, served.deployments, served.replications
-    warmup = served.warmup
-    state: State = served.state
+    state, warmup = served.state, served.warmup
     shortfall = warmup.shortfall(cut) if warmup is not None and cut is not None else 0.0
     if state == "steady" and shortfall > MOST_SHORTFALL:
         state = "not settled"
@@ -496,13 +480,11 @@ def _result(served: Served, cut: int | None) -> RunResult:
         )
         for r in done
     ]
-    figures: tuple[dict[str, float], ...]
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
     identical = do_not_differ(figures)
     if state == "overloaded":
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
-    lengths = [[r.requests[name].to_numpy() for name in ("prompt_tokens", "output_tokens")] for r in done]
-    mean_tokens = float(np.mean([(prompt + output).mean() for prompt, output in lengths]))
+    mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
     engines = [_engine_summary(deployment, mean_tokens) for deployment in deployments]
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
@@ -519,9 +501,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "warmup_requests": [m.warmup_requests for m in measured],
         "warmup_reliable": warmup is None or warmup.is_over,
         "cooldown_requests": [0 for _ in measured],
-        "by_class": [{name: dict(values) for name, values in m.by_class.items()} for m in measured]
-        if state != "overloaded"
-        else [{} for _ in measured],
+        "by_class": [m.by_class if state != "overloaded" else {} for m in measured],
         # Of groups what is the same in all; null elsewhere.
         "engine": {
             name: value if all(each[name] == value for each in engines) else None for name, value in engines[0].items()
@@ -531,6 +511,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "notes": _notes(served, identical),
     }
     if groups:
+        by_group = [[m.by_group.get(str(index), {}) for m in measured] for index in range(len(groups))]
         summary["groups"] = [
             {
                 "replicas": member.cluster.replicas,
@@ -539,11 +520,9 @@ def _result(served: Served, cut: int | None) -> RunResult:
                 "num_gpus": member.cluster.replicas * member.engine.num_gpus,
                 "speculation": member.speculative_config and f"{member.method} k={member.num_speculative_tokens}",
                 "engine": engine,
-                "figures": {}
-                if state == "overloaded"
-                else summarise([m.by_group.get(str(index), {}) for m in measured], scenario.statistics.confidence),
+                "figures": summarise(own, scenario.statistics.confidence) if state != "overloaded" else {},
             }
-            for index, (member, engine) in enumerate(zip(members(scenario), engines, strict=True))
+            for member, engine, own in zip(members(scenario), engines, by_group, strict=True)
         ]
     summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(served, measured, state)
