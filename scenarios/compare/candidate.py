@@ -54,8 +54,7 @@ class Candidate:
 def method_values(alternative: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The dotted keys of ``{"speculative_config": {...}, "acceptance": {...}}``, given at ``place``.
 
-    Raises:
-        InputError: another form.
+    Raises InputError: another form.
     """
     config = alternative.get("speculative_config")
     if set(alternative) - {"speculative_config", "acceptance"} or not isinstance(config, Mapping):
@@ -67,8 +66,7 @@ def method_values(alternative: Mapping[str, Any], place: str) -> dict[str, Any]:
 def with_methods(scenario: Scenario, alternatives: Sequence[Mapping[str, Any]]) -> list[Scenario]:
     """The scenario's own method, where it has one, then every alternative.
 
-    Raises:
-        InputError: an alternative of another form, or one that makes no valid scenario.
+    Raises InputError: an alternative of another form, or one that makes no valid scenario.
     """
     own = [scenario] if scenario.speculative_config is not None else []
     numbered = enumerate(alternatives, 1)

@@ -34,8 +34,7 @@ class ClosedForm:
 def closed_form(scenario: Scenario) -> ClosedForm | None:
     """The figures of a scenario's own draft length, of a schedule its length at batch size 1; None where none drafts.
 
-    Raises:
-        InputError: as of `draftcast.simulate`.
+    Raises InputError: as of `draftcast.simulate`.
     """
     deployment, spec = cached_deployment(scenario), scenario.speculative_config
     if spec is None:

@@ -321,8 +321,7 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
     Args:
         fluids: with and without speculation, where they are known.
 
-    Raises:
-        InputError: as of `draftcast.simulate`.
+    Raises InputError: as of `draftcast.simulate`.
     """
     if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
         return None

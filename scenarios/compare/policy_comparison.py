@@ -292,8 +292,7 @@ def _better(
 def parse_policies(text: str) -> list[AskedPolicy]:
     """Names separated by commas, each followed by its parameters in brackets if any; values are read as YAML.
 
-    Raises:
-        InputError: an empty name, brackets that do not match, or a parameter without a value.
+    Raises InputError: an empty name, brackets that do not match, or a parameter without a value.
     """
     return [_policy(part) for part in _split(text)]
 

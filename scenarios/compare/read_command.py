@@ -91,8 +91,7 @@ def read_command(text: str) -> ReadCommand:
     Args:
         text: the command; comments, here-documents with its files and environment variables may stand before it.
 
-    Raises:
-        ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
+    Raises ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
     """
     documents = dict(_HEREDOC.findall(text))
     try:

@@ -137,8 +137,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
 
     Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
 
-    Raises:
-        ScenarioError: a method that vLLM 0.32 does not have, and why not.
+    Raises ScenarioError: a method that vLLM 0.32 does not have, and why not.
     """
     spec = scenario.speculative_config
     if spec is None:
@@ -210,8 +209,7 @@ class ServerCommand:
 def server_command(scenario: Scenario, server: str) -> ServerCommand:
     """What starts the scenario's engine on ``server``, one of `SERVERS`. Nothing set is left out without a note.
 
-    Raises:
-        ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism.
+    Raises ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism.
     """
     served, spec = served_models(scenario), scenario.speculative_config
     if server == "vllm":

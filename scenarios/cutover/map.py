@@ -93,8 +93,7 @@ def speedup_map(
         values: draft lengths or acceptances; none: every length the acceptance covers, or `ACCEPTANCES`.
         progress: called with the share of the budget that is spent.
 
-    Raises:
-        InputError: acceptance on both axes; a value that is not possible; nothing to compare.
+    Raises InputError: acceptance on both axes; a value that is not possible; nothing to compare.
     """
     scenario, axis = question.scenario, question.axis
     if against not in AGAINST:

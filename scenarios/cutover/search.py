@@ -121,8 +121,7 @@ def settings(
 ) -> tuple[Scenario, ...]:
     """The scenario's method, then every alternative, each at every draft length (none: its own).
 
-    Raises:
-        InputError: no speculation, an alternative of another form, or a length that the acceptance does not cover.
+    Raises InputError: no speculation, an alternative of another form, or a length that the acceptance does not cover.
     """
     methods = with_methods(scenario, alternatives)
     if not methods:

@@ -7,7 +7,7 @@ itself: a percentile, median or mean over all requests.
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from draftcast.calibration.profile.hardware import load_hardware
@@ -53,8 +53,7 @@ class Objective:
 def parse_objectives(text: str) -> tuple[Objective, ...]:
     """The objectives of an SLO string: ``metric:statistic<limit`` with a unit, separated by semicolons or commas.
 
-    Raises:
-        InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
+    Raises InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
     """
     found, place = dict[str, Objective](), "--slo"
     for part in re.split(r"[;,]", text):
@@ -137,8 +136,7 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """Every device with every tensor parallelism and every method.
 
-    Raises:
-        InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
+    Raises InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
     """
     methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
     own = load_hardware(scenario.hardware)
@@ -156,7 +154,7 @@ def candidates(
             for number, method in enumerate(methods):
                 changes = values | _method_values(scenario, method, size, f"method {number + 1}")
                 candidate = Candidate("", with_values(scenario, changes))
-                variants.append(Candidate(f"{device.name} tp {size} {candidate.method}", candidate.scenario))
+                variants.append(replace(candidate, label=f"{device.name} tp {size} {candidate.method}"))
     return tuple(variants)
 
 

@@ -108,26 +108,21 @@ class SimulatedCluster:
 
         None when the objectives are not met at any rate down to a millionth of the start.
         """
-        low: float | None = None
-        high: float | None = None
-        rate = start_rps
+        low, high, rate = 0.0, math.inf, start_rps
         for _ in range(_STEPS):
-            if self.check(replicas, rate).met:
-                low = rate
-            else:
-                high = rate
-            if low is not None and high is not None:
+            low, high = (rate, high) if self.check(replicas, rate).met else (low, rate)
+            if low and math.isfinite(high):
                 if high / low <= 1.0 + tolerance:
                     break
                 rate = math.sqrt(low * high)
-                continue
-            if not start_rps / _WIDEST <= rate <= start_rps * _WIDEST:
+            elif start_rps / _WIDEST <= rate <= start_rps * _WIDEST:
+                rate *= step if low else 1.0 / step
+                step = min(step**2, _LARGEST_STEP)
+            else:
                 break
-            rate *= step if high is None else 1.0 / step
-            step = min(step**2, _LARGEST_STEP)
-        if low is None:
+        if not low:
             return None
-        return LargestRate(low, high or math.inf, self.check(replicas, high).tightest if high is not None else None)
+        return LargestRate(low, high, self.check(replicas, high).tightest if math.isfinite(high) else None)
 
 
 def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:

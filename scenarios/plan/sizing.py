@@ -174,8 +174,7 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
 def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPlan:
     """The same plan at other prices (none: without), ranked anew; nothing is simulated.
 
-    Raises:
-        InputError: an unknown device, or a candidate's device without a price beside others that have one.
+    Raises InputError: an unknown device, or a candidate's device without a price beside others that have one.
     """
     priced = _prices(prices, [sizing.candidate for sizing in answer.sizings])
     sizings = [

@@ -36,8 +36,7 @@ def with_method(scenario: Scenario, method: str) -> dict[str, Any]:
 
     A draft model is the smallest bundled one of the target's vocabulary.
 
-    Raises:
-        ScenarioError: an unknown method, or no draft model to propose.
+    Raises ScenarioError: an unknown method, or no draft model to propose.
     """
     if method == OFF:
         return {"engine.speculative_config": None}
@@ -74,8 +73,7 @@ def acceptance_of_method(base: Scenario, scenario: Scenario, method: str) -> dic
 def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str, Any]:
     """Another method with its acceptance as a reader types it: one rate, or one for each draft position.
 
-    Raises:
-        ScenarioError: no such numbers.
+    Raises ScenarioError: no such numbers.
     """
     try:
         rates = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
@@ -124,8 +122,7 @@ def longest_k(scenario: Scenario) -> int | None:
 def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
     """Another acceptance model with the same mean acceptance length at the scenario's k, as far as that goes.
 
-    Raises:
-        ScenarioError: a model that needs more than one number to begin with.
+    Raises ScenarioError: a model that needs more than one number to begin with.
     """
     k = max(scenario.num_speculative_tokens, 1)
     alpha = _equal_alpha(scenario, k)

@@ -171,10 +171,9 @@ def engine_keys(model: str = MODEL) -> Iterator[None]:
 
 
 def _scenario_key(key: str, model: str) -> str:
-    if key == "model":
-        return model
-    if key in _OTHER_NAMES:
-        return _OTHER_NAMES[key]
+    other_names = {"model": model} | _OTHER_NAMES
+    if key in other_names:
+        return other_names[key]
     if key.startswith("policy.") and not key.startswith(("policy.name", "policy.parameters")):
         return f"policy.parameters.{key.removeprefix('policy.')}"
     if key in Engine.model_fields:
@@ -186,8 +185,7 @@ def _scenario_key(key: str, model: str) -> str:
 def policy_of(scenario: Scenario) -> Policy:
     """The policy that runs. One that is given is checked though nothing drafts.
 
-    Raises:
-        ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
+    Raises ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
     """
     spec = scenario.speculative_config
     asked = scenario.resolved_policy
@@ -228,22 +226,13 @@ def _tpot_s(scenario: Scenario) -> list[float]:
     return [(limit or 0.0) / 1000.0 for limit in limits]
 
 
-def _method(scenario: Scenario) -> Method:
-    method = get_method(scenario.method)
-    spec = scenario.speculative_config
-    if spec is None:
-        return method
-    return spec.tree or replace(method, head_drafts=spec.head_drafts)
-
-
 def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:
     """The batch flags with vLLM's defaults for what is absent.
 
     vLLM 0.32 ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`` and ``SchedulerConfig``; the schema
     checks flags against each other, here they are checked against the defaults too.
 
-    Raises:
-        ScenarioError: limits that contradict each other.
+    Raises ScenarioError: limits that contradict each other.
     """
     seqs, tokens = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size)
     seqs = engine.max_num_seqs or seqs
@@ -325,16 +314,6 @@ def _unlike(served: str, measured: Reference) -> str:
     return f": another model than {canonical_name(served)}, whose acceptance may differ"
 
 
-def _check_draft_length(spec: SpeculativeConfig, draft: ModelSpec, method: Method, max_model_len: int) -> None:
-    """vLLM 0.32: the draft's ``max_model_len`` exceeds neither what the draft can take nor the target's."""
-    if spec.max_model_len is None:
-        return
-    limit = min(max_model_len, draft.max_position_embeddings) if method.needs_draft_model else max_model_len
-    if spec.max_model_len > limit:
-        allowed = f"must not exceed {limit}, the lower of the target's and the draft's own (vLLM refuses it)"
-        raise ScenarioError(allowed, key="engine.speculative_config.max_model_len", value=spec.max_model_len)
-
-
 def _refuse(engine: Engine, is_refused: bool, key: str, why: str) -> None:
     """Raises ScenarioError about a key of the engine's section."""
     if is_refused:
@@ -359,8 +338,7 @@ def _check_parallel(engine: Engine, model: ModelSpec) -> None:
 def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelSpec) -> None:
     """Settings that vLLM 0.32 refuses together (its ``config/vllm.py`` and ``config/speculative.py``).
 
-    Raises:
-        ScenarioError: naming the first.
+    Raises ScenarioError: naming the first.
     """
     method, spec, refuse = config.method, engine.speculative_config, partial(_refuse, engine)
     if engine.async_scheduling:
@@ -400,8 +378,9 @@ def deploy(scenario: Scenario) -> Deployment:
     hardware = load_hardware(scenario.hardware)
     profile = cached_profile(scenario.profile, hardware)
     _check_parallel(engine, model)
-    method = _method(scenario)
-    k = scenario.num_speculative_tokens
+    method, k = get_method(scenario.method), scenario.num_speculative_tokens
+    if spec is not None:
+        method = spec.tree or replace(method, head_drafts=spec.head_drafts)
     head = _draft(scenario, method, model)
     draft, assumed = (head.spec, [*head.assumed]) if head is not None else (None, [])
     if scenario.profile is None and not has_profile(hardware):
@@ -411,9 +390,10 @@ def deploy(scenario: Scenario) -> Deployment:
     max_model_len = engine.max_model_len or longest
     too_long = max_model_len > longest
     refuse(too_long, "max_model_len", f"must not exceed the model's own maximum of {longest} (vLLM refuses it)")
-    if spec is not None and draft is not None:
-        _check_draft_length(spec, draft, method, max_model_len)
-    limits = _batch_limits(engine, hardware, max_model_len)
+    if spec is not None and spec.max_model_len is not None and draft is not None:
+        limit = min(max_model_len, draft.max_position_embeddings) if method.needs_draft_model else max_model_len
+        allowed = f"must not exceed {limit}, the lower of the target's and the draft's own (vLLM refuses it)"
+        refuse(spec.max_model_len > limit, "speculative_config.max_model_len", allowed)
     # A flag of one name in the scenario and in the engine is handed on as it is.
     flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
     padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
@@ -425,8 +405,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "method": method,
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,
-            "max_num_seqs": limits.max_num_seqs,
-            "max_num_batched_tokens": limits.max_num_batched_tokens,
+            **_batch_limits(engine, hardware, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
             "is_moe": model.is_moe,
             "temperature": scenario.workload.temperature,

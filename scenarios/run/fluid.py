@@ -177,8 +177,7 @@ class Fluid:
     def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> "Fluid":
         """The fluid of a scenario; ``deployment`` where it is known.
 
-        Raises:
-            InputError: as of `draftcast.simulate`.
+        Raises InputError: as of `draftcast.simulate`.
         """
         if scenario.cluster.groups:
             return MixedFluid.of_groups(scenario)

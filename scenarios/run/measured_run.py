@@ -40,8 +40,7 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     Args:
         slo: what good requests meet; None: no goodput.
 
-    Raises:
-        InputError: no live run, a damaged one, or one without an answered request.
+    Raises InputError: no live run, a damaged one, or one without an answered request.
     """
     live = LiveRun.read(folder)
     requests = answered_requests(live)
@@ -86,8 +85,7 @@ def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
 def counted_acceptance(live: LiveRun) -> dict[str, float]:
     """The server's own count: mean acceptance length, rate, and rates by position; empty where nothing was drafted.
 
-    Raises:
-        InputError: the manifest's count lacks a key or holds no numbers.
+    Raises InputError: the manifest's count lacks a key or holds no numbers.
     """
     counted = live.manifest["acceptance"]
     if not counted:

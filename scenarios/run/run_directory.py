@@ -65,8 +65,7 @@ def _without_folder(word: str) -> str:
 def check_run_directory(path: str | Path) -> Path:
     """``path`` as a Path if a run may be written there; call it before a long simulation.
 
-    Raises:
-        InputError: it is a file, or a directory with something in it, such as another run.
+    Raises InputError: it is a file, or a directory with something in it, such as another run.
     """
     target = Path(path)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -89,8 +88,7 @@ def write_run_directory(
 ) -> Path:
     """Write a run so that it appears whole or not at all.
 
-    Raises:
-        InputError: see ``check_run_directory``; or the disk refused, and nothing is left behind.
+    Raises InputError: see ``check_run_directory``; or the disk refused, and nothing is left behind.
     """
     target = check_run_directory(path)
     fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")

@@ -158,8 +158,7 @@ def build_replicas(
     Args:
         deployments: one for each of the scenario's `members`.
 
-    Raises:
-        CapacityError: a request that an engine could never finish.
+    Raises CapacityError: a request that an engine could never finish.
     """
     rows = request_rows(table)
     rows["undrafted"] = np.array([not entry.speculation for entry in scenario.request_classes])[table.class_id]
@@ -248,8 +247,7 @@ def replicate(
 
     ``deployments``: one for each of the scenario's `members`.
 
-    Raises:
-        CapacityError: a request that could never be served.
+    Raises CapacityError: a request that could never be served.
     """
     replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
     router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)

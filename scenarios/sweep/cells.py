@@ -10,16 +10,15 @@ question; what another version kept in the data set is computed anew for the sam
 import functools
 import hashlib
 import json
-import os
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from draftcast import __version__
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.run.deployment import cached_profile
 from draftcast.scenarios.schema import Scenario, members, to_mapping
 from draftcast.scenarios.schema.load import gpus_by_device, load_scenario, scenario_hash
 from draftcast.scenarios.sweep.store import KEY, REPLICATION
@@ -88,21 +87,8 @@ def code_digest() -> str:
 def address_of(scenario: Scenario) -> Address:
     """The address of a scenario's results. Raises InputError: an unknown device or profile."""
     used = dict.fromkeys((each.profile, each.hardware) for each in members(scenario))
-    profiles = [_profile_checksum(*names, _time_of(*names)) for names in used]
+    profiles = [cached_profile(profile, load_hardware(hardware)).checksum() for profile, hardware in used]
     return Address(scenario_hash(scenario), "+".join(profiles), code_digest())
-
-
-@functools.lru_cache(maxsize=256)
-def _profile_checksum(profile: str | None, hardware: str, changed: tuple[int, ...]) -> str:
-    del changed  # only there so that an edited file is read anew
-    return load_profile(profile, load_hardware(hardware)).checksum()
-
-
-def _time_of(*names: str | None) -> tuple[int, ...]:
-    """When files of these names, or inside folders of these names, were last changed."""
-    paths = [Path(os.path.expanduser(name)) for name in names if name]
-    files = [file for path in paths for file in (sorted(path.iterdir()) if os.path.isdir(path) else [path])]
-    return tuple(file.stat().st_mtime_ns for file in files if os.path.isfile(file))
 
 
 def task_of(scenario: Scenario) -> Task:

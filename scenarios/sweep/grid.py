@@ -46,8 +46,7 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
     numbers, ``1..64:7log`` 7 evenly in the logarithm, ``0..5`` every whole number; a key that takes whole numbers gets
     them rounded.
 
-    Raises:
-        InputError: no such form, a range that does not rise, nothing given.
+    Raises InputError: no such form, a range that does not rise, nothing given.
     """
     name, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not name or not values:

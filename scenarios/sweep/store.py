@@ -29,8 +29,7 @@ _TRIES = 5
 class ResultStore:
     """Rows of finished cells on disk.
 
-    Raises:
-        InputError: the folder holds something else, was written by another version, or cannot be written.
+    Raises InputError: the folder holds something else, was written by another version, or cannot be written.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -58,8 +57,7 @@ class ResultStore:
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows as one new file; when this returns they survive a kill and a power cut.
 
-        Raises:
-            InputError: the disk refused; nothing of the rows is there then.
+        Raises InputError: the disk refused; nothing of the rows is there then.
         """
         # Columns in order of first appearance; numbers other than counters must be floats in every file alike.
         names = dict.fromkeys(itertools.chain(*rows))
