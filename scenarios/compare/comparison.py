@@ -31,8 +31,6 @@ LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
 CAUSES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 """What the time of a request goes to (``mean_time_*_s``); together its end-to-end latency."""
-
-
 Judgement = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
 _OFFERED = ("request_throughput", "output_throughput", "tokens_per_s_per_gpu")
@@ -189,20 +187,16 @@ class Comparison(Plotted):
 
     def save(self, path: str | Path) -> Path:
         """Write a run directory of all runs, whose tables say by rate and speculation which one a row is of."""
-        tables: dict[str, list[pd.DataFrame]] = {"requests": [], "steps": []}
-        for point in self.points:
-            for speculation, result in zip(("on", "off"), point.runs, strict=False):
-                labels = {"request_rate_rps": point.request_rate_rps, "speculation": speculation}
-                tables["requests"].append(result.requests.assign(**labels))
-                if result.steps is not None:
-                    tables["steps"].append(result.steps.assign(**labels))
-        return write_run_directory(
-            path,
-            manifest={**self.points[0].on.manifest, "points": len(self.points)},
-            summary=self.summary(),
-            requests=pd.concat(tables["requests"], ignore_index=True),
-            steps=pd.concat(tables["steps"], ignore_index=True) if tables["steps"] else None,
-        )
+        labelled = [
+            (result, {"request_rate_rps": point.request_rate_rps, "speculation": speculation})
+            for point in self.points
+            for speculation, result in zip(("on", "off"), point.runs, strict=False)
+        ]
+        requests = pd.concat([run.requests.assign(**labels) for run, labels in labelled], ignore_index=True)
+        recorded = [run.steps.assign(**labels) for run, labels in labelled if run.steps is not None]
+        steps = pd.concat(recorded, ignore_index=True) if recorded else None
+        manifest = {**self.points[0].on.manifest, "points": len(self.points)}
+        return write_run_directory(path, manifest=manifest, summary=self.summary(), requests=requests, steps=steps)
 
     @property
     def capacities(self) -> dict[str, Estimate | None]:

@@ -8,6 +8,7 @@ knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -165,13 +166,10 @@ def compare_policies(
 def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
     """Every built-in policy for which the scenario says enough (a schedule, a confidence, a TPOT); ``fixed`` first."""
     found = []
-    for name in ("fixed", *(name for name in POLICIES if name != "fixed")):
-        asked = AskedPolicy(name)
-        try:
+    for asked in map(AskedPolicy, sorted(POLICIES, key=lambda name: name != "fixed")):
+        with suppress(ScenarioError):
             policy_of(with_policy(scenario, asked))
-        except ScenarioError:
-            continue
-        found.append(asked)
+            found.append(asked)
     return found
 
 
@@ -204,7 +202,8 @@ def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
 def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:
     confidence = scenario.statistics.confidence
     labels = [each.label for each in asked]
-    values = [_values(each, metric) for each in sides]
+    # By replication; empty without figures for the load, or where the metric is undefined in one of them.
+    values = [metric.values(each.run.replications) if each.run and each.has_figures else [] for each in sides]
     if not any(values) and any(each.has_figures for each in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
     for_all = 1.0 - (1.0 - confidence) / math.comb(len(sides), 2)
@@ -238,13 +237,6 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
         return (math.inf if standing.rank is None else standing.rank, worse)
 
     return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
-
-
-def _values(side: Side, metric: Metric) -> list[float]:
-    """The metric by replication; empty without figures for the load, or where it is undefined in one of them."""
-    if side.run is None or not side.has_figures:
-        return []
-    return metric.values(side.run.replications)
 
 
 def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:

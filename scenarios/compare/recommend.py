@@ -192,7 +192,12 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
             outcomes.append(CandidateOutcome(candidate, own, None, ()))
             continue
         logs = np.mean([own[index].probe.indices for index in shared], axis=0)
-        outcomes.append(CandidateOutcome(candidate, own, _over_loads(advantages), tuple(logs.tolist())))
+        # Bounds are means too: the errors of step times and acceptance are the same at every load.
+        with np.errstate(divide="ignore"):
+            factors = np.log([(each.mean, each.low, each.high) for each in advantages])
+        mean, low, high = np.exp(factors.mean(axis=0)).tolist()
+        gain = replace(advantages[0], mean=mean, low=low, high=high, half_width=(high - low) / 2)
+        outcomes.append(CandidateOutcome(candidate, own, gain, tuple(logs.tolist())))
 
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
@@ -201,14 +206,6 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
         return (behind, -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
-
-
-def _over_loads(advantages: Sequence[Estimate]) -> Estimate:
-    """Geometric mean; so are its bounds, since the errors of step times and acceptance are the same at every load."""
-    with np.errstate(divide="ignore"):
-        logs = np.log([(each.mean, each.low, each.high) for each in advantages])
-    mean, low, high = np.exp(logs.mean(axis=0)).tolist()
-    return replace(advantages[0], mean=mean, low=low, high=high, half_width=(high - low) / 2)
 
 
 def _loss(verdicts: Sequence[Verdict]) -> float:

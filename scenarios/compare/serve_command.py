@@ -241,7 +241,9 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
             drafts |= {"speculative-num-steps": start, "speculative-num-draft-tokens": start + 1}
             drafts |= {"speculative-adaptive": True, "speculative-adaptive-config": ADAPTIVE_FILE}
             files[ADAPTIVE_FILE] = json.dumps(tiers) + "\n"
-        flags = [word for name, value in (words | drafts).items() for word in _flag(name, value)]
+        flags = []
+        for name, value in (words | drafts).items():
+            flags += [f"--{name}"] if value is True else [f"--{name}", str(value)]
         command = ["python", "-m", "sglang.launch_server", "--model-path", served.target, *flags]
     else:
         settings = _nested(words)
@@ -414,10 +416,6 @@ def _draft_len_schedule(scenario: Scenario) -> Words:
     if list(drafting.values()) == [spec.k]:
         return {"max_concurrency": ends[0]}
     return {"draft_len_schedule": drafting}
-
-
-def _flag(name: str, value: Any) -> list[str]:
-    return [f"--{name}"] if value is True else [f"--{name}", str(value)]
 
 
 def _nested(words: Words) -> Words:

@@ -5,13 +5,12 @@ mend. That run is the scenario's own requests, far apart.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from draftcast.kernels.arrays import BoolArray, FloatArray
+from draftcast.kernels.arrays import BoolArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario, with_values
@@ -91,34 +90,26 @@ def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> 
     run = own.run
     if run is None or run.slo_met is None or not own.has_figures or not scenario.slos:
         return None
-    tightest = min(_bounds(scenario, run), key=_slack)
-    if idle is None:
-        return SloAnswer(run.slo_met, None, tightest, None)
-    return SloAnswer(run.slo_met, idle.slo_met is not False, tightest, min(_bounds(scenario, idle), key=_slack))
+    feasible = idle.slo_met is not False if idle is not None else None
+    alone = _tightest(scenario, idle) if idle is not None else None
+    return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone)
 
 
-def _slack(bound: Bound) -> tuple[float, float]:
-    """Smallest first: the share met beyond what is asked, then how far the latency is from the limit."""
-    return (bound.met - bound.attainment, -bound.reached_ms / bound.limit_ms)
-
-
-def _bounds(scenario: Scenario, run: RunResult) -> Iterator[Bound]:
-    has_classes = len(scenario.request_classes) > 1
+def _tightest(scenario: Scenario, run: RunResult) -> Bound:
+    """Of the measured requests that finished, all replications together; a TPOT of one token is 0."""
+    requests, bounds = measured_requests(run), list[Bound]()
     for name, slo in scenario.slos.items():
-        for key, values in _latencies_ms(run, name).items():
+        whose = name if len(scenario.request_classes) > 1 else None
+        c = RequestColumns.of(requests[(requests["class"] == name) & requests["finish_s"].notna()])
+        tpot_s = np.where(c.output > 1, c.tpot_s, 0.0)
+        for key, values in {"ttft_ms": 1e3 * c.ttft_s, "tpot_ms": 1e3 * tpot_s, "e2el_ms": 1e3 * c.e2el_s}.items():
             limit = getattr(slo, key)
             if limit is not None:
                 met = float(np.mean(values <= limit)) if values.size else math.nan
                 reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
-                yield Bound(name if has_classes else None, key, limit, slo.attainment, met, reached)
-
-
-def _latencies_ms(run: RunResult, class_name: str) -> dict[str, FloatArray]:
-    """Of the measured requests of a class that finished, all replications together; a TPOT of one token is 0."""
-    requests = measured_requests(run)
-    c = RequestColumns.of(requests[(requests["class"] == class_name) & requests["finish_s"].notna()])
-    tpot = np.where(c.output > 1, c.tpot_s, 0.0)
-    return {"ttft_ms": 1e3 * c.ttft_s, "tpot_ms": 1e3 * tpot, "e2el_ms": 1e3 * c.e2el_s}
+                bounds.append(Bound(whose, key, limit, slo.attainment, met, reached))
+    # The smallest share met beyond what is asked, then the latency that is furthest beyond its limit.
+    return min(bounds, key=lambda bound: (bound.met - bound.attainment, -bound.reached_ms / bound.limit_ms))
 
 
 def measured_requests(run: RunResult) -> pd.DataFrame:

@@ -146,7 +146,10 @@ class Verdict:
         prediction = self.prediction
         if self.word in ("pays", "costs"):
             verb = "pays" if self.word == "pays" else "costs"
-            sure = f" (probability {_chances(prediction.probability, self.word)})" if prediction is not None else ""
+            sure = ""
+            if prediction is not None:
+                chances = prediction.probability if self.word == "pays" else 1.0 - prediction.probability
+                sure = f" (probability {'above 99%' if chances > 0.99 else f'{chances:.0%}'})"  # never certain
             if self.advantage is None:
                 return f"Speculation {verb} {where}{sure}: the cluster is {_why(self.word, self.on, self.off)}.{advice}"
             return f"Speculation {verb} {where}{sure}: {self.metric.label} is {_change(self)}.{advice}"
@@ -289,12 +292,6 @@ def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
 def _growth(shortfall: float) -> float:
     """By what share of itself a figure grows that misses so much of its steady value."""
     return shortfall / (1.0 - shortfall) if shortfall < 1.0 else math.inf
-
-
-def _chances(probability: float, word: Word) -> str:
-    """Of the word, as a percentage that never claims certainty."""
-    chances = probability if word == "pays" else 1.0 - probability
-    return "above 99%" if chances > 0.99 else f"{chances:.0%}"
 
 
 def _change(verdict: Verdict) -> str:

@@ -117,6 +117,11 @@ def speedup_map(
     rows = tuple(tuple(prober(x, replications, 0) or Probe(x, note=NOT_LOOKED_AT) for x in xs) for prober in probers)
     if progress is not None:
         progress(1.0)
+    # The crossing over the load for each draft length, or over the acceptance for each load.
+    lines: list[tuple[float, Sequence[Probe]]] = list(zip(ys, rows, strict=True))
+    if against == "acceptance":
+        columns = [[dataclasses.replace(row[index], x=y) for y, row in lines] for index in range(len(xs))]
+        lines = list(zip(xs, columns, strict=True))
     return SpeedupMap(
         scenario,
         scenario.method if against == "k" else label(scenario),
@@ -127,7 +132,7 @@ def speedup_map(
         tuple(xs),
         tuple(ys),
         rows,
-        tuple(_contour(xs, ys, rows, against, confidence)),
+        tuple(BreakEven(at, locate(line, confidence)) for at, line in lines),
         confidence,
         sum(prober.spent_requests for prober in probers),
     )
@@ -148,15 +153,3 @@ def _default_loads(prober: Prober) -> list[float]:
         return first_looks(prober)
     most = max(fluid.capacity_rps() for fluid in prober.fluids())
     return [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]
-
-
-def _contour(
-    xs: Sequence[float], ys: Sequence[float], rows: Sequence[Sequence[Probe]], against: str, confidence: float
-) -> list[BreakEven]:
-    if against == "k":
-        return [BreakEven(y, locate(row, confidence)) for y, row in zip(ys, rows, strict=True)]
-    columns = zip(*rows, strict=True)
-    return [
-        BreakEven(x, locate([dataclasses.replace(p, x=y) for p, y in zip(column, ys, strict=True)], confidence))
-        for x, column in zip(xs, columns, strict=True)
-    ]

@@ -14,7 +14,7 @@ from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.simulate import RunResult, State
+from draftcast.scenarios.run.simulate import State
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
@@ -157,13 +157,9 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
         met = not any(each.used > 1.0 for each in found)
     else:
-        found, met = [_attainment(run, scenario)], run.slo_met is not False
+        # The scenario's own SLO: of all requests, the share that may miss it and the share that does.
+        wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
+        attained, least = figures["slo_attainment"].mean, min(wanted)
+        used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
+        found, met = [Constraint("slo.attainment", attained, least, used)], run.slo_met is not False
     return Check(rate_rps, met, own.state, completed, tuple(found), figures)
-
-
-def _attainment(run: RunResult, scenario: Scenario) -> Constraint:
-    """The scenario's own SLO: of all requests, the share that may miss it and the share that does."""
-    wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
-    attained, least = run.summary["figures"]["slo_attainment"].mean, min(wanted)
-    used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
-    return Constraint("slo.attainment", attained, least, used)

@@ -124,8 +124,11 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
 
     Raises ScenarioError: a model that needs more than one number to begin with.
     """
-    k = max(scenario.num_speculative_tokens, 1)
-    alpha = _equal_alpha(scenario, k)
+    k, known, alpha = max(scenario.num_speculative_tokens, 1), scenario.acceptance, FIRST_GUESS
+    if scenario.speculative_config is not None and known is not None and known.model != "trace":
+        # The constant rate with the same mean acceptance length, which falls to what the rates cover.
+        tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, known.known_positions() or k))
+        alpha = round(alpha_of(tokens, k), 4) if tokens < k + 1 else 1.0
     if model == "constant":
         return {"acceptance": {"model": "constant", "alpha": alpha}}
     if model in ("per_position", "chain"):
@@ -151,15 +154,6 @@ def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> 
         values["workload.lengths"] = {"path": old.path, "format": old.format}
         values["workload.num_requests"] = scenario.workload.num_requests or 2000
     return values
-
-
-def _equal_alpha(scenario: Scenario, k: int) -> float:
-    """The constant rate with the same mean acceptance length at k, which falls to what the rates cover."""
-    known = scenario.acceptance
-    if scenario.speculative_config is None or known is None or known.model == "trace":
-        return FIRST_GUESS
-    tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, longest_k(scenario) or k))
-    return round(alpha_of(tokens, k), 4) if tokens < k + 1 else 1.0
 
 
 def alpha_of(mean_acceptance_length: float, k: int) -> float:

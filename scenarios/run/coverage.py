@@ -66,7 +66,11 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
     shapes = points.groupby(["k", "n"])["m"].agg(rows_low="min", rows_high="max").reset_index()
     tp = engine.tensor_parallel_size
     dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
-    layers = tuple(_layer(layer.name, layer.k, layer.n, shapes) for layer in dense)
+    layers = []
+    for layer in dense:
+        same = (shapes["k"] == layer.k) & (shapes["n"] == layer.n)
+        inside = [shapes[axis].min() <= getattr(layer, axis) <= shapes[axis].max() for axis in ("k", "n")]
+        layers.append(Layer(layer.name, layer.k, layer.n, bool(same.any()), all(inside)))
     attention = {}
     for phase in ("decode", "prefill"):
         operator, heads = layer_shape(model, phase, tp)
@@ -77,15 +81,7 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
         if len(rows):
             _, rows = of_nearest_heads(rows, heads)
         attention[phase] = rows[["batch", "q", "context"]].drop_duplicates()
-    return Coverage(shapes, layers, attention, _asked(deployment, requests))
-
-
-def _layer(name: str, k: int, n: int, shapes: pd.DataFrame) -> Layer:
-    measured = bool(((shapes["k"] == k) & (shapes["n"] == n)).any())
-    inside = len(shapes) > 0 and all(
-        shapes[axis].min() <= value <= shapes[axis].max() for axis, value in (("k", k), ("n", n))
-    )
-    return Layer(name, k, n, measured, inside)
+    return Coverage(shapes, tuple(layers), attention, _asked(deployment, requests))
 
 
 def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from draftcast.calibration.acceptance.references import Reference, reference
+from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.profile.engines import parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
@@ -296,22 +296,17 @@ def _assumed_acceptance(scenario: Scenario) -> tuple[str, ...]:
     """What each acceptance that others measured was measured on, and from where on rates are continued."""
     models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
     named = sorted({name for model in models if (name := getattr(model, "reference", None)) is not None})
-    notes = [
-        f"acceptance as others measured it with {of.setting} ({of.source}){_unlike(scenario.engine.model, of)}"
-        for of in map(reference, named)
-    ]
+    notes, served = list[str](), scenario.engine.model
+    for measured in map(reference, named):
+        notes.append(f"acceptance as others measured it with {measured.setting} ({measured.source})")
+        # Of a model in a file of one's own it is not known whether it is another.
+        if is_bundled_model(served) and canonical_name(measured.model) != canonical_name(served):
+            notes[-1] += f": another model than {canonical_name(served)}, whose acceptance may differ"
     known = min((model.known_positions() or MAX_K for model in models if model is not None), default=MAX_K)
     if scenario.num_speculative_tokens > known:
         plural = "" if known == 1 else "s"
         notes.append(f"acceptance is known for {known} draft{plural}; beyond, the last conditional rate goes on")
     return tuple(notes)
-
-
-def _unlike(served: str, measured: Reference) -> str:
-    """Says so where acceptance was measured with another model; of a model in a file of one's own it is not known."""
-    if not is_bundled_model(served) or canonical_name(measured.model) == canonical_name(served):
-        return ""
-    return f": another model than {canonical_name(served)}, whose acceptance may differ"
 
 
 def _refuse(engine: Engine, is_refused: bool, key: str, why: str) -> None:

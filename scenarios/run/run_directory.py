@@ -94,8 +94,9 @@ def write_run_directory(
     fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")
     try:
         fresh.mkdir(parents=True)
-        _write_json(fresh / MANIFEST, {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest})
-        _write_json(fresh / SUMMARY, summary)
+        manifest = {"format": FORMAT, "format_version": FORMAT_VERSION, **manifest}
+        for name, data in ((MANIFEST, manifest), (SUMMARY, summary)):
+            write_text(fresh / name, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
         for name, table in ((REQUESTS, requests), (STEPS, steps)):
             if table is not None:
                 with written(fresh / name) as partial:
@@ -108,7 +109,3 @@ def write_run_directory(
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return target
-
-
-def _write_json(path: Path, data: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(plain(data), indent=2, allow_nan=False) + "\n")

@@ -444,19 +444,6 @@ def _unique(names: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _notes(served: Served, identical: bool) -> list[str]:
-    """What a reader must know before trusting the figures."""
-    found = [*assumed_of(served.deployments), *served.notes]
-    if identical:
-        found.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
-    if served.warmup is not None and not served.warmup.is_over:
-        found.append(
-            "the warm-up takes more than half of the requests: the figures still carry a part of it; more requests "
-            "are needed"
-        )
-    return found
-
-
 def _result(served: Served, cut: int | None) -> RunResult:
     scenario, deployments, done = served.scenario, served.deployments, served.replications
     state, warmup = served.state, served.warmup
@@ -479,7 +466,15 @@ def _result(served: Served, cut: int | None) -> RunResult:
         for r in done
     ]
     figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
-    identical = do_not_differ(figures)
+    # What a reader must know before trusting the figures.
+    notes, is_warm = [*assumed_of(deployments), *served.notes], warmup is None or warmup.is_over
+    if do_not_differ(figures):
+        notes.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
+    if not is_warm:
+        notes.append(
+            "the warm-up takes more than half of the requests: the figures still carry a part of it; more requests "
+            "are needed"
+        )
     if state == "overloaded":
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
@@ -497,7 +492,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
             "saturated_rates_rps": [],
         },
         "warmup_requests": [m.warmup_requests for m in measured],
-        "warmup_reliable": warmup is None or warmup.is_over,
+        "warmup_reliable": is_warm,
         "cooldown_requests": [0 for _ in measured],
         "by_class": [m.by_class if state != "overloaded" else {} for m in measured],
         # Of groups what is the same in all; null elsewhere.
@@ -506,7 +501,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         },
         "profile": _unique(deployment.profile.name for deployment in deployments),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
-        "notes": _notes(served, identical),
+        "notes": notes,
     }
     if groups:
         by_group = [[m.by_group.get(str(index), {}) for m in measured] for index in range(len(groups))]
@@ -535,5 +530,5 @@ def _result(served: Served, cut: int | None) -> RunResult:
         replications=figures,
         closed_loop=scenario.is_closed_loop,
         shortfall=shortfall,
-        is_warm=warmup is None or warmup.is_over,
+        is_warm=is_warm,
     )

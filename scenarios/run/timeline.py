@@ -35,13 +35,14 @@ def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int
     )
     end = float(np.nanmax(np.concatenate([arrival, scheduled, finish])))
     edges = np.linspace(float(arrival.min()), end, STRETCHES + 1)
-    kv = _kv_usage(steps, num_blocks, edges) if steps is not None else None
-    return Timeline(
-        (edges[1:] + edges[:-1]) / 2,
-        _mean_between(arrival, scheduled, edges),
-        _mean_between(scheduled[np.isfinite(scheduled)], finish[np.isfinite(scheduled)], edges),
-        kv,
-    )
+    waiting, started = _mean_between(arrival, scheduled, edges), np.isfinite(scheduled)
+    running = _mean_between(scheduled[started], finish[started], edges)
+    kv_usage = None
+    if steps is not None:
+        areas = [_step_area(own, edges) for _, own in steps.groupby("replica")]
+        used = np.diff(sum(areas, np.zeros(edges.size))) / np.diff(edges)
+        kv_usage = used / (num_blocks * max(len(areas), 1))
+    return Timeline((edges[1:] + edges[:-1]) / 2, waiting, running, kv_usage)
 
 
 def _mean_between(start: FloatArray, stop: FloatArray, edges: FloatArray) -> FloatArray:
@@ -56,12 +57,6 @@ def _started_area(times: FloatArray, edges: FloatArray) -> FloatArray:
     count = np.searchsorted(ordered, edges)
     total = np.concatenate([[0.0], np.cumsum(ordered)])
     return np.asarray(count * edges - total[count])
-
-
-def _kv_usage(steps: pd.DataFrame, blocks: int, edges: FloatArray) -> FloatArray:
-    replicas = [own for _, own in steps.groupby("replica")]
-    areas = sum((_step_area(own, edges) for own in replicas), np.zeros(edges.size))
-    return np.asarray(np.diff(areas) / np.diff(edges) / (blocks * max(len(replicas), 1)))
 
 
 def _step_area(steps: pd.DataFrame, edges: FloatArray) -> FloatArray:

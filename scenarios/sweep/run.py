@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,9 @@ def sweep(
         axes = [Axis(name, tuple(values)) for name, values in grid.items()]
     else:
         axes = [parse_axis(text, scenario) for text in grid]
-    if folder is None:
-        with tempfile.TemporaryDirectory(prefix="draftcast-sweep-") as temporary:
-            return _Run(scenario, axes, Path(temporary), progress, stop).result(workers, cluster, kept=False)
-    return _Run(scenario, axes, Path(folder), progress, stop).result(workers, cluster, kept=True)
+    made = tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder)
+    with made as place:
+        return _Run(scenario, axes, Path(place), progress, stop).result(workers, cluster, kept=folder is not None)
 
 
 class _Run:
