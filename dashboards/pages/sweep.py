@@ -24,7 +24,7 @@ from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.widgets.controls import Look, button, control, label_of, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError
-from draftcast.scenarios.run.choices import longest_k
+from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL
 from draftcast.scenarios.show import sweep_report
@@ -258,7 +258,7 @@ def proposed_grid(scenario: Scenario) -> str:
     else:
         axes = [f"batch={PROPOSED['batch']}"]
     if scenario.speculative_config is not None:
-        longest = longest_k(scenario) or 3
+        longest = longest_draft(scenario, 3)
         axes.append(f"k={','.join(str(k) for k in (0, 1, 3) if k <= longest)}")
     return BETWEEN.join(axes)
 

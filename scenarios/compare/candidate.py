@@ -139,7 +139,9 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     """
     deployment = deploy(scenario)
     asked = Fluid.of(scenario, deployment).traffic
-    sizes = _sizes(deployment.settings.max_num_seqs)
+    most, sizes = deployment.settings.max_num_seqs, [1]
+    while sizes[-1] < most:  # every one to 16, then steps of a sixteenth
+        sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
     lengths = range(longest + 1)
     seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
     chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
@@ -169,11 +171,3 @@ def _falling_path(loss: FloatArray, sizes: IntArray) -> list[int]:
     for steps in reversed(came_from):
         path.append(steps[path[-1]])
     return path[::-1]
-
-
-def _sizes(most: int) -> list[int]:
-    """Batch sizes looked at: every one to 16, then steps of a sixteenth."""
-    sizes = [1]
-    while sizes[-1] < most:
-        sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
-    return sizes

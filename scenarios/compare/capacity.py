@@ -72,8 +72,7 @@ class Capacity:
 def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None) -> Capacity | None:
     """What the scenario's cluster completes per second when saturated.
 
-    Args:
-        rate_rps: the load in question: as long as it lies inside the interval, replications are added.
+    ``rate_rps``: the load in question: as long as it lies inside the interval, replications are added.
 
     None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one; the
     replicas of each group as a cluster of their own, as large as the whole.
@@ -88,9 +87,13 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
     count = REPLICATIONS
     while True:
-        parts = parts_of(progress, list(zip(alike, keys, strict=True)))
-        known = [_replications(*each, part, spec, count) for each, part in parts]
-        rates, requests = [], []
+        known, rates, requests = [], [], []
+        for (each, key), part in parts_of(progress, list(zip(alike, keys, strict=True))):
+            found: list[tuple[float, int]] = []
+            for number, _ in parts_of(part, range(count)):
+                first_rps = found[0][0] if found else None
+                found.append(_known.get((key, number), partial(_saturated_rate, each, spec, number, first_rps)))
+            known.append(found)
         for replication in zip(*known, strict=True):
             own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
             rates.append(cluster_capacity(cluster.router, own))
@@ -99,17 +102,6 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
             return answer
         count *= 2
-
-
-def _replications(
-    scenario: Scenario, key: str, progress: Progress | None, spec: Workload, count: int
-) -> list[tuple[float, int]]:
-    """Requests per second and replica, and requests simulated, of so many replications of like replicas."""
-    found: list[tuple[float, int]] = []
-    for number, _ in parts_of(progress, range(count)):
-        first_rps = found[0][0] if found else None
-        found.append(_known.get((key, number), partial(_saturated_rate, scenario, spec, number, first_rps)))
-    return found
 
 
 def _with_replicas(scenario: Scenario, replicas: int) -> Scenario:

@@ -50,13 +50,6 @@ class Difference:
     verdict: Judgement
 
 
-def less_is_better(figure: str) -> bool | None:
-    """True for latencies, False for throughput and goodput, None where neither is better."""
-    if any(name in figure for name in _LESS_IS_BETTER):
-        return True
-    return False if any(name in figure for name in _MORE_IS_BETTER) else None
-
-
 def difference(
     figure: str,
     first: Sequence[Mapping[str, float]],
@@ -67,8 +60,7 @@ def difference(
 ) -> Difference | None:
     """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
 
-    Args:
-        as_offered: both are open loops below their capacity.
+    ``as_offered``: both are open loops below their capacity.
     """
     a, b = _values(figure, first), _values(figure, second)
     if not a or not b:
@@ -80,11 +72,12 @@ def difference(
         mean, other = sum(a) / len(a), sum(b) / len(b)
         change = replication_interval([mean - other], confidence)
         ratio = replication_interval([mean / other], confidence) if other else None
-    less = less_is_better(figure)
+    less = any(name in figure for name in _LESS_IS_BETTER)
+    has_direction = less or any(name in figure for name in _MORE_IS_BETTER)
     verdict: Judgement = "cannot tell"
     if as_offered and figure in _OFFERED:
         verdict = "as offered"
-    elif less is not None and (change.low > 0 or change.high < 0):
+    elif has_direction and (change.low > 0 or change.high < 0):
         verdict = "better" if (change.high < 0) == less else "worse"
     return Difference(figure, change, ratio, verdict)
 

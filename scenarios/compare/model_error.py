@@ -318,8 +318,7 @@ def predicted(estimate: Estimate, error: float) -> Estimate:
 def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> Response | None:
     """Of a scenario with speculation; None where it takes its step times for exact.
 
-    Args:
-        fluids: with and without speculation, where they are known.
+    ``fluids``: with and without speculation, where they are known.
 
     Raises InputError: as of `draftcast.simulate`.
     """

@@ -156,7 +156,15 @@ def compare_policies(
             raise InputError("named twice", file=PLACE, value=label)
     if ORACLE not in labels:
         asked.append(AskedPolicy(ORACLE))
-    variants = [_checked(scenario, each) for each in asked]
+    variants = []
+    for each in asked:  # refused before the first second is simulated
+        try:
+            variants.append(with_policy(scenario, each))
+            policy_of(variants[-1])
+        except ScenarioError as error:
+            if error.key is None or not error.key.startswith("policy"):
+                raise
+            raise error.at(file=PLACE) from None
     runs = simulate_together(variants, progress=part_of(progress, 0, 2))
     both = list(zip(variants, runs, strict=True))
     sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
@@ -185,18 +193,6 @@ def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
     elif asked.name != "off":
         config.pop(SCHEDULE, None)
     return with_values(scenario, {SPEC: config, "policy": {"name": asked.name, "parameters": parameters}})
-
-
-def _checked(scenario: Scenario, asked: AskedPolicy) -> Scenario:
-    """The scenario under one policy, refused before the first second is simulated."""
-    try:
-        variant = with_policy(scenario, asked)
-        policy_of(variant)
-    except ScenarioError as error:
-        if error.key is None or not error.key.startswith("policy"):
-            raise
-        raise error.at(file=PLACE) from None
-    return variant
 
 
 def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:

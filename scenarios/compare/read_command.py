@@ -88,8 +88,7 @@ class ReadCommand:
 def read_command(text: str) -> ReadCommand:
     """The engine that ``vllm serve``, SGLang's launcher or ``trtllm-serve`` starts.
 
-    Args:
-        text: the command; comments, here-documents with its files and environment variables may stand before it.
+    ``text``: the command; comments, here-documents with its files and environment variables may stand before it.
 
     Raises ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
     """

@@ -84,8 +84,7 @@ def idle_scenario(scenario: Scenario) -> Scenario:
 def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> SloAnswer | None:
     """How a setting stands to the scenario's SLO; None without one, and where the run's figures do not hold.
 
-    Args:
-        idle: a run of `idle_scenario`, to tell what no load would mend.
+    ``idle``: a run of `idle_scenario`, to tell what no load would mend.
     """
     run = own.run
     if run is None or run.slo_met is None or not own.has_figures or not scenario.slos:

@@ -189,9 +189,8 @@ def judge(
 ) -> Verdict:
     """The verdict on a scenario with speculation.
 
-    Args:
-        on, off: runs of ``scenario`` and of ``without_speculation(scenario)``, measured together
-            (`draftcast.scenarios.run.simulate.simulate_together`).
+    ``on``, ``off``: runs of ``scenario`` and of ``without_speculation(scenario)``, measured together
+    (`draftcast.scenarios.run.simulate.simulate_together`).
     """
     errors = response(scenario)
     asks = [errors is not None and errors.near_capacity(speculates) for speculates in (True, False)]
@@ -205,8 +204,7 @@ def decide(
 ) -> Verdict:
     """The verdict of two sides, with its probe at ``x``; see the module.
 
-    Args:
-        errors: what the errors of step times and acceptance do to it; None: nothing, chance alone decides.
+    ``errors``: what the errors of step times and acceptance do to it; None: nothing, chance alone decides.
     """
     verdict = _by_chance(metric, on, off, confidence, x)
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.scenarios.compare.capacity import Capacity, capacity
+from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
 from draftcast.scenarios.cutover.axis import Axis
@@ -107,7 +107,10 @@ class Prober:
                     return None, None
                 found = capacity(each, rate, progress=self._part(0))
                 if found is not None:
-                    self._bill(found)
+                    # Booked once, also where it was known: the answer must not depend on what was asked before.
+                    billed = self._billed.get(found.setting, 0)
+                    self._part(sum(found.requests[billed:]))
+                    self._billed[found.setting] = max(billed, len(found.requests))
                     known = side_by_capacity(rate, found)
             made.append(_Half(each, fluid, known))
         return made[0], made[1]
@@ -128,12 +131,6 @@ class Prober:
             on, off = map(Fluid.of, asked, known)
             self._fluids[place] = (on, off)
         return self._fluids[place]
-
-    def _bill(self, found: Capacity) -> None:
-        """Books a capacity once, also where it was known: the answer must not depend on what was asked before."""
-        billed = self._billed.get(found.setting, 0)
-        self._part(sum(found.requests[billed:]))
-        self._billed[found.setting] = max(billed, len(found.requests))
 
     def _part(self, requests: int) -> Progress | None:
         """Books the requests of a run and maps its 0..1 to its part of the budget."""
@@ -178,10 +175,11 @@ class Prober:
         if known is None:
             known = serve(asked[1], progress=self._part(cost))
             self._off = (off_key, known)
-        runs = [
-            dataclasses.replace(run, replications=tuple(_grouped(run.replications, groups)))
-            for run in measure([with_sd, known])
-        ]
+        runs = []
+        for run in measure([with_sd, known]):
+            # The static batches of one replication count as one run.
+            rows = [run.replications[start : start + groups] for start in range(0, len(run.replications), groups)]
+            runs.append(dataclasses.replace(run, replications=tuple(map(_means, rows))))
         # A capacity that was simulated already knows better than a run.
         sides = [
             dataclasses.replace(half.known, run=run) if half.known.capacity is not None else side(half.scenario, run)
@@ -211,8 +209,3 @@ def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = [name for name in rows[0] if all(name in row for row in rows)]
     means = np.array([[row[name] for row in rows] for name in names]).mean(axis=1)
     return dict(zip(names, means.tolist(), strict=True))
-
-
-def _grouped(rows: Sequence[Mapping[str, float]], groups: int) -> list[dict[str, float]]:
-    """Means over so many runs each: the static batches of one replication."""
-    return [_means(rows[start : start + groups]) for start in range(0, len(rows), groups)]

@@ -24,7 +24,7 @@ from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import Probe, between
+from draftcast.sim.statistics.crossing import between
 from draftcast.sim.statistics.crossing_search import Found, search
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -239,17 +239,16 @@ def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | No
         return None, None
     below = [probe for probe in probes if probe.x <= crossing.low] or probes[:1]
     above = [probe for probe in probes if probe.x >= crossing.high] or probes[-1:]
-    return _place(prober, below[-1], crossing.confidence), _place(prober, above[0], crossing.confidence)
-
-
-def _place(prober: Prober, probe: Probe, confidence: float) -> Place:
-    x, look = probe.x, prober.looks[probe.x]
-    sides = zip(prober.scenarios(x), prober.fluids(x), (look.on, look.off), look.states, strict=True)
-    limits = (
-        limits_at(each, fluid, figures, each.rate_rps if state != "overloaded" else None)
-        for each, fluid, figures, state in sides
-    )
-    return Place(x, probe.advantage(confidence), *limits)
+    places = []
+    for probe in (below[-1], above[0]):
+        x, look = probe.x, prober.looks[probe.x]
+        sides = zip(prober.scenarios(x), prober.fluids(x), (look.on, look.off), look.states, strict=True)
+        on, off = (
+            limits_at(each, fluid, figures, each.rate_rps if state != "overloaded" else None)
+            for each, fluid, figures, state in sides
+        )
+        places.append(Place(x, probe.advantage(crossing.confidence), on, off))
+    return places[0], places[1]
 
 
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:

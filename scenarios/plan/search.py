@@ -102,9 +102,8 @@ class SimulatedCluster:
     def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
         """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate.
 
-        Args:
-            start_rps: where to begin. step: factor of the first move up or down; it is squared from move to move until
-                the rate is bracketed. tolerance: relative width of the bracket to stop at.
+        ``start_rps``: where to begin. ``step``: factor of the first move up or down, squared from move to move until
+        the rate is bracketed. ``tolerance``: relative width of the bracket to stop at.
 
         None when the objectives are not met at any rate down to a millionth of the start.
         """

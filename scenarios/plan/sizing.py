@@ -205,11 +205,14 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         return replace(infeasible, reason=f"{_broken(idle)} at any load", check=idle)
     needed = target_rps * (1.0 + question.headroom)
     most = max_gpus // candidate.scenario.engine.num_gpus - question.spare
-    replicas = _fewest(cluster, max(1, math.ceil(needed / alone.met)), most, needed)
+    first = max(1, math.ceil(needed / alone.met))
+    replicas = next((count for count in range(first, most + 1) if cluster.check(count, needed).met), None)
     if replicas is None:
         reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
         check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
         return replace(infeasible, reason=reason, check=check)
+    while 1 < replicas <= first and cluster.check(replicas - 1, needed).met:
+        replicas -= 1
     largest: LargestRate | None = alone
     if replicas > 1:
         # Together they hold about what they hold alone: a bracket a few per cent wide is soon found.
@@ -226,15 +229,6 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         output_tokens_per_s=cluster.replica.traffic.output_tokens * target_rps,
         relative_error=times_error(candidate.scenario, deployment),
     )
-
-
-def _fewest(cluster: SimulatedCluster, first: int, most: int, rate_rps: float) -> int | None:
-    """Fewest replicas that meet the objectives, from a first guess on; None: more than ``most``."""
-    replicas = next((count for count in range(first, most + 1) if cluster.check(count, rate_rps).met), None)
-    if replicas == first:
-        while replicas > 1 and cluster.check(replicas - 1, rate_rps).met:
-            replicas -= 1
-    return replicas
 
 
 def _broken(check: Check) -> str:
@@ -271,8 +265,7 @@ def goodput_curve(
 ) -> tuple[Check, ...]:
     """The replicas of a sizing, spare ones not counted, under `SHARES` of their largest rate and at the target.
 
-    Args:
-        objectives: the plan's own; none: the scenario's ``slo``.
+    ``objectives``: the plan's own; none: the scenario's ``slo``.
 
     By rising rate; empty for an infeasible sizing.
     """

@@ -114,11 +114,6 @@ def draft_models(scenario: Scenario) -> list[str]:
     return [model.name for model in fitting if model.num_parameters < target.num_parameters]
 
 
-def longest_k(scenario: Scenario) -> int | None:
-    """The largest k that the acceptance has rates for; None when it has them for any."""
-    return scenario.acceptance.known_positions() if scenario.acceptance is not None else None
-
-
 def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
     """Another acceptance model with the same mean acceptance length at the scenario's k, as far as that goes.
 

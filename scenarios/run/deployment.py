@@ -204,7 +204,13 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
     if asked.name == "slo_aware":
         given, classes = parameters.get("tpot_s"), len(scenario.request_classes)
         if "tpot_s" not in parameters:
-            parameters["tpot_s"] = _tpot_s(scenario)
+            slos = [scenario.slo_of(entry.name) for entry in scenario.request_classes]
+            limits = [slo.tpot_ms if slo is not None else None for slo in slos]
+            if not any(limits):
+                message = "needs slo.tpot_ms, or policy.parameters.tpot_s"
+                raise ScenarioError(message, key="policy.name", value="slo_aware")
+            # Of every class in the order of their ids, 0 where it has none.
+            parameters["tpot_s"] = [(limit or 0.0) / 1000.0 for limit in limits]
         if isinstance(given, list | tuple) and len(given) != classes:
             raise ScenarioError(
                 f"must be one number, or one for each of {classes} classes", key="policy.tpot_s", value=given
@@ -215,15 +221,6 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
         return policy
     except (ValueError, TypeError, OverflowError) as error:
         raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
-
-
-def _tpot_s(scenario: Scenario) -> list[float]:
-    """The TPOT of every class in the order of their ids, 0 where it has none."""
-    found = scenario.slos
-    limits = [found[entry.name].tpot_ms if entry.name in found else None for entry in scenario.request_classes]
-    if not any(limits):
-        raise ScenarioError("needs slo.tpot_ms, or policy.parameters.tpot_s", key="policy.name", value="slo_aware")
-    return [(limit or 0.0) / 1000.0 for limit in limits]
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:

@@ -14,8 +14,7 @@ class Kept(Generic[T]):
     def __init__(self, most: int) -> None:
         self._lock = threading.Lock()
         # Of a question: a lock that is held while the answer is made, and the answer once there is one.
-        no_answers: list[T] = []
-        self._slots = functools.lru_cache(most)(lambda _question: (threading.Lock(), no_answers.copy()))
+        self._slots = functools.lru_cache(most)(lambda _question: (threading.Lock(), list[T]()))
 
     def get(self, question: Hashable, make: Callable[[], T]) -> T:
         """The answer, made where there is none; what ``make`` raises is not kept, and whoever waited makes it anew."""

@@ -37,8 +37,7 @@ class MeasuredRun:
 def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     """The figures of a live run directory (a ``vllm bench serve`` result comes as one through ``import_bench_result``).
 
-    Args:
-        slo: what good requests meet; None: no goodput.
+    ``slo``: what good requests meet; None: no goodput.
 
     Raises InputError: no live run, a damaged one, or one without an answered request.
     """

@@ -155,8 +155,7 @@ def build_replicas(
 ) -> list[Replica | DataParallel]:
     """The replicas of one replication, none of them sent anything yet.
 
-    Args:
-        deployments: one for each of the scenario's `members`.
+    ``deployments``: one for each of the scenario's `members`.
 
     Raises CapacityError: a request that an engine could never finish.
     """
@@ -315,9 +314,8 @@ def simulate_together(
 def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
     """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
 
-    Args:
-        alone: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
-            not measured again.
+    ``alone``: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
+    not measured again.
     """
     cut = max((each.warmup.requests for each in served if each.warmup is not None), default=0)
     return [

@@ -40,9 +40,8 @@ def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], conf
     replication, excludes 1) and the other is not significantly worse. So what differs by chance alone is equal. With
     one replication there is no interval, and every difference counts.
 
-    Args:
-        points: both figures by replication; a point with a figure that is not positive and finite is left out. Points
-            with fewer replications than another are compared over as many.
+    ``points``: both figures by replication; a point with a figure that is not positive and finite is left out. Points
+    with fewer replications than another are compared over as many.
     """
     if not points:
         return []

@@ -74,11 +74,8 @@ class ResultStore:
 
     def table(self) -> pa.Table:
         """Everything, each cell once, in order of key and replication."""
-        tables = self._tables()
-        if not tables:
-            return pa.table({KEY: pa.array([], pa.string()), REPLICATION: pa.array([], pa.int64())})
         try:
-            merged = pa.concat_tables(tables, promote_options="default")
+            merged = pa.concat_tables(self._tables(), promote_options="default")
         except pa.ArrowException as error:
             raise InputError(f"damaged: its files do not go together: {error}", file=str(self.folder)) from None
         order = merged.select([KEY, REPLICATION]).to_pandas().drop_duplicates().sort_values([KEY, REPLICATION])
