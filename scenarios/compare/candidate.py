@@ -52,10 +52,7 @@ class Candidate:
 
 
 def method_values(alternative: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The dotted keys of ``{"speculative_config": {...}, "acceptance": {...}}``, given at ``place``.
-
-    Raises InputError: another form.
-    """
+    """The dotted keys of ``{"speculative_config": {...}, "acceptance": {...}}``. Raises InputError: another form."""
     config = alternative.get("speculative_config")
     if set(alternative) - {"speculative_config", "acceptance"} or not isinstance(config, Mapping):
         raise InputError('must be {"speculative_config": {...}, "acceptance": {...}}', file=place)

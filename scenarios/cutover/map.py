@@ -110,7 +110,12 @@ def speedup_map(
         Prober(variant, axis, question.compared, budget, part_of(progress, index, len(ys)))
         for index, variant in enumerate(variants)
     ]
-    xs = question.first_looks() or _default_loads(probers[-1])
+    xs = question.first_looks()
+    if not xs and axis.name == "rate":
+        # From little load to beyond the larger capacity by the fluid estimate.
+        most = max(fluid.capacity_rps() for fluid in probers[-1].fluids())
+        xs = [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]
+    xs = xs or first_looks(probers[-1])
     for variant in variants:
         axis.at(variant, xs[0])
     replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
@@ -145,11 +150,3 @@ def _variant(scenario: Scenario, against: str, y: float) -> Scenario:
     if y != round(y):
         raise InputError("must be whole numbers from 1", file="--k", value=y)
     return with_length(scenario, round(y))
-
-
-def _default_loads(prober: Prober) -> list[float]:
-    """Over rates from little load to beyond the larger capacity by the fluid estimate; else the axis' own."""
-    if prober.axis.name != "rate":
-        return first_looks(prober)
-    most = max(fluid.capacity_rps() for fluid in prober.fluids())
-    return [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]

@@ -54,10 +54,7 @@ class Coverage:
 
 
 def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFrame) -> Coverage:
-    """The coverage map of a scenario; ``requests`` of a run say which lengths it meets.
-
-    Raises HardwareError: the profile has no measured table.
-    """
+    """The coverage of the requests of a scenario's run. Raises HardwareError: the profile has no measured table."""
     profile, engine, model = deployment.profile, scenario.engine, deployment.model
     measured = profile.measured if isinstance(profile, RooflineProfile) else None
     if measured is None:

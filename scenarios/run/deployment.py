@@ -328,10 +328,7 @@ def _check_parallel(engine: Engine, model: ModelSpec) -> None:
 
 
 def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelSpec) -> None:
-    """Settings that vLLM 0.32 refuses together (its ``config/vllm.py`` and ``config/speculative.py``).
-
-    Raises ScenarioError: naming the first.
-    """
+    """What vLLM 0.32 refuses together (``config/vllm.py``, ``config/speculative.py``). Raises ScenarioError."""
     method, spec, refuse = config.method, engine.speculative_config, partial(_refuse, engine)
     if engine.async_scheduling:
         key, never = "async_scheduling", "cannot schedule asynchronously with"

@@ -175,10 +175,7 @@ class Fluid:
 
     @classmethod
     def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> "Fluid":
-        """The fluid of a scenario; ``deployment`` where it is known.
-
-        Raises InputError: as of `draftcast.simulate`.
-        """
+        """The fluid of a scenario; ``deployment`` where it is known. Raises InputError: as of `draftcast.simulate`."""
         if scenario.cluster.groups:
             return MixedFluid.of_groups(scenario)
         deployment = deployment or cached_deployment(scenario)

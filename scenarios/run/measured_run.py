@@ -58,10 +58,7 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
 
 
 def answered_requests(live: LiveRun) -> pd.DataFrame:
-    """Those of a live run that were answered, by their sending, in the columns of a simulated run.
-
-    What a client cannot see is 0.
-    """
+    """Those that were answered, by their sending, in a simulated run's columns; what a client cannot see is 0."""
     rows = live.requests
     rows = rows[(rows["error"] == "") & rows["finish_s"].notna() & (rows["output_tokens"] > 0)]
     rows = rows.sort_values("sent_s", kind="stable")

@@ -98,10 +98,7 @@ class RunResult(Plotted):
         return pd.DataFrame(rows, index=pd.Index(figures, name="figure"), columns=["mean", "low", "high"])
 
     def save(self, path: str | Path, **more: Any) -> Path:
-        """Write the run directory ``--out`` writes, with ``more`` in the summary.
-
-        See `draftcast.scenarios.run.run_directory`.
-        """
+        """Write the run directory of ``--out`` (`draftcast.scenarios.run.run_directory`), ``more`` in the summary."""
         manifest = self.manifest | {"result": picked(self, _KEPT)}
         return write_run_directory(
             path, manifest=manifest, summary=self.summary | more, requests=self.requests, steps=self.steps
