@@ -54,14 +54,6 @@ _OF_DRAFTS = {
     "must be handed over too, which SGLang 0.5.23 does for EAGLE, DFlash and DSpark alone "
     "(srt/speculative/*_disaggregation.py)"
 }
-SGLANG_NGRAM = {
-    "speculative-num-draft-tokens": 12,
-    "speculative-ngram-max-trie-depth": 18,
-    "speculative-ngram-min-bfs-breadth": 1,
-    "speculative-ngram-max-bfs-breadth": 10,
-    "speculative-ngram-match-type": "BFS",
-}
-"""What SGLang takes where a command does not say (server_args.py of 0.5.23)."""
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 
@@ -256,7 +248,7 @@ def _complete_sglang_drafts(flags: Words) -> None:
     if isinstance(steps, int) and flags.get("speculative-eagle-topk") == 1:
         flags["speculative-num-draft-tokens"] = steps + 1
     if flags.get("speculative-algorithm") == "NGRAM" and flags.get("speculative-ngram-max-bfs-breadth") != 1:
-        for name, default in SGLANG_NGRAM.items():
+        for name, default in servers()["sglang"].ngram_defaults.items():
             flags.setdefault(name, default)
         # No branch is longer than all nodes together.
         nodes, depth = (_whole(flags, f"speculative-{name}") for name in ("num-draft-tokens", "ngram-max-trie-depth"))

@@ -57,6 +57,7 @@ class Server(Frozen):
     speculation: dict[str, Row]
     methods: dict[str, Words]
     method_notes: dict[str, str] = Field(default_factory=dict)
+    ngram_defaults: Words = Field(default_factory=dict)
     missing: dict[str, str] = Field(default_factory=dict)
     scheduled: list[str]
     alone: dict[str, list[str]] = Field(default_factory=dict)

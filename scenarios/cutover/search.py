@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import with_length, with_methods
 from draftcast.scenarios.compare.limits import limits_at
 from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price
@@ -140,16 +141,8 @@ def label(scenario: Scenario) -> str:
 
 def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
     scenario, axis = prober.scenario, prober.axis
-    statistics = scenario.statistics
-    grid = list(at) or first_looks(prober, target)
-    found = search(
-        prober,
-        grid,
-        replications=statistics.replications,
-        confidence=statistics.confidence,
-        target=target,
-        unit=float(axis.is_whole),
-    )
+    grid, asked = list(at) or first_looks(prober, target), picked(scenario.statistics, "replications confidence")
+    found = search(prober, grid, **asked, target=target, unit=float(axis.is_whole))
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and found.probes:
         on, off = prober.sides(found.probes[0].x)

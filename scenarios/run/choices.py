@@ -20,12 +20,8 @@ DEFAULT_K = 3
 FIRST_GUESS = 0.7
 # Keys of speculative_config that mean the same for every method.
 _SHARED = (
-    "num_speculative_tokens",
-    "num_speculative_tokens_per_batch_size",
-    "draft_tensor_parallel_size",
-    "rejection_sample_method",
-    "synthetic_acceptance_rates",
-    "synthetic_acceptance_length",
+    *("num_speculative_tokens", "num_speculative_tokens_per_batch_size", "draft_tensor_parallel_size"),
+    *("rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
 )
 ACCEPTANCE_MODELS = ("per_position", "constant", "chain")
 ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
@@ -137,10 +133,7 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
 def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> dict[str, Any]:
     """Another arrival process; the lengths stay those that were."""
     arrivals: dict[str, Any] = {"process": process}
-    if process == "closed_loop":
-        arrivals["concurrency"] = 16
-    else:
-        arrivals["request_rate_rps"] = request_rate_rps
+    arrivals |= {"concurrency": 16} if process == "closed_loop" else {"request_rate_rps": request_rate_rps}
     if process == "gamma":
         arrivals["burstiness"] = 0.5
     values: dict[str, Any] = {"workload.arrivals": arrivals}

@@ -20,6 +20,7 @@ from draftcast.calibration.profile.load import find_profile, has_profile, load_p
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.errors import CapacityError, InputError, ScenarioError
+from draftcast.files import picked
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, WEIGHT_BYTES, wide_dtype
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
@@ -396,9 +397,8 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            "is_moe": model.is_moe,
+            **picked(model, "is_moe sliding_window"),
             "temperature": scenario.workload.temperature,
-            "sliding_window": model.sliding_window,
             "window_kind": WINDOWS.index(model.window_kind),
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
@@ -441,11 +441,8 @@ def deploy(scenario: Scenario) -> Deployment:
     )
     config = replace(
         config,
-        num_gpu_blocks=memory.num_gpu_blocks,
+        **picked(memory, "num_gpu_blocks block_size fixed_blocks window_groups"),
         max_num_seqs=min(config.max_num_seqs, memory.most_requests or config.max_num_seqs),
-        block_size=memory.block_size,
-        fixed_blocks=memory.fixed_blocks,
-        window_groups=memory.window_groups,
         is_dynamic=policy.is_dynamic,
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
@@ -479,8 +476,7 @@ def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec)
         decode_context_parallel_size=1,
         weight_dtype=config.draft_weight_dtype,
         kv_dtype=config.draft_kv_dtype,
-        is_moe=draft.is_moe,
-        sliding_window=draft.sliding_window,
+        **picked(draft, "is_moe sliding_window"),
         window_kind=WINDOWS.index(draft.window_kind),
     )
     return memory_budget(alone, draft, None, hardware)
