@@ -73,10 +73,9 @@ def break_even(scenario: Scenario) -> float:
     """
     spec, context = scenario.speculative_config, Fluid.of(scenario).traffic.context_tokens
     assert spec is not None
-    without = cached_deployment(without_speculation(scenario)).cost
-    batch, cost = max(1, round(min(_batch(scenario), 1e6))), cached_deployment(scenario).cost
-    batch = min(batch, cached_deployment(scenario).settings.max_num_seqs)
-    steps = st.decode_step_seconds(cost, batch, spec.k, context), st.decode_step_seconds(without, batch, 0, context)
+    own, without = cached_deployment(scenario), cached_deployment(without_speculation(scenario)).cost
+    batch = max(1, round(min(_batch(scenario), own.settings.max_num_seqs)))
+    steps = st.decode_step_seconds(own.cost, batch, spec.k, context), st.decode_step_seconds(without, batch, 0, context)
     return float(steps[0] / steps[1] - 1) / spec.k
 
 

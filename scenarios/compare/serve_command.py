@@ -83,18 +83,12 @@ def served_models(scenario: Scenario) -> ServedModels:
     fits is taken, with a note. The short name of a bundled draft stands for the repository that fits the target.
     """
     target, spec, method = published_id(scenario.engine.model), scenario.speculative_config, scenario.method
-    if spec is None:
+    if spec is None or (spec.model is None and method not in _HEADS):
         return ServedModels(target)
     if spec.model is None:
-        if method not in _HEADS:
-            return ServedModels(target)
-        kind = _HEADS[method]
-        return ServedModels(
-            target,
-            f"<path or Hugging Face id of {kind} for {target}>",
-            False,
-            (f"Fill in the model of {kind} for {target}: the scenario names none, and no server starts without it.",),
-        )
+        head = f"{_HEADS[method]} for {target}"
+        note = f"Fill in the model of {head}: the scenario names none, and no server starts without it."
+        return ServedModels(target, f"<path or Hugging Face id of {head}>", False, (note,))
     fitting, notes = _repository_for(target, spec.model)
     draft = published_id(spec.model)
     if draft != spec.model:
@@ -410,7 +404,7 @@ def _draft_len_schedule(scenario: Scenario) -> Words:
         raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}", value=[list(entry) for entry in schedule])
     # A range holds until the next begins, the last for all larger batches.
     ends = [first - 1 for first, _, _ in schedule[1:]] + [cached_deployment(scenario).settings.max_num_seqs]
-    drafting = {end: k for end, k in zip(ends, lengths, strict=True) if any(lengths[lengths.index(k) :])}
+    drafting = dict(zip(ends, lengths, strict=True))
     while drafting and not drafting[max(drafting)]:
         del drafting[max(drafting)]
     if list(drafting.values()) == [spec.k]:
