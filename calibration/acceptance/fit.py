@@ -14,10 +14,12 @@ from typing import Any
 import yaml
 
 from draftcast.calibration.acceptance.measure import Measurement
+from draftcast.calibration.acceptance.references import conditional_rate
 
 WIDTH = 110
 _DIGITS = 6
 _MOST_PERSISTENT = 0.999
+_ALL = 1.0 - 1e-9  # a share of drafts that is 1 but for rounding
 
 
 def per_position_model(rates: Sequence[float]) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def ngram_model(measured: Measurement) -> dict[str, Any]:
     """``ngram``: match probability and persistence by output position, rates of the rounds with a draft.
 
     Persistence is the measured lag-1 autocorrelation of matches along the output. The match probability is the one for
-    which the model's own share of rounds with a draft is the measured share (`match_probability`). It is not the share
+    which the model's own share of rounds with a draft is the measured share (`_match_probability`). It is not the share
     of output positions with a match: accepted drafts skip positions, most of them matches.
 
     ``mean_match_tokens`` is set when drafts are shorter than k: geometric with the measured mean length, or as near to
@@ -37,19 +39,11 @@ def ngram_model(measured: Measurement) -> dict[str, Any]:
     starts, so suffix decoding's drafts come out too long: what is accepted is exact, what is verified an upper bound).
     The section's rates are then those of the drafts proposed.
     """
-    share = measured.figures["draft_share"].value
-    rates = [rate.value for rate in measured.rates] if share > 0 else [0.0] * measured.num_speculative_tokens
-    autocorrelation = measured.figures["match_autocorrelation"].value
-    # nan (all positions alike) compares false.
-    persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
-    match = match_probability(share, rates, persistence)
-    model: dict[str, Any] = {"model": "ngram", "match_probability": round(match, _DIGITS)}
-    longer = 1.0
-    if share > 0:
-        longer = share_of_longer_drafts(measured.figures["mean_draft_tokens"].value, len(rates))
-        longer = max([longer, *(after / before for before, after in pairwise(rates) if before > 0)])
-    if longer < 1.0 - 1e-9:
-        model["mean_match_tokens"] = round(1.0 / (1.0 - longer), _DIGITS)
+    rates, persistence, match = _matches(measured)
+    falls = (after / before for before, after in pairwise(rates) if before > 0)
+    longer = max([_share_of_longer_drafts(measured, 1), *falls])
+    model = {"model": "ngram", "match_probability": match} | _mean_match_tokens(longer, 1)
+    if longer < _ALL:
         proposed = (rate / longer**position if rate > 0 else 0.0 for position, rate in enumerate(rates))
         rates = list(accumulate(proposed, min))  # rounding must not make them rise
     return model | {"rates": [round(rate, _DIGITS) for rate in rates], "persistence": round(persistence, _DIGITS)}
@@ -62,31 +56,43 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     the head: those with the measured mean of accepted drafts. ``mean_match_tokens``: of drafts that have as many tokens
     as the head's and go on with one and the same probability.
     """
-    figures, head, k = measured.figures, len(head_rates), measured.num_speculative_tokens
-    share, autocorrelation = figures["draft_share"].value, figures["match_autocorrelation"].value
+    rates, persistence, match = _matches(measured, head_rates)
+    head = len(head_rates)
+    longer = _share_of_longer_drafts(measured, head)
+    reached = [longer ** max(position - head + 1, 0) for position in range(measured.num_speculative_tokens)]
+    return (
+        {"model": "chain", "match_probability": match}
+        | _mean_match_tokens(longer, head)
+        | {
+            "alpha_good": round(conditional_rate(math.fsum(rates), reached), _DIGITS),
+            "alpha_bad": round(conditional_rate(math.fsum(head_rates), [1.0] * head), _DIGITS),
+            "persistence": round(persistence, _DIGITS),
+        }
+    )
+
+
+def _matches(measured: Measurement, others: Sequence[float] = ()) -> tuple[list[float], float, float]:
+    """Rates of the rounds with a draft, persistence and match probability; ``others``: see `_match_probability`."""
+    share, autocorrelation = (measured.figures[name].value for name in ("draft_share", "match_autocorrelation"))
+    rates = [rate.value if share > 0 else 0.0 for rate in measured.rates]
+    # nan (all positions alike) compares false.
     persistence = min(autocorrelation, _MOST_PERSISTENT) if autocorrelation > 0 else 0.0
-    rates = [rate.value for rate in measured.rates] if share > 0 else []
-    match = match_probability(share, rates, persistence, head_rates)
-    longer = share_of_longer_drafts(figures["mean_draft_tokens"].value - head + 1, k - head + 1) if share > 0 else 1.0
-    model: dict[str, Any] = {"model": "chain", "match_probability": round(match, _DIGITS)}
-    if longer < 1.0 - 1e-9:
-        model["mean_match_tokens"] = round(head + longer / (1.0 - longer), _DIGITS)
-    reached = [longer ** max(position - head + 1, 0) for position in range(k)]
-    good, bad = _equal_rate(math.fsum(rates), reached), _equal_rate(math.fsum(head_rates), [1.0] * head)
-    return model | {"alpha_good": good, "alpha_bad": bad, "persistence": round(persistence, _DIGITS)}
+    return rates, persistence, round(_match_probability(share, rates, persistence, others), _DIGITS)
 
 
-def _equal_rate(accepted: float, reached: Sequence[float]) -> float:
-    """The probability a draft at which so many are accepted in the mean; ``reached``: P(it is drafted) by position."""
-    from scipy.optimize import brentq
-
-    def beyond(rate: float) -> float:
-        return math.fsum(share * rate ** (position + 1) for position, share in enumerate(reached)) - accepted
-
-    return 1.0 if beyond(1.0) <= 0.0 else round(float(brentq(beyond, 0.0, 1.0, xtol=1e-12)), _DIGITS)
+def _share_of_longer_drafts(measured: Measurement, least: int) -> float:
+    """Of drafts of ``least`` tokens or more those that go on, at every token up to k alike; 1.0: all have k tokens."""
+    if not measured.figures["draft_share"].value > 0:
+        return 1.0
+    more = measured.figures["mean_draft_tokens"].value - least
+    return conditional_rate(more, [1.0] * (measured.num_speculative_tokens - least))
 
 
-def match_probability(share: float, rates: Sequence[float], persistence: float, others: Sequence[float] = ()) -> float:
+def _mean_match_tokens(longer: float, least: int) -> dict[str, float]:
+    return {"mean_match_tokens": round(least + longer / (1.0 - longer), _DIGITS)} if longer < _ALL else {}
+
+
+def _match_probability(share: float, rates: Sequence[float], persistence: float, others: Sequence[float] = ()) -> float:
     """Match probability m by output position for which a ``share`` of the rounds drafts.
 
     With r the persistence, d tokens after a match another has probability m + (1 - m) r^d, one token after none
@@ -104,16 +110,6 @@ def match_probability(share: float, rates: Sequence[float], persistence: float, 
 
     odds = share * (1.0 - carried(rates)) / ((1.0 - share) * (1.0 - carried(others)))
     return odds / (1.0 + odds)
-
-
-def share_of_longer_drafts(mean_draft_tokens: float, k: int) -> float:
-    """q with 1 + q + ... + q^(k-1) = the mean length of drafts cut at k; 1.0 when (nearly) all have k tokens."""
-    if mean_draft_tokens >= k - 1e-9:
-        return 1.0
-    # Imported here: everything else of acceptance runs without scipy.
-    from scipy.optimize import brentq
-
-    return float(brentq(lambda share: sum(share**i for i in range(k)) - mean_draft_tokens, 0.0, 1.0, xtol=1e-15))
 
 
 def acceptance_text(model: dict[str, Any], notes: Sequence[str], *, as_json: bool) -> str:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError, TraceError
@@ -36,12 +37,15 @@ CONFIDENCE = 0.95  # of the intervals
 SUFFIX = suffix.SuffixSettings()
 ARCTIC = SUFFIX._replace(max_tree_depth=64)  # as in Arctic Inference 0.1.1
 
-# Sums over one request, from which every figure follows; then `k` accepted counts by draft position.
-ROUNDS, DRAFTS, DRAFT_TOKENS, ACCEPTED, CUT, EMITTED = range(6)
-# Neighbours (first, second, both match, pairs), along output positions and along rounds.
-POSITIONS, MATCHES = 6, 7
-POSITION_PAIRS, ROUND_PAIRS = 8, 12
-N_SUMS = 16
+# Of the sums over a request, from which every figure follows, those that are reported.
+COUNTS = ["num_rounds", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "rounds_cut_by_end"]
+_RATIOS = {
+    "draft_share": ("num_drafts", "num_rounds"),
+    "tokens_per_round": ("num_emitted_tokens", "num_rounds"),
+    "mean_draft_tokens": ("num_draft_tokens", "num_drafts"),
+    "draft_acceptance_rate": ("num_accepted_tokens", "num_draft_tokens"),
+    "match_share": ("num_matches", "num_positions"),
+}
 
 # Drafted and accepted tokens of a round started at each output position of a request.
 Matches = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -103,33 +107,24 @@ class Measurement:
     method: str
     num_speculative_tokens: int
     settings: dict[str, float]
-    sums: FloatArray  # float64[requests, N_SUMS + k], the per-request sums named above
+    sums: pd.DataFrame  # a row per request, see `request_sums`
     figures: dict[str, Estimate]
     rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
     rounds: list[FloatArray] = field(default_factory=list)  # drafts accepted in each round, by request
 
-    def total(self, column: int) -> int:
-        return int(self.sums[:, column].sum())
-
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; undefined figures are None."""
-        sums = self.sums
-        drafting, running = sums[sums[:, DRAFTS] > 0], sums[sums[:, ROUNDS] > 0]
-        report = {
+        of_requests = figures(self.sums)
+        report: dict[str, Any] = {
             **picked(self, "method num_speculative_tokens settings"),
             "confidence": CONFIDENCE,
-            "num_requests": len(sums),
-            "num_rounds": self.total(ROUNDS),
-            "num_drafts": self.total(DRAFTS),
-            "num_draft_tokens": self.total(DRAFT_TOKENS),
-            "num_accepted_tokens": self.total(ACCEPTED),
-            "rounds_cut_by_end": self.total(CUT),
+            "num_requests": len(self.sums),
+            **{name: int(self.sums[name].sum()) for name in COUNTS},
             "figures": {name: estimate._asdict() for name, estimate in self.figures.items()},
             "per_position_acceptance_rates": [rate._asdict() for rate in self.rates],
             "per_request": {
-                "mean_acceptance_length": _quantiles(1.0 + drafting[:, ACCEPTED] / drafting[:, DRAFTS]),
-                "draft_share": _quantiles(running[:, DRAFTS] / running[:, ROUNDS]),
-                "tokens_per_round": _quantiles(running[:, EMITTED] / running[:, ROUNDS]),
+                name: _quantiles(of_requests[name].dropna().to_numpy())
+                for name in ("mean_acceptance_length", "draft_share", "tokens_per_round")
             },
         }
         return dict(plain(report))
@@ -183,19 +178,12 @@ def measure_suffix(
     return _measured("suffix", k, named, found, **resampling)
 
 
-def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: int) -> Measurement:
-    measured = summarise(method, k, settings, np.array([request_sums(*each, k) for each in found]), **resampling)
-    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
-
-
 def measure_arctic(
     requests: Sequence[TokenRequest],
     head_rates: Sequence[float],
     settings: suffix.SuffixSettings = ARCTIC,
     max_model_len: int = ngram.UNLIMITED,
-    *,
-    bootstrap: int = 1000,
-    seed: int = 0,
+    **resampling: int,
 ) -> Measurement:
     """Suffix decoding beside a head over a log: it takes a round over where its score reaches the head's drafts.
 
@@ -212,13 +200,18 @@ def measure_arctic(
         raise InputError(text, file="--head-rates", value=rates.tolist())
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     k = max(len(rates), min(settings.max_tree_depth, MAX_DRAFTS))
-    generator = np.random.Generator(np.random.Philox(key=[seed, 1]))
-    sums = []
+    generator = np.random.Generator(np.random.Philox(key=[resampling.get("seed", 0), 1]))
+    found = []
     for drafted, accepted in suffix.match_positions(requests, k, settings, max_model_len, least_score=len(rates)):
         of_head = (generator.random((len(drafted), 1)) < rates).sum(axis=1)
         of_head = np.minimum(of_head, np.arange(len(drafted), 0, -1))  # nothing is known beyond the record's end
-        sums.append(request_sums(drafted, np.where(drafted > 0, accepted, of_head), k))
-    return summarise("arctic", k, named, np.array(sums), bootstrap=bootstrap, seed=seed)
+        found.append((drafted, np.where(drafted > 0, accepted, of_head)))
+    return _measured("arctic", k, named, found, **resampling)
+
+
+def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: int) -> Measurement:
+    measured = summarise(method, k, settings, pd.DataFrame([request_sums(*each, k) for each in found]), **resampling)
+    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
 
 
 def _suffix_settings(settings: suffix.SuffixSettings) -> dict[str, float]:
@@ -244,81 +237,70 @@ def accepted_by_round(accepted: Sequence[NDArray[np.int32]]) -> list[FloatArray]
     return [each[rounds_of(each)].astype(np.float64) for each in accepted]
 
 
-def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> FloatArray:
-    """Sums of one request, float64[N_SUMS + k]; arrays by output position as `match_positions` gives them.
+def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> dict[str, int]:
+    """Sums of one request by name; arrays by output position as `match_positions` gives them.
 
     Rounds that accept without having drafted are another drafter's: they count as rounds and by what they emit.
     """
-    sums = np.zeros(N_SUMS + k)
-    outputs = len(drafted)
-    starts = np.array(rounds_of(accepted), dtype=np.int64)
-    made, kept = drafted[starts], accepted[starts]
-    sums[EMITTED] = np.minimum(kept + 1, outputs - starts).sum()
-    kept = np.minimum(kept, made)
-    sums[ROUNDS], sums[DRAFTS] = len(starts), np.count_nonzero(made)
-    sums[DRAFT_TOKENS], sums[ACCEPTED] = made.sum(), kept.sum()
-    # Every draft there was something to compare with was right, and then the record ended.
-    sums[CUT] = np.count_nonzero((starts + kept == outputs) & (kept < made))
+    outputs, starts = len(drafted), np.array(rounds_of(accepted), dtype=np.int64)
+    made, kept = drafted[starts], np.minimum(accepted, drafted)[starts]
     matches = drafted[1:] > 0
-    sums[POSITIONS], sums[MATCHES] = len(matches), np.count_nonzero(matches)
-    for column, series in ((POSITION_PAIRS, matches), (ROUND_PAIRS, made > 0)):
+    sums: dict[str, int] = {
+        "num_rounds": len(starts),
+        "num_drafts": int((made > 0).sum()),
+        "num_draft_tokens": int(made.sum()),
+        "num_accepted_tokens": int(kept.sum()),
+        # Every draft there was something to compare with was right, and then the record ended.
+        "rounds_cut_by_end": int(((starts + kept == outputs) & (kept < made)).sum()),
+        "num_emitted_tokens": int(np.minimum(accepted[starts] + 1, outputs - starts).sum()),
+        "num_positions": len(matches),
+        "num_matches": int(matches.sum()),
+    }
+    for kind, series in (("match", matches), ("round", made > 0)):
         first, second = series[:-1], series[1:]
-        sums[column : column + 4] = first.sum(), second.sum(), (first & second).sum(), len(first)
-    sums[N_SUMS:] = (kept[:, None] > np.arange(k)).sum(axis=0)
-    return sums
+        neighbours = {"first": first, "second": second, "both": first & second, "pairs": np.ones_like(first)}
+        sums |= {f"{kind}_{name}": int(values.sum()) for name, values in neighbours.items()}
+    return sums | {f"accepted_{position}": int((kept > position).sum()) for position in range(k)}
 
 
 def summarise(
-    method: str, k: int, settings: dict[str, float], sums: FloatArray, *, bootstrap: int = 1000, seed: int = 0
+    method: str, k: int, settings: dict[str, float], sums: pd.DataFrame, *, bootstrap: int = 1000, seed: int = 0
 ) -> Measurement:
-    """Figures and intervals of per-request sums, float64[requests, N_SUMS + k], from ``bootstrap`` resamples."""
+    """Figures and intervals of the requests' sums, from ``bootstrap`` resamples."""
     _check_range("--bootstrap", bootstrap, 0, 100_000)
     _check_range("--seed", seed, 0, 2**63 - 1)
-    if len(sums) == 0 or sums[:, ROUNDS].sum() == 0:
+    if sums.empty or sums["num_rounds"].sum() == 0:
         raise InputError("no request has two output tokens or more, so there is no decoding round to measure")
-    values = figures(sums.sum(axis=0))
+    values = figures(sums.sum().to_frame().T)
+    draws = values.iloc[:0]
     requests = len(sums)
-    draws = {name: np.full(1, math.nan) for name in values}
     if bootstrap and requests > 1:
         generator = np.random.Generator(np.random.Philox(key=seed))
         weights = generator.multinomial(requests, np.full(requests, 1.0 / requests), size=bootstrap)
-        draws = figures(weights @ sums)
-    estimates = {name: _estimate(values[name], draws[name]) for name in values}
+        draws = figures(pd.DataFrame(weights @ sums.to_numpy(), columns=sums.columns))
+    estimates = {str(name): _estimate(values[name].item(), draws[name].to_numpy()) for name in values}
     rates = tuple(estimates.pop(f"rate_{position}") for position in range(k))
     return Measurement(method, k, settings, sums, estimates, rates)
 
 
-def figures(sums: FloatArray) -> dict[str, FloatArray]:
-    """Every figure of sums float64[..., N_SUMS + k], nan where it is not defined; ``rate_0`` ... by draft position."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drafts, rounds = sums[..., DRAFTS], sums[..., ROUNDS]
-        found = {
-            "mean_acceptance_length": 1.0 + sums[..., ACCEPTED] / drafts,
-            "draft_share": drafts / rounds,
-            "tokens_per_round": sums[..., EMITTED] / rounds,
-            "mean_draft_tokens": sums[..., DRAFT_TOKENS] / drafts,
-            "draft_acceptance_rate": sums[..., ACCEPTED] / sums[..., DRAFT_TOKENS],
-            "match_share": sums[..., MATCHES] / sums[..., POSITIONS],
-            "match_autocorrelation": _autocorrelation(sums[..., POSITION_PAIRS : POSITION_PAIRS + 4]),
-            "round_autocorrelation": _autocorrelation(sums[..., ROUND_PAIRS : ROUND_PAIRS + 4]),
-        }
-        for position in range(sums.shape[-1] - N_SUMS):
-            found[f"rate_{position}"] = sums[..., N_SUMS + position] / drafts
-    return found
+def figures(sums: pd.DataFrame) -> pd.DataFrame:
+    """Every figure of each row of sums, NaN where it is not defined; ``rate_0`` ... by draft position."""
+    drafts = sums["num_drafts"]
+    found = {"mean_acceptance_length": 1.0 + sums["num_accepted_tokens"] / drafts}
+    found |= {name: sums[part] / sums[whole] for name, (part, whole) in _RATIOS.items()}
+    for kind in ("match", "round"):
+        # Pooled over requests, so that requests that differ count as bursts.
+        first, second, both, count = (sums[f"{kind}_{name}"] for name in ("first", "second", "both", "pairs"))
+        spread = np.sqrt(1.0 * first * (count - first) * second * (count - second)) / count**2
+        found[f"{kind}_autocorrelation"] = (both / count - (first / count) * (second / count)) / spread
+    found |= {str(name).replace("accepted", "rate"): sums[name] / drafts for name in sums.filter(regex="^accepted_")}
+    return pd.DataFrame(found)
 
 
-def _autocorrelation(pairs: FloatArray) -> FloatArray:
-    """Correlation of neighbours in 0/1 series, pooled over requests, so that requests that differ count as bursts."""
-    first, second, both, count = np.moveaxis(pairs, -1, 0)
-    covariance = both / count - (first / count) * (second / count)
-    spread = np.sqrt(first * (count - first) * second * (count - second)) / count**2
-    return np.asarray(covariance / spread)
-
-
-def _estimate(value: FloatArray, draws: FloatArray) -> Estimate:
+def _estimate(value: float, draws: FloatArray) -> Estimate:
     known, tail = draws[np.isfinite(draws)], (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(known, (tail, 1.0 - tail)) if len(known) else (math.nan, math.nan)
-    return Estimate(float(value), float(low), float(high))
+    return Estimate(value, float(low), float(high))
 
 
 def _quantiles(values: FloatArray) -> dict[str, float | None]:

@@ -2,8 +2,7 @@
 
 Metric names and definitions are vLLM 0.32's (``v1/spec_decode/metrics.py``, ``benchmarks/serve.py``): a position's rate
 is accepted tokens at that position over rounds with a draft, the mean acceptance length 1 + accepted / rounds with a
-draft. Counters run since the server started; two snapshots give what happened between them. Counters hold no requests,
-so there are no intervals here; `draftcast.calibration.acceptance.measure` has them where token logs exist.
+draft. Counters run since the server started and hold no requests, so there are no intervals here.
 
 SGLang (``--enable-metrics``) and TensorRT-LLM (``enable_iter_perf_stats``, JSON of ``/metrics``) count no positions:
 all get the one conditional rate that gives the mean. SGLang's own means (``sglang:spec_accept_length``,
@@ -63,10 +62,8 @@ class ServerAcceptance:
 
     def counts(self) -> dict[str, Any]:
         """As a live run's manifest holds them; ``per_position``: accepted tokens by draft position."""
-        return {
-            **picked(self, "num_drafts num_draft_tokens num_accepted_tokens"),
-            "per_position": [round(rate * self.num_drafts) for rate in self.rates],
-        }
+        per_position = [round(rate * self.num_drafts) for rate in self.rates]
+        return picked(self, "num_drafts num_draft_tokens num_accepted_tokens") | {"per_position": per_position}
 
     def report(self) -> dict[str, Any]:
         drafted = self.num_draft_tokens
@@ -145,7 +142,11 @@ def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int,
         InputError: a line of such a name that is no sample; file, line and name are given.
     """
     if is_range(text):
-        yield from _increases(text, file, names)
+        for number, (labels, _, values) in enumerate(_series(text, file), 1):
+            if labels.get("__name__") in names:
+                # A counter that went down has begun again at 0, as in Prometheus' ``increase``.
+                grown = sum(after - before if after >= before else after for before, after in pairwise(values))
+                yield number, labels["__name__"], repr(grown), labels
         return
     for number, raw in enumerate(text.splitlines(), start=1):
         line = raw.strip()
@@ -173,14 +174,6 @@ def _series(text: str, file: str) -> list[tuple[dict[str, str], list[float], lis
         return [(labels, [float(at) for at in at_s], [float(v) for v in values]) for labels, at_s, values in found]
     except (KeyError, TypeError, ValueError):
         raise InputError("must be the answer of query_range, a matrix", file=file, key="data.result") from None
-
-
-def _increases(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
-    """As `samples`; a counter that went down has begun again at 0, as in Prometheus' ``increase``."""
-    for number, (labels, _, values) in enumerate(_series(text, file), 1):
-        if labels.get("__name__") in names:
-            grown = sum(after - before if after >= before else after for before, after in pairwise(values))
-            yield number, labels["__name__"], repr(grown), labels
 
 
 def range_seconds(text: str, file: str) -> float:
@@ -248,7 +241,7 @@ def _without_positions(server: str, rounds: int, drafted: int, accepted: int, fi
     if not 0 <= accepted <= drafts * rounds * (1.0 + _SLACK):
         message = f"must be 0 to {drafts} a round of {rounds}; without --before, counters run since the server started"
         raise InputError(message, file=file, key="accepted tokens", value=accepted)
-    share = conditional_rate(drafts, min(accepted / rounds, drafts))
+    share = conditional_rate(accepted / rounds, [1.0] * drafts)
     rates = tuple(share**position for position in range(1, drafts + 1))
     return ServerAcceptance(rounds, drafted, accepted, rates, server)
 

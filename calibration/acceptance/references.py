@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import math
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
@@ -71,7 +72,7 @@ class Reference(Frozen):
             goals = np.cumsum(np.maximum(gains, 0.0) * positions)
             for count, goal in zip(positions.astype(int).tolist(), goals.tolist(), strict=True):
                 last = rates[-1] if rates else 1.0
-                share = conditional_rate(count, (goal - sum(rates)) / last if last else 0.0)
+                share = conditional_rate((goal - sum(rates)) / last if last else 0.0, [1.0] * count)
                 rates += [last * share**position for position in range(1, count + 1)]
         return continued(rates, k)
 
@@ -107,10 +108,15 @@ def reference(name: object) -> Reference:
     raise ScenarioError(f"must be {listed}" + (f", as {near}" if near else ""), key="reference", value=name)
 
 
-def conditional_rate(positions: int, accepted: float) -> float:
-    """The rate q with q + q^2 + ... over the positions = accepted; 1 or 0 where there is none."""
-    from scipy.optimize import brentq
+def conditional_rate(accepted: float, reached: Sequence[float]) -> float:
+    """The acceptance q of every draft with which so many are accepted in the mean; 1 where not even that gives them.
 
-    if not 0.0 < accepted < positions:
-        return float(accepted > 0.0)
-    return float(brentq(lambda q: sum(q**power for power in range(1, positions + 1)) - accepted, 0.0, 1.0))
+    Args:
+        reached: P(a position is drafted) by position; the mean is q + q^2 + ... where all always are.
+    """
+    from scipy.optimize import brentq  # here: everything else of acceptance runs without scipy
+
+    def beyond(rate: float) -> float:
+        return math.fsum(share * rate**position for position, share in enumerate(reached, 1)) - max(accepted, 0.0)
+
+    return 1.0 if beyond(1.0) <= 0.0 else float(brentq(beyond, 0.0, 1.0, xtol=1e-15))

@@ -167,7 +167,11 @@ def test_figures_are_the_rounds_own() -> None:
                 kept += 1
             rounds, drafts, accepted = rounds + 1, drafts + bool(draft), accepted + kept
             position += kept + 1
-    assert [measured.total(column) for column in (am.ROUNDS, am.DRAFTS, am.ACCEPTED)] == [rounds, drafts, accepted]
+    assert measured.sums[["num_rounds", "num_drafts", "num_accepted_tokens"]].sum().tolist() == [
+        rounds,
+        drafts,
+        accepted,
+    ]
     assert [rate.value for rate in measured.rates] == [count / drafts for count in per_position]
     length = measured.figures["mean_acceptance_length"].value
     assert length == pytest.approx(1 + sum(rate.value for rate in measured.rates))
@@ -202,22 +206,23 @@ def test_suffix_decoding_takes_rounds_over_where_its_score_reaches_the_heads_dra
     # "1" stands in the earlier output and at this one's end, so half of its places go on with 2 3 4 5 6: score 5 / 2.
     log = [request([9], [1, 2, 3, 4, 5, 6]), request([8], [1, 2, 3, 4, 5, 7])]
     settings = SuffixSettings(max_spec_factor=10.0)
-    first, second = am.measure_arctic(log, [0.0, 0.0], settings, bootstrap=0).sums
-    assert first[: am.EMITTED + 1].tolist() == [5, 0, 0, 0, 0, 5]
+    columns = [*am.COUNTS, "num_emitted_tokens"]
+    first, second = am.measure_arctic(log, [0.0, 0.0], settings, bootstrap=0).sums[columns].to_numpy()
+    assert first.tolist() == [5, 0, 0, 0, 0, 5]
     # Four of the five hold; then 7, which stands nowhere.
-    assert second[: am.EMITTED + 1].tolist() == [1, 1, 5, 4, 0, 5]
-    (_, third) = am.measure_arctic(log, [0.0] * 3, settings, bootstrap=0).sums
-    assert third[am.DRAFTS] == 0  # 2.5 is less than three drafts
+    assert second.tolist() == [1, 1, 5, 4, 0, 5]
+    third = am.measure_arctic(log, [0.0] * 3, settings, bootstrap=0).sums
+    assert third["num_drafts"].iloc[1] == 0  # 2.5 is less than three drafts
 
 
 def test_the_heads_rounds_are_drawn_at_its_rates_and_never_beyond_the_record() -> None:
     log = [request([0], list(range(1 + 1000 * i, 1001 + 1000 * i))) for i in range(6)]  # nothing stands twice
     rates = [0.8, 0.5, 0.1]
     measured = am.measure_arctic(log, rates, bootstrap=0)
-    assert measured.total(am.DRAFTS) == measured.total(am.ACCEPTED) == 0
+    assert measured.sums["num_drafts"].sum() == measured.sums["num_accepted_tokens"].sum() == 0
     assert measured.figures["tokens_per_round"].value == pytest.approx(1 + sum(rates), rel=0.03)
-    assert measured.total(am.EMITTED) == 6 * 999
-    assert am.measure_arctic(log, [1.0, 1.0], bootstrap=0).total(am.ROUNDS) == 6 * 333
+    assert measured.sums["num_emitted_tokens"].sum() == 6 * 999
+    assert am.measure_arctic(log, [1.0, 1.0], bootstrap=0).sums["num_rounds"].sum() == 6 * 333
 
 
 @pytest.mark.parametrize("rates", [[0.6], [0.7, 0.5, 0.35]])
