@@ -5,7 +5,6 @@ they add to the residual stream is scaled so that all layers together change it 
 the last norm the stream is still E[t] to that accuracy. ``lm_head[next_token[t]] = E[t] / sqrt(hidden)`` gives the
 wanted next token a logit of about sqrt(hidden) and any other one about a standard normal number, whose largest in
 32,000 is 4.5: for hidden >= 64 far enough apart for bf16. Untied embeddings are needed: a tied model repeats its token.
-
 Only Llama models are written: their weights' names are known here, and vLLM loads them on every device.
 """
 
@@ -32,6 +31,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 # Root mean square of all that attention and MLPs add to the residual stream, over that of the embedding.
 _RESIDUAL_SHARE = 0.02
 _MINIMUM_SIZE = 64
+_ABSENT = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "num_sliding_layers": 0}
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}  # of ids 0, 1, 2, 3
 _IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3}
 
@@ -126,18 +126,15 @@ def weights(spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed:
 
 
 def _check_shape(spec: ModelSpec) -> None:
-    if spec.architecture != "LlamaForCausalLM":
-        raise ModelError(
-            "only LlamaForCausalLM can be a testbed", file=spec.name, key="architecture", value=spec.architecture
-        )
-    allowed = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "num_sliding_layers": 0}
-    for key, value in picked(spec, " ".join(allowed)).items():
-        if value != allowed[key]:
-            raise ModelError(f"must be {allowed[key]!r} in a testbed", file=spec.name, key=key, value=value)
     # A narrower stream cannot hold logits apart, a smaller vocabulary leaves no tokens for a prompt beside its answer.
-    for key, size in picked(spec, "hidden_size vocab_size").items():
-        if size < _MINIMUM_SIZE:
-            raise ModelError(f"at least {_MINIMUM_SIZE} in a testbed", file=spec.name, key=key, value=size)
+    for key, holds, needed in (
+        ("architecture", spec.architecture == "LlamaForCausalLM", "only LlamaForCausalLM can be a testbed"),
+        *((key, not getattr(spec, key), f"must be {absent} in a testbed") for key, absent in _ABSENT.items()),
+        ("hidden_size", spec.hidden_size >= _MINIMUM_SIZE, f"at least {_MINIMUM_SIZE} in a testbed"),
+        ("vocab_size", spec.vocab_size >= _MINIMUM_SIZE, f"at least {_MINIMUM_SIZE} in a testbed"),
+    ):
+        if not holds:
+            raise ModelError(needed, file=spec.name, key=key, value=getattr(spec, key))
 
 
 def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed: int) -> None:
@@ -157,29 +154,17 @@ def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any]
         **_IDS,
         "torch_dtype": DTYPES[dtype],
     }
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, "model_max_length": spec.max_position_embeddings}
-    for name, content in (
-        ("config", config),
-        ("generation_config", _IDS),
-        ("tokenizer", _tokenizer(spec.vocab_size)),
-        ("tokenizer_config", named),
-    ):
-        write_text(folder / f"{name}.json", json.dumps(content, indent=1) + "\n", LiveError)
-
-
-def _tokenizer(vocab_size: int) -> dict[str, Any]:
-    """One word per token id: prompts are sent as ids, so nothing is ever split."""
-    words = [*_SPECIAL.values(), *(f"t{token}" for token in range(SPECIAL_TOKENS, vocab_size))]
-    vocab = {word: token for token, word in enumerate(words)}
+    # One word per token id: prompts are sent as ids, so nothing is ever split.
+    words = [*_SPECIAL.values(), *(f"t{token}" for token in range(SPECIAL_TOKENS, spec.vocab_size))]
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {
+    tokenizer = {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        **dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder")),
         "added_tokens": [{"id": token, "content": word, **special} for token, word in enumerate(_SPECIAL.values())],
-        "normalizer": None,
         "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"},
+        "model": {"type": "WordLevel", "vocab": {w: token for token, w in enumerate(words)}, "unk_token": "<unk>"},
     }
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", **_SPECIAL, "model_max_length": spec.max_position_embeddings}
+    contents = {"config": config, "generation_config": _IDS, "tokenizer": tokenizer, "tokenizer_config": named}
+    for name, content in contents.items():
+        write_text(folder / f"{name}.json", json.dumps(content, indent=1) + "\n", LiveError)

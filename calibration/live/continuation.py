@@ -22,30 +22,52 @@ from the last to the first: what follows one is never its continuation. For any 
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from draftcast.errors import InputError
 from draftcast.files import open_input, written
-from draftcast.kernels.arrays import IntArray
-
-Tokens = IntArray
+from draftcast.kernels.arrays import FloatArray, IntArray
 
 SPECIAL_TOKENS = 4  # unknown, begin, end, padding: never part of a prompt or of a continuation
 CYCLE_TOKENS = 4096
 """Length a cycle is given at least where the vocabulary has so many tokens."""
 _DECK = 400  # blocks in which the shares hold exactly; a request of some forty rounds hardly notices
-CONTINUATION, LAYOUT = "continuation.npz", "draft_layout.npz"
 
 
 @dataclass(frozen=True, eq=False)
-class Continuation:
-    order: Tokens  # the tokens of all cycles, one cycle after the other, int64[n]
-    cycles: Tokens  # cycle c is ``order[cycles[c]:cycles[c + 1]]``, int64[number + 1]
+class _Saved:
+    """Arrays and numbers in a file of a testbed model's folder."""
+
+    FILE: ClassVar[str]
+
+    def write(self, folder: Path) -> None:
+        with written(folder / self.FILE) as partial, partial.open("wb") as file:
+            np.savez(file, **vars(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Of the testbed model in ``folder``; None when that is any other model. Raises InputError: damaged."""
+        path = folder / cls.FILE
+        if not path.is_file():
+            return None
+        try:
+            with open_input(path) as file, np.load(file) as data:
+                return cls(**{field.name: data[field.name][()] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(f"damaged: {error}", file=str(path)) from None
+
+
+@dataclass(frozen=True, eq=False)
+class Continuation(_Saved):
+    FILE = "continuation.npz"
+    order: IntArray  # the tokens of all cycles, one cycle after the other, int64[n]
+    cycles: IntArray  # cycle c is ``order[cycles[c]:cycles[c + 1]]``, int64[number + 1]
     vocab_size: int  # of the model
 
     @classmethod
@@ -56,15 +78,15 @@ class Continuation:
         return cls(order, np.arange(number + 1) * len(order) // number, vocab_size)
 
     @property
-    def next_token(self) -> Tokens:
+    def next_token(self) -> IntArray:
         """The token after each token, int64[vocab_size]; special tokens follow themselves."""
         follows = np.arange(self.vocab_size)
-        for first, last in zip(self.cycles[:-1], self.cycles[1:], strict=True):
+        for first, last in pairwise(self.cycles):
             cycle = self.order[first:last]
             follows[cycle] = np.roll(cycle, -1)
         return follows
 
-    def stretch(self, position: int, tokens: int) -> Tokens:
+    def stretch(self, position: int, tokens: int) -> IntArray:
         """``tokens`` tokens from ``order[position]`` on, along its cycle."""
         cycle = int(np.searchsorted(self.cycles, position, side="right")) - 1
         first, last = int(self.cycles[cycle]), int(self.cycles[cycle + 1])
@@ -75,24 +97,12 @@ class Continuation:
         last = int(np.searchsorted(self.cycles, position, side="right"))
         return int(self.order[position - 1 if position > self.cycles[last - 1] else self.cycles[last] - 1])
 
-    def write(self, folder: Path) -> None:
-        _write(folder / CONTINUATION, order=self.order, cycles=self.cycles, vocab_size=np.array(self.vocab_size))
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Of the testbed target in ``folder``; None when that is any other model.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        data = _read(folder / CONTINUATION, ("order", "cycles", "vocab_size"))
-        return None if data is None else cls(data["order"], data["cycles"], int(data["vocab_size"]))
-
 
 @dataclass(frozen=True, eq=False)
-class DraftLayout:
-    rates: tuple[float, ...]  # unconditional acceptance by position that it was built for; their number is its k
-    starts: Tokens  # positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token
+class DraftLayout(_Saved):
+    FILE = "draft_layout.npz"
+    rates: FloatArray  # unconditional acceptance by position that it was built for; their number is its k
+    starts: IntArray  # positions in `Continuation.order` where blocks start, rising; each block ends in a wrong token
 
     @classmethod
     def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> Self:
@@ -104,14 +114,14 @@ class DraftLayout:
         checked = check_rates(rates)
         deck = Deck(shares_of(checked), np.random.default_rng([seed, 1, len(checked)]))
         starts = []
-        for first, last in zip(continuation.cycles[:-1], continuation.cycles[1:], strict=True):
-            position = int(first)
+        for first, last in pairwise(continuation.cycles.tolist()):
+            position = first
             while position < last:
                 starts.append(position)
                 position += deck.deal() + 1
-        return cls(checked, np.array(starts, dtype=np.int64))
+        return cls(np.array(checked), np.array(starts, dtype=np.int64))
 
-    def next_token(self, continuation: Continuation) -> Tokens:
+    def next_token(self, continuation: Continuation) -> IntArray:
         """What the draft says after each token, int64[vocab_size]: a permutation as the target's is."""
         says = continuation.next_token
         # The last token of every block.
@@ -119,26 +129,12 @@ class DraftLayout:
         says[wrong] = np.roll(says[wrong], -1)
         return says
 
-    def write(self, folder: Path) -> None:
-        _write(folder / LAYOUT, rates=np.array(self.rates), starts=self.starts)
-
-    @classmethod
-    def read(cls, folder: Path) -> Self | None:
-        """Of the testbed draft in ``folder``; None when that is any other model.
-
-        Raises:
-            InputError: the file is damaged.
-        """
-        data = _read(folder / LAYOUT, ("rates", "starts"))
-        return None if data is None else cls(tuple(data["rates"].tolist()), data["starts"])
-
 
 class Deck:
     """Deals the numbers 0, 1, 2, ... in given shares: exact in every `_DECK` of them, in random order inside."""
 
-    def __init__(self, shares: Sequence[float], rng: np.random.Generator) -> None:
-        self._shares = np.asarray(shares, dtype=np.float64)
-        self._rng = rng
+    def __init__(self, shares: FloatArray, rng: np.random.Generator) -> None:
+        self._shares, self._rng = shares, rng
         self._owed = np.zeros(len(self._shares))
         self._cards: list[int] = []
 
@@ -154,10 +150,9 @@ class Deck:
         return self._cards.pop()
 
 
-def shares_of(rates: Sequence[float]) -> list[float]:
+def shares_of(rates: Sequence[float]) -> FloatArray:
     """Share of rounds that accept exactly 0, 1, ..., k drafts, from unconditional rates by position."""
-    shares: list[float] = (-np.diff([1.0, *rates, 0.0])).tolist()
-    return shares
+    return -np.diff([1.0, *rates, 0.0])
 
 
 def check_rates(rates: Sequence[float]) -> tuple[float, ...]:
@@ -170,21 +165,6 @@ def check_rates(rates: Sequence[float]) -> tuple[float, ...]:
             allowed = f"from 0 to {above:g} (unconditional rates never rise)"
             raise InputError(allowed, key=f"rates[{position}]", value=rate)
     return found
-
-
-def _write(path: Path, **arrays: NDArray[Any]) -> None:
-    with written(path) as partial, partial.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-
-
-def _read(path: Path, names: Sequence[str]) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        with open_input(path) as file, np.load(file) as data:
-            return {name: data[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"damaged: {error}", file=str(path)) from None
 
 
 @dataclass(frozen=True)
@@ -203,17 +183,16 @@ class NgramTarget:
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    tokens: tuple[Tokens, ...]  # token ids of each prompt
-    answers: tuple[Tokens, ...] | None  # the greedy answer to each, None where it is not known
+    tokens: tuple[IntArray, ...]  # token ids of each prompt
+    answers: tuple[IntArray, ...] | None  # the greedy answer to each, None where it is not known
 
 
 def random_prompts(prompt_tokens: ArrayLike, vocab_size: int, seed: int) -> Prompts:
     """Random tokens for a model of which nothing is known; the first `SPECIAL_TOKENS` ids are left out."""
-    lengths = np.asarray(prompt_tokens, dtype=np.int64)
-    drawn = [
+    drawn = (
         np.random.default_rng([seed, index]).integers(SPECIAL_TOKENS, vocab_size, length)
-        for index, length in enumerate(lengths)
-    ]
+        for index, length in enumerate(np.asarray(prompt_tokens, dtype=np.int64))
+    )
     return Prompts(tuple(drawn), None)
 
 
@@ -263,14 +242,12 @@ def continuation_prompts(
 
 class _Pieces:
     def __init__(self, wanted: NgramTarget, rng: np.random.Generator) -> None:
-        self._lookup = wanted.prompt_lookup_min
-        self._longest = len(wanted.rates)
-        self._accepted = Deck(shares_of(wanted.rates), rng)
-        self._rng = rng
+        self._lookup, self._longest = wanted.prompt_lookup_min, len(wanted.rates)
+        self._accepted, self._rng = Deck(shares_of(wanted.rates), rng), rng
         # Between two pieces prompt_lookup_min - 1 rounds find nothing whatever stands there; the gap adds this many.
         self._mean_gap = (1.0 - wanted.match_rate) / wanted.match_rate - (self._lookup - 1)
 
-    def of(self, continuation: Continuation, first: int, outputs: int) -> Tokens:
+    def of(self, continuation: Continuation, first: int, outputs: int) -> IntArray:
         """Pieces of the answer that begins at ``first``, in the order in which the prompt holds them."""
         text = continuation.stretch(first, outputs + self._lookup + self._longest)
         found = []

@@ -95,7 +95,7 @@ def test_a_request_out_of_step_falls_in_at_the_next_block() -> None:
 
 
 def test_a_deck_is_exact_in_the_long_run_and_random_inside() -> None:
-    deck = Deck([0.5, 0.3, 0.1996, 0.0004], np.random.default_rng(0))
+    deck = Deck(np.array([0.5, 0.3, 0.1996, 0.0004]), np.random.default_rng(0))
     cards = [deck.deal() for _ in range(40_000)]
     assert np.bincount(cards).tolist() == [20_000, 12_000, 7_984, 16]
     assert cards[:400] != sorted(cards[:400])
@@ -224,7 +224,7 @@ def test_a_testbed_is_written_whole_and_repeats(tmp_path: Path) -> None:
     layout = DraftLayout.read(tmp_path / "a" / draft_folder(2))
     assert continuation is not None
     assert layout is not None
-    assert layout.rates == (0.6, 0.3)
+    assert layout.rates.tolist() == [0.6, 0.3]
     assert Continuation.read(tmp_path / "a" / draft_folder(1)) is None
     assert DraftLayout.read(tmp_path / "a/target") is None
     for folder, says in (("target", continuation.next_token), (draft_folder(2), layout.next_token(continuation))):
