@@ -67,10 +67,6 @@ class Fit:
     # repeat error it is the machine that changed, or a cost the features do not hold.
     drift: float
 
-    def value(self, name: str) -> float:
-        """A coefficient; 0 where it was not fitted."""
-        return self.coefficients[name].value if name in self.coefficients else 0.0
-
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -130,7 +126,8 @@ class EngineLogFit:
     @property
     def overhead_s(self) -> float:
         """Seconds of every step outside ``elapsed``, at most the fixed ones; 0 where not known."""
-        return min(self.host_fixed_s, self.regression.value("fixed_s")) if math.isfinite(self.host_fixed_s) else 0.0
+        fixed_s = self.regression.coefficients["fixed_s"].value
+        return min(self.host_fixed_s, fixed_s) if math.isfinite(self.host_fixed_s) else 0.0
 
     def report(self) -> dict[str, Any]:
         """Plain data for JSON; None for what is not known."""

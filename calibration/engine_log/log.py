@@ -17,7 +17,7 @@ seconds.
 import math
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ _ITERATION = re.compile(
     r"(?:, \w{1,20} KV cache usage: (?P<kv_usage>\d{1,9}(?:\.\d{1,9})?)%"
     r"(?:, encoder inputs: (?P<encoder_inputs>\d{1,9}))?)?"
 )
+_COUNTS = [name for name in _ITERATION.groupindex if COLUMNS.get(name) == "int64"]
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = re.compile(r"(?<!\d)(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _EPOCH = re.compile(r"(?<![\d.])(\d{10})\.(\d{3,9})(?![\d.])")
@@ -183,15 +184,13 @@ def _row(text: str, match: re.Match[str], file: str, number: int) -> dict[str, A
         "resolution_s": resolution_s,
         "elapsed_s": float(match["elapsed_ms"]) / 1000.0,
         "dummy": match["dummy"] is not None,
-        "kv_usage": float(match["kv_usage"]) / 100.0 if match["kv_usage"] else math.nan,
-        "encoder_inputs": int(match["encoder_inputs"] or 0),
-        "step": int(match["step"]),
+        "kv_usage": float(match["kv_usage"] or math.nan) / 100.0,
+        **{name: int(match[name] or 0) for name in _COUNTS},
     }
     for kind in ("context", "generation"):
-        requests, tokens = int(match[f"{kind}_requests"]), int(match[f"{kind}_tokens"])
+        requests, tokens = row[f"{kind}_requests"], row[f"{kind}_tokens"]
         if tokens < requests or (requests == 0) != (tokens == 0):
             raise InputError(f"{requests} {kind} requests cannot have {tokens} tokens", file=file, line=number)
-        row[f"{kind}_requests"], row[f"{kind}_tokens"] = requests, tokens
     if row["kv_usage"] > 1.0:
         raise InputError("must be at most 100 %", file=file, line=number, key="KV cache usage", value=match["kv_usage"])
     return row
@@ -213,7 +212,7 @@ def _time(head: str) -> tuple[float, float]:
 def _seconds(year: str | None, month: str, day: str, hour: str, minute: str, second: str) -> float:
     """Seconds since 1970. vLLM's stamp has no year; 2000 stands for it, so a run over New Year breaks there."""
     try:
-        moment = datetime(int(year or 2000), int(month), int(day), int(hour), int(minute), int(second))
+        moment = datetime(int(year or 2000), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC)
     except ValueError:
         return math.nan
-    return (moment - datetime(1970, 1, 1)).total_seconds()
+    return moment.timestamp()

@@ -138,29 +138,22 @@ def affine_fit(fit: EngineLogFit, command: str) -> AffineFit:
     if fit.method and fit.method not in (*DRAFTERS, *SEARCHES):
         message = f"an affine profile holds only {', '.join((*DRAFTERS, *SEARCHES))}"
         raise InputError(message, file=fit.sources[-1], key="method", value=fit.method)
+    vllm = ", ".join(fit.versions) or "of unknown version"
+    method = f"; {fit.method}, k {_depths(fit)}" if fit.method else ""
+    errors = fit.regression.held_out["all"]
+    files = ", ".join(Path(source).name for source in fit.sources)
     return AffineFit(
         values={name: coefficient.value for name, coefficient in fit.regression.coefficients.items()},
         methods=(fit.method,) if fit.method else (),
         sequences=fit.sequences,
         enforce_eager=bool(fit.enforce_eager),
-        source=source_line(fit),
+        source=f"iteration log of vLLM {vllm} ({files}{method}), {fit.clock} clock, {fit.steps} steps; "
+        f"held-out error median {errors.median:.1%}, p90 {errors.p90:.1%}",
         notes=notes(fit),
         versions=fit.versions,
         command=command,
         report={**fit.report(), "notes": notes(fit)},
         overhead_s=fit.overhead_s,
-    )
-
-
-def source_line(fit: EngineLogFit) -> str:
-    """Where the coefficients come from and how well they predict steps they have not seen."""
-    vllm = ", ".join(fit.versions) or "of unknown version"
-    method = f"; {fit.method}, k {_depths(fit)}" if fit.method else ""
-    errors = fit.regression.held_out["all"]
-    files = ", ".join(Path(source).name for source in fit.sources)
-    return (
-        f"iteration log of vLLM {vllm} ({files}{method}), {fit.clock} clock, {fit.steps} steps; held-out error "
-        f"median {errors.median:.1%}, p90 {errors.p90:.1%}"
     )
 
 

@@ -25,8 +25,8 @@ _BIWEIGHT = 4.685
 MAD_TO_STD = 1.4826
 _SOFT_ROUNDS = 25
 _BIWEIGHT_ROUNDS = 15
+_LEAST_OF_ITS_OWN = 0.05  # share of a column's norm that is left when the kept columns are taken out of it
 # Residuals of a noiseless table are rounding errors; they are not a scale.
-LEAST_OF_ITS_OWN = 0.05  # share of a column's norm that is left when the kept columns are taken out of it
 _EXACT = 1e-9
 
 
@@ -40,12 +40,7 @@ class RobustFit:
 
 
 def robust_fit(
-    x: FloatArray,
-    y: FloatArray,
-    steps: FloatArray,
-    *,
-    offset: FloatArray | None = None,
-    start: RobustFit | None = None,
+    x: FloatArray, y: FloatArray, steps: FloatArray, *, offset: FloatArray | float = 0.0, start: RobustFit | None = None
 ) -> RobustFit:
     """Coefficients >= 0 for times ``y`` (> 0).
 
@@ -55,34 +50,31 @@ def robust_fit(
         offset: known part of the prediction.
         start: a fit of nearly the same rows: only its biweight rounds are repeated, with its scale.
     """
-    known = np.zeros_like(y) if offset is None else offset
-    if x.shape[1] == 0:
-        return RobustFit(np.zeros(0), 0.0, np.zeros(len(y), dtype=np.bool_))
     root = np.sqrt(steps)
+
+    def residuals(coefficients: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The size that they are relative to, and they."""
+        predicted = offset + x @ coefficients
+        size = np.maximum(predicted, 1e-3 * y)
+        return size, (y - predicted) / size * root
+
     if start is not None:
         coefficients, scale = start.coefficients, start.scale
     else:
-        coefficients, scale = _nnls(x, y - known, root / y), 0.0
+        coefficients, scale = _nnls(x, y - offset, root / y), 0.0
         for _ in range(_SOFT_ROUNDS):
-            size, residual = _residuals(x, y, known, root, coefficients)
+            size, residual = residuals(coefficients)
             scale = MAD_TO_STD * float(np.median(np.abs(residual)))
             if scale <= _EXACT:
                 break
-            coefficients = _nnls(x, y - known, root / size / (1.0 + (residual / scale) ** 2) ** 0.25)
+            coefficients = _nnls(x, y - offset, root / size / (1.0 + (residual / scale) ** 2) ** 0.25)
+    beyond = _BIWEIGHT * max(scale, _EXACT)
     for _ in range(_BIWEIGHT_ROUNDS):
-        size, residual = _residuals(x, y, known, root, coefficients)
-        weight = np.maximum(1.0 - (residual / (_BIWEIGHT * max(scale, _EXACT))) ** 2, 0.0)
-        coefficients = _nnls(x, y - known, root / size * weight)
-    _, residual = _residuals(x, y, known, root, coefficients)
-    return RobustFit(coefficients, scale, np.abs(residual) >= _BIWEIGHT * max(scale, _EXACT))
-
-
-def _residuals(
-    x: FloatArray, y: FloatArray, known: FloatArray, root: FloatArray, coefficients: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    predicted = known + x @ coefficients
-    size = np.maximum(predicted, 1e-3 * y)
-    return size, (y - predicted) / size * root
+        size, residual = residuals(coefficients)
+        weight = np.maximum(1.0 - (residual / beyond) ** 2, 0.0)
+        coefficients = _nnls(x, y - offset, root / size * weight)
+    _, residual = residuals(coefficients)
+    return RobustFit(coefficients, scale, np.abs(residual) >= beyond)
 
 
 def _nnls(x: FloatArray, y: FloatArray, weight: FloatArray) -> FloatArray:
@@ -92,34 +84,6 @@ def _nnls(x: FloatArray, y: FloatArray, weight: FloatArray) -> FloatArray:
     norm[norm == 0.0] = 1.0
     r: FloatArray = np.asarray(np.linalg.qr(np.column_stack([a / norm, y * weight]), mode="r"))
     return np.asarray(nnls(r[:, :-1], r[:, -1])[0] / norm, dtype=np.float64)
-
-
-def identified(x: FloatArray, names: tuple[str, ...]) -> tuple[list[int], dict[str, str]]:
-    """Columns that say something the columns before them do not.
-
-    Args:
-        x: rows already divided by their size, shape (rows, columns); names of the columns, the most wanted first.
-
-    Returns:
-        Indices of the kept columns; for each other column, the kept one it moves with (empty: it is zero throughout).
-    """
-    kept: list[int] = []
-    folded: dict[str, str] = {}
-    norms = np.linalg.norm(x, axis=0)
-    for j, name in enumerate(names):
-        if norms[j] == 0.0:
-            folded[name] = ""
-            continue
-        rest = x[:, j] / norms[j]
-        if kept:
-            basis = x[:, kept] / norms[kept]
-            rest = rest - basis @ np.linalg.lstsq(basis, rest, rcond=None)[0]
-        if np.linalg.norm(rest) >= LEAST_OF_ITS_OWN:
-            kept.append(j)
-        else:
-            likeness = np.abs((x[:, kept] / norms[kept]).T @ (x[:, j] / norms[j]))
-            folded[name] = names[kept[int(np.argmax(likeness))]]
-    return kept, folded
 
 
 DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
@@ -141,12 +105,23 @@ class Regression:
 
     @classmethod
     def of(cls, points: pd.DataFrame, columns: pd.DataFrame) -> Self:
-        """Fit ``columns``, the most wanted first: of two that move together only the first is fitted."""
-        x = columns.to_numpy(np.float64)
-        kept, folded = identified(x / points["seconds"].to_numpy()[:, None], tuple(map(str, columns)))
-        x = x[:, kept]
-        names = tuple(columns.columns[kept])
-        return cls(points, names, x, folded, _solve(points, x))
+        """Fit ``columns``, the most wanted first, which say something that the columns before them do not."""
+        kept: list[str] = []
+        folded: dict[str, str] = {}
+        relative = columns.div(points["seconds"].to_numpy(), axis=0)
+        norms = np.linalg.norm(relative, axis=0)
+        unit = relative.div(np.where(norms > 0.0, norms, 1.0), axis=1)
+        for name, norm in zip(map(str, columns), norms, strict=True):
+            column, basis = unit[name].to_numpy(), unit[kept].to_numpy()
+            rest = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0] if kept else column
+            if norm == 0.0:
+                folded[name] = ""
+            elif np.linalg.norm(rest) >= _LEAST_OF_ITS_OWN:
+                kept.append(name)
+            else:
+                folded[name] = kept[int(np.argmax(np.abs(basis.T @ column)))]
+        x = columns[kept].to_numpy(np.float64)
+        return cls(points, tuple(kept), x, folded, _solve(points, x))
 
     @property
     def values(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ a second.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,6 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 
 Clock = Literal["auto", "wall", "elapsed"]
-CLOCKS = ("auto", "wall", "elapsed")
 
 # vLLM's block size on GPUs where none is given on the command line.
 DEFAULT_BLOCK_SIZE = 16
@@ -39,9 +38,8 @@ class TimedSteps:
     # ``context_tokens``; ``elapsed_s``, ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``,
     # ``line`` (of the last step)
     frame: pd.DataFrame
-    # The same for the wall clock, whichever is used: ``wall_s`` and ``elapsed_s`` are both known in it
-    blocks: pd.DataFrame
-    clock: Literal["wall", "elapsed"]  # ``wall`` or ``elapsed``
+    blocks: pd.DataFrame  # the same for the wall clock, whichever is used: both times are known in it
+    clock: Literal["wall", "elapsed"]
     elapsed_share: float  # elapsed over wall time where both are known, NaN where no wall time is
     left_out: dict[str, int]  # steps that are not in it, by reason
 
@@ -117,28 +115,23 @@ def timed_steps(
     Raises:
         InputError: no step can be timed by the wall clock asked for.
     """
-    if clock not in CLOCKS:
-        raise InputError(f"must be one of {', '.join(CLOCKS)}", key="clock", value=clock)
-    parts = [_step_features(run, warmup_steps, features) for _, run in frame.groupby(["source", "run"], sort=False)]
-    steps = pd.concat(parts, ignore_index=True)
+    if clock not in get_args(Clock):
+        raise InputError(f"must be one of {', '.join(get_args(Clock))}", key="clock", value=clock)
+    runs = [_step_features(run, warmup_steps, features) for _, run in frame.groupby(["source", "run"], sort=False)]
+    steps, blocks = pd.concat(runs), pd.concat([_blocks(run, features) for run in runs], ignore_index=True)
     kept = steps[steps["reason"] == ""]
     left_out = {str(reason): int(n) for reason, n in steps["reason"].value_counts().items() if reason}
-    blocks = pd.concat(
-        [_blocks(run, features) for _, run in steps.groupby(["source", "run"], sort=False)], ignore_index=True
-    )
     share = float(blocks["elapsed_s"].sum() / blocks["wall_s"].sum()) if len(blocks) else np.nan
     short = len(blocks) > 0 and float(blocks["steps"].median()) <= _SHORT_BLOCK
     if clock == "auto":
         clock = "wall" if len(blocks) and (short or share < WHOLE_ELAPSED) else "elapsed"
-    if clock == "elapsed":
-        timed = kept[kept["elapsed_s"] > 0.0]
-        left_out |= {"elapsed rounds to 0": len(kept) - len(timed)} if len(timed) < len(kept) else {}
-        return TimedSteps(timed.assign(seconds=timed["elapsed_s"]), blocks, clock, share, left_out)
-    if not len(blocks):
+    if clock == "wall" and not len(blocks):
         raise InputError("no step can be timed: no time stamps, or no two steps in a row", key="clock", value=clock)
-    idle = len(kept) - int(blocks["steps"].sum())
-    left_out |= {"wall time not sure": idle} if idle else {}
-    return TimedSteps(blocks.assign(seconds=blocks["wall_s"]), blocks, clock, share, left_out)
+    timed = blocks if clock == "wall" else kept[kept["elapsed_s"] > 0.0]
+    if untimed := len(kept) - int(timed["steps"].sum()):
+        left_out["wall time not sure" if clock == "wall" else "elapsed rounds to 0"] = untimed
+    timed = timed.assign(seconds=timed[f"{clock}_s"]).reset_index(drop=True)
+    return TimedSteps(timed, blocks, clock, share, left_out)
 
 
 def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) -> pd.DataFrame:

@@ -143,8 +143,8 @@ def _config(meta: dict[str, Any]) -> dict[str, Any]:
     """The engine's arguments, what it resolved them to where the file says so, and its KV blocks."""
     given, cache = meta.get("engine_kwargs"), meta.get("kv_cache")
     values = {**(given if isinstance(given, dict) else {}), **(cache if isinstance(cache, dict) else {})}
-    known = {name: values[name] for name in (*_ARGUMENTS, "num_gpu_blocks", "block_size") if values.get(name)}
-    return known | {name: values[name] for name in _ARGUMENTS if values.get(name) is False}
+    names = (*_ARGUMENTS, "num_gpu_blocks", "block_size")
+    return {name: values[name] for name in names if values.get(name) or values.get(name) is False}
 
 
 def _requests(file: Path) -> pd.DataFrame:

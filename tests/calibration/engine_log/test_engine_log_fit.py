@@ -156,7 +156,7 @@ def test_coarse_stamps_still_give_whole_steps(tmp_path: Path, stamp: str) -> Non
     typical = np.array([1.0, 100.0, 12_000.0, 20.0])
     whole = float(typical @ np.array(list(TRUE.values())))
     assert float(typical @ np.array(list(values(fit.regression).values()))) == pytest.approx(whole, rel=0.02)
-    assert fit.regression.value("fixed_s") >= fit.overhead_s > 0.0
+    assert fit.regression.coefficients["fixed_s"].value >= fit.overhead_s > 0.0
 
 
 def test_elapsed_that_is_not_the_step_is_not_taken_for_it(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_elapsed_that_is_not_the_step_is_not_taken_for_it(tmp_path: Path) -> Non
     assert fit.overhead_s == 0.0
     assert fit.regression.held_out["all"].median < 0.05
     forced = fitted(frame, clock="elapsed", bootstrap=0)
-    assert forced.regression.value("fixed_s") < 0.05 * TRUE["fixed_s"]
+    assert forced.regression.coefficients["fixed_s"].value < 0.05 * TRUE["fixed_s"]
 
 
 def test_asynchronous_usage_is_read_rightly(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_rows_and_sequences_that_move_together_are_not_told_apart(tmp_path: Path
     own = fit.regression.coefficients["sequence_s"]
     assert own.value == 0.0
     assert own.standing == "not fitted: moves with row_s, which carries it"
-    assert fit.regression.value("row_s") == pytest.approx(TRUE["row_s"] + TRUE["sequence_s"], rel=0.1)
+    assert fit.regression.coefficients["row_s"].value == pytest.approx(TRUE["row_s"] + TRUE["sequence_s"], rel=0.1)
     assert fit.regression.coefficients["row_s"].standing == "identified"
 
 
@@ -200,11 +200,11 @@ def test_a_log_without_usage_gives_no_kv_coefficient(tmp_path: Path) -> None:
     fit = fitted(frame_of(tmp_path, usage=False), bootstrap=0)
     kv = fit.regression.coefficients["kv_token_s"]
     assert (kv.value, kv.standing) == (0.0, "not fitted: the log does not give KV tokens")
-    assert fit.regression.value("row_s") > 0.0
+    assert fit.regression.coefficients["row_s"].value > 0.0
     # A capacity given by hand cannot help it, but a column can.
     frame = frame_of(tmp_path, usage=False)
     known = with_kv_tokens(frame_of(tmp_path))["kv_tokens"]
-    assert fitted(frame.assign(kv_tokens=known), bootstrap=0).regression.value("kv_token_s") > 0.0
+    assert fitted(frame.assign(kv_tokens=known), bootstrap=0).regression.coefficients["kv_token_s"].value > 0.0
 
 
 def test_drafting_is_the_difference_of_two_logs(tmp_path: Path) -> None:
@@ -220,7 +220,9 @@ def test_drafting_is_the_difference_of_two_logs(tmp_path: Path) -> None:
     assert fit.regression.held_out["speculative"].median < 0.03
     alone = fitted(drafting, bootstrap=0)
     assert alone.speculative
-    assert alone.regression.value("fixed_s") == pytest.approx(TRUE["fixed_s"] + 3 * DRAFT["draft_pass_s"], rel=0.05)
+    assert alone.regression.coefficients["fixed_s"].value == pytest.approx(
+        TRUE["fixed_s"] + 3 * DRAFT["draft_pass_s"], rel=0.05
+    )
 
 
 def test_passes_and_fixed_seconds_are_told_apart_by_logs_of_several_depths(tmp_path: Path) -> None:
@@ -230,10 +232,10 @@ def test_passes_and_fixed_seconds_are_told_apart_by_logs_of_several_depths(tmp_p
     fit = fitted(plain, pd.concat(logs, ignore_index=True), bootstrap=0)
     assert fit.num_speculative_tokens == (1, 5)
     for name in ("draft_fixed_s", "draft_pass_s"):
-        assert fit.regression.value(name) == pytest.approx(draft[name], rel=0.1), name
+        assert fit.regression.coefficients[name].value == pytest.approx(draft[name], rel=0.1), name
     one = fitted(plain, logs[1], bootstrap=0).regression
     assert one.coefficients["draft_fixed_s"].standing == "not fitted: moves with draft_pass_s, which carries it"
-    assert one.value("draft_pass_s") == pytest.approx(1.5e-3 + 4e-3 / 5, rel=0.1)
+    assert one.coefficients["draft_pass_s"].value == pytest.approx(1.5e-3 + 4e-3 / 5, rel=0.1)
 
 
 def test_what_the_server_was_started_with_is_read(tmp_path: Path) -> None:
@@ -257,8 +259,10 @@ def test_text_search_costs_seconds_of_its_own(tmp_path: Path) -> None:
     found = fit.regression.coefficients["ngram_step_s"]
     assert found.value == pytest.approx(0.2 * TRUE["fixed_s"], rel=0.1)
     assert found.low < found.value < found.high
-    typical_s = fit.regression.value("ngram_step_s") + 24 * fit.regression.value("ngram_sequence_s")
-    typical_s += 12_000 * fit.regression.value("ngram_token_s")
+    typical_s = (
+        fit.regression.coefficients["ngram_step_s"].value + 24 * fit.regression.coefficients["ngram_sequence_s"].value
+    )
+    typical_s += 12_000 * fit.regression.coefficients["ngram_token_s"].value
     whole_s = TRUE["fixed_s"] + 24 * 4 * TRUE["row_s"] + 12_000 * TRUE["kv_token_s"]
     assert typical_s == pytest.approx(0.2 * whole_s, rel=0.1)
     assert "draft_fixed_s" not in fit.regression.coefficients
