@@ -11,7 +11,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from draftcast.errors import InputError, LiveError
+from draftcast.errors import LiveError
+from draftcast.files import write_text
 
 _POLL_S = 0.2
 _STOP_S = 20.0
@@ -38,14 +39,6 @@ class LoadPlan:
     request_timeout_s: float = 120.0  # a request that takes longer has failed
     answers: list[list[int]] | None = None  # token ids each request must be answered with; None: not known
 
-    def __post_init__(self) -> None:
-        if (self.due_s is None) == (self.concurrency is None):
-            raise InputError("give due_s (open loop) or concurrency (closed loop)", key="due_s", value=self.due_s)
-        for name in ("output_tokens", "classes", "due_s", "think_s", "answers"):
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.prompts):
-                raise InputError(f"one for each of the {len(self.prompts)} prompts is needed", key=name)
-
     def __len__(self) -> int:
         return len(self.prompts)
 
@@ -69,10 +62,7 @@ def run_load(
     """
     with TemporaryDirectory(prefix="draftcast-") as folder, TemporaryFile() as errors:
         file = Path(folder) / "plan.json"
-        try:
-            file.write_text(json.dumps(asdict(plan)), encoding="utf-8")
-        except OSError as error:
-            raise LiveError(f"{file}: cannot be written: {error.strerror}") from None
+        write_text(file, json.dumps(asdict(plan)), LiveError)
         with subprocess.Popen(
             [sys.executable, "-m", "draftcast.calibration.live.client", str(file), str(journal)],
             bufsize=0,  # or select would not see lines that wait in a buffer of ours

@@ -4,13 +4,14 @@ import contextlib
 import platform
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import psutil
 
+from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import (
     JOURNAL,
@@ -23,15 +24,9 @@ from draftcast.calibration.live.run_directory import (
     tables,
     why,
 )
-from draftcast.calibration.live.server import Server, ServerFacts, acceptance_between, get, server_facts
-from draftcast.calibration.microbench.noise import (
-    NoiseProbe,
-    NoiseReading,
-    host_facts,
-    noise_summary,
-    nvidia_smi,
-)
-from draftcast.errors import LiveError
+from draftcast.calibration.live.server import Server, ServerFacts, get, server_facts
+from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary, nvidia_smi
+from draftcast.errors import InputError, LiveError
 from draftcast.files import picked, without_secrets, written
 from draftcast.kernels.extras import missing
 
@@ -72,7 +67,7 @@ class Noise:
     """Readings of how quiet this host is; none where torch is not installed."""
 
     def __init__(self) -> None:
-        self._last: NoiseReading | None = None
+        self._last: list[NoiseReading] = []
         self._probe: NoiseProbe | None = None
         if not missing("live", "torch"):
             from draftcast.calibration.microbench.device import find_device
@@ -81,9 +76,9 @@ class Noise:
 
     def read(self) -> list[NoiseReading]:
         """One reading, about half a second; the last one again where that was made just now, after another run."""
-        if self._probe is not None and (self._last is None or time.time() - self._last.time_s > _NOISE_FRESH_S):
-            self._last = self._probe.read()
-        return [] if self._last is None else [self._last]
+        if self._probe is not None and not (self._last and time.time() - self._last[0].time_s <= _NOISE_FRESH_S):
+            self._last = [self._probe.read()]
+        return self._last
 
 
 def record(
@@ -105,6 +100,13 @@ def record(
         LiveError: the disk refuses.
         KeyboardInterrupt, ...: what stopped it; the run is finished first, as incomplete.
     """
+    machine = {
+        **host_facts(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "gpus": nvidia_smi("name", "memory.total", "driver_version"),
+    }
+    writer.update(server=endpoint.manifest(), machine=machine)
     recording = _Recording(writer, endpoint, noise)
     try:
         reason = recording.carry_out(plan, warmup, progress)
@@ -115,21 +117,14 @@ def record(
     return recording.close(reason)
 
 
+@dataclass
 class _Recording:
-    def __init__(self, writer: LiveRunWriter, endpoint: Endpoint, noise: Noise | None) -> None:
-        self._writer = writer
-        self._endpoint = endpoint
-        self._noise = noise
-        self._readings: list[NoiseReading] = []
-        self._log_mark: int | None = None
-        self._others_cores: float | None = None
-        machine = {
-            **host_facts(),
-            "memory_bytes": psutil.virtual_memory().total,
-            "python": platform.python_version(),
-            "gpus": nvidia_smi("name", "memory.total", "driver_version"),
-        }
-        writer.update(server=endpoint.manifest(), machine=machine)
+    _writer: LiveRunWriter
+    _endpoint: Endpoint
+    _noise: Noise | None
+    _readings: list[NoiseReading] = field(default_factory=list)
+    _log_mark: int | None = None
+    _others_cores: float | None = None
 
     def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: Progress) -> str:
         """Everything up to the last answer; returns why it stopped early, or ""."""
@@ -148,7 +143,10 @@ class _Recording:
         if self._endpoint.server is not None:
             self._others_cores = max(used_s - float(client.get("cpu_s") or 0.0), 0.0) / spent_s
         start_unix_s = client.pop("start_unix_s", None)
-        acceptance = acceptance_between(before, self._metrics(METRICS_AFTER))
+        acceptance, after = None, self._metrics(METRICS_AFTER)
+        if before is not None and after is not None:
+            with contextlib.suppress(InputError):  # it drafted nothing, or does not say
+                acceptance = read_metrics(after, before=before).counts()
         self._writer.update(client=client, start_unix_s=start_unix_s, acceptance=acceptance)
         self._readings += self._noise.read() if self._noise is not None else []
         return reason

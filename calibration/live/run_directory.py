@@ -9,8 +9,7 @@
 ``metrics_before.txt``, ``metrics_after.txt``  the server's Prometheus text around the load; absent where it has none
 
 While a run goes on there is ``journal.jsonl`` in place of the two tables and the manifest says ``complete: false``: a
-run that is killed at any moment is a readable, incomplete run. Keys and files of other versions are left alone. Knows
-nothing of what the figures mean.
+run that is killed at any moment is a readable, incomplete run. Keys and files of other versions are left alone.
 
 A line of the journal is a JSON list. ``["r", request_id, class, due_s, prompt_tokens, output_tokens_wanted]`` a request
 is known; ``["s", request_id, time_s]`` it was sent; ``["c", request_id, time_s, tokens]`` a chunk of its answer came;
@@ -111,6 +110,7 @@ KIND, SCHEMA_VERSION = "live", 1
 _MOST = 1e9
 MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
 SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
+TABLES = {REQUESTS: REQUESTS_DTYPES, CHUNKS: CHUNKS_DTYPES}
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Objects = dict[str, Any]
@@ -162,9 +162,7 @@ MANIFEST_KEYS: dict[str, Any] = Manifest().model_dump()
 
 @dataclass(frozen=True)
 class LiveRun:
-    """A recorded run; ``folder`` is where it lies."""
-
-    folder: Path
+    folder: Path  # where it lies
     manifest: dict[str, Any]
     requests: pd.DataFrame
     chunks: pd.DataFrame
@@ -188,8 +186,8 @@ class LiveRun:
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
-        if (folder / REQUESTS).is_file() and (folder / CHUNKS).is_file():
-            requests, chunks = _table(folder / REQUESTS, REQUESTS_DTYPES), _table(folder / CHUNKS, CHUNKS_DTYPES)
+        if all((folder / name).is_file() for name in TABLES):
+            requests, chunks = (_table(folder / name, dtypes) for name, dtypes in TABLES.items())
         elif (folder / JOURNAL).is_file():
             requests, chunks = tables(read_journal(folder / JOURNAL))
         else:
@@ -200,10 +198,9 @@ class LiveRun:
 
 @dataclass
 class LiveRunWriter:
-    """A run that is being recorded into ``folder``.
+    """A run that is being recorded into ``folder``: its manifest is on disk from the start, marked incomplete.
 
-    The manifest is on disk from the start, marked incomplete, and is written anew by every `update`. Every method
-    raises LiveError when the disk refuses; what is on disk then is still readable and marked incomplete.
+    Every method raises LiveError when the disk refuses; what is on disk then is still readable and marked incomplete.
     """
 
     folder: Path
@@ -252,7 +249,7 @@ class LiveRunWriter:
         """
         if requests is None or chunks is None:
             requests, chunks = tables(read_journal(self.folder / JOURNAL))
-        for name, frame, dtypes in ((REQUESTS, requests, REQUESTS_DTYPES), (CHUNKS, chunks, CHUNKS_DTYPES)):
+        for (name, dtypes), frame in zip(TABLES.items(), (requests, chunks), strict=True):
             with written(self.folder / name, LiveError) as partial:
                 frame[list(dtypes)].astype(dtypes).to_parquet(partial, index=False)
         self.update(complete=not incomplete_reason, incomplete_reason=incomplete_reason)
@@ -309,22 +306,20 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
     """Refuse what no client can have seen: the same request twice, negative times, unknown pieces."""
-    checks = [(REQUESTS, "request_id", requests["request_id"].duplicated(), "the same request twice")]
-    for name, frame, columns in (
-        (REQUESTS, requests, ("due_s", "sent_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens")),
-        (CHUNKS, chunks, ("time_s", "tokens")),
-    ):
-        for column in columns:
-            # NaN is no comparison's: a time that never came.
-            bad = (frame[column] < 0) | (frame[column] > _MOST)
-            checks.append((name, column, bad, f"must be from 0 to {_MOST:g}"))
-    unknown = ~chunks["request_id"].isin(requests["request_id"])
-    checks.append((CHUNKS, "time_s", chunks["time_s"].isna(), "must be a time"))
-    checks.append((CHUNKS, "request_id", unknown, f"no such request in {REQUESTS}"))
-    for name, column, bad, message in checks:
+
+    def check(name: str, bad: pd.Series[bool], message: str) -> None:
         if bad.any():
-            values = (requests if name == REQUESTS else chunks)[column]
-            raise InputError(message, file=str(folder / name), key=column, value=values[bad].tolist()[0])
+            value = (requests if name == REQUESTS else chunks).loc[bad, str(bad.name)].tolist()[0]
+            raise InputError(message, file=str(folder / name), key=str(bad.name), value=value)
+
+    check(REQUESTS, requests["request_id"].duplicated(), "the same request twice")
+    times = ["due_s", "sent_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens"]
+    for name, frame in ((REQUESTS, requests[times]), (CHUNKS, chunks[["time_s", "tokens"]])):
+        for column in frame:
+            # NaN is no comparison's: a time that never came.
+            check(name, (frame[column] < 0) | (frame[column] > _MOST), f"must be from 0 to {_MOST:g}")
+    check(CHUNKS, chunks["time_s"].isna(), "must be a time")
+    check(CHUNKS, ~chunks["request_id"].isin(requests["request_id"]), f"no such request in {REQUESTS}")
 
 
 def _table(path: Path, dtypes: Mapping[str, str]) -> pd.DataFrame:

@@ -25,8 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from draftcast.calibration.acceptance.metrics import read_metrics, samples
+from draftcast.calibration.acceptance.metrics import samples
 from draftcast.errors import InputError, LiveError
+from draftcast.files import value_at
 
 HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 30.0  # for a server to end after it was asked to; then it is killed
@@ -141,11 +142,9 @@ class Server:
         return f"the server ended with exit code {self.exit_code} {when}{cause}; {self.last_lines()}"
 
     def last_lines(self) -> str:
-        try:
-            with self.log.open(encoding="utf-8", errors="replace") as file:
-                lines = [line.rstrip()[:500] for line in deque(file, _TAIL_LINES)]
-        except OSError:
-            lines = []
+        lines: list[str] = []
+        with contextlib.suppress(OSError), self.log.open(encoding="utf-8", errors="replace") as file:
+            lines = [line.rstrip()[:500] for line in deque(file, _TAIL_LINES)]
         return "\n  ".join([f"the last lines of {self.log}:", *lines])
 
     def stop(self) -> None:
@@ -239,7 +238,6 @@ CONFIG = {
     "parallel_config": ("tensor_parallel_size", "data_parallel_size"),
 }
 _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-_CACHE_INFO = "vllm:cache_config_info"
 
 
 @dataclass(frozen=True)
@@ -270,18 +268,8 @@ def server_facts(url: str) -> ServerFacts:
     return ServerFacts(model, version, config)
 
 
-def acceptance_between(before: Path | None, after: Path | None) -> dict[str, Any] | None:
-    """What the server counted between two snapshots of its metrics; None where it drafted nothing or does not say."""
-    if before is None or after is None:
-        return None
-    try:
-        return read_metrics(after, before=before).counts()
-    except InputError:
-        return None
-
-
 def _from_metrics(text: str) -> dict[str, Any]:
-    labels = next((labels for _, _, _, labels in samples(text, "/metrics", [_CACHE_INFO])), {})
+    labels = next((labels for *_, labels in samples(text, "/metrics", ["vllm:cache_config_info"])), {})
     sizes = ("num_gpu_blocks", "block_size")
     config: dict[str, Any] = {name: int(labels[name]) for name in sizes if labels.get(name, "").isdigit()}
     if labels.get("enable_prefix_caching") in ("True", "False"):
@@ -290,16 +278,13 @@ def _from_metrics(text: str) -> dict[str, Any]:
 
 
 def _from_server_info(info: Any) -> dict[str, Any]:
-    whole = info.get("vllm_config") if isinstance(info, Mapping) else None
-    if not isinstance(whole, Mapping):
-        return {}
     config: dict[str, Any] = {}
     for section, names in CONFIG.items():
-        known = whole.get(section)
+        known = value_at(info, f"vllm_config.{section}")
         if isinstance(known, Mapping):
             keys = {name: "policy" if name == "scheduling_policy" else name for name in names}
             config |= {name: known[key] for name, key in keys.items() if key in known}
-    speculative = whole.get("speculative_config")
+    speculative = value_at(info, "vllm_config.speculative_config")
     if isinstance(speculative, Mapping):
         config["speculative_config"] = {key: speculative.get(key) for key in _SPECULATIVE}
     return config
