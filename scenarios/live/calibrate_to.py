@@ -52,6 +52,8 @@ _REPLICATIONS = 5
 # Means of lengths that differ by less are of one distribution; by more than the second, of another load.
 _SAME_LENGTHS, _OTHER_LENGTHS = 0.1, 0.25
 _LEAST_STEPS, _CHUNKS = 50, 10
+# The first of them that was measured is what the steps are fitted to.
+_TARGETS = ("mean_tpot_s", "mean_e2el_s", "output_throughput")
 
 
 def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path]) -> Scenario:
@@ -116,22 +118,6 @@ def _check_plausible(factor: float, source: str) -> None:
 # ---- runs ----
 
 
-@dataclass(frozen=True)
-class _Forecast:
-    figures: dict[str, float]  # means over replications
-    target: float  # the one of them that the steps are fitted to
-    spread: float  # its relative standard deviation in one replication: by chance the run differs by so much
-    queue_share: float  # of the time to first token
-
-
-def _target(run: OffRun) -> str:
-    """The figure that the steps are fitted to: the first that was measured."""
-    for name in ("mean_tpot_s", "mean_e2el_s", "output_throughput"):
-        if run.figures.get(name, 0.0) > 0.0:
-            return name
-    raise InputError("has no TPOT, latency or throughput", file=run.source)
-
-
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
     values: dict[str, Any] = {
@@ -164,31 +150,77 @@ def _lengths(tokens: Tokens | None, scenario: Scenario, key: str) -> Any:
     return max(1, round(tokens.mean))
 
 
-def _forecast(scenario: Scenario, run: OffRun, values: dict[str, Any]) -> _Forecast:
-    off = off_scenario(scenario, run)
-    if values:
-        off = with_values(off, {"correction": _setup(off, run.source) | values})
-    result = measure([serve(off)])[0]
-    frame = pd.DataFrame(result.replications)[["mean_tpot_s", "mean_ttft_s", "mean_e2el_s", "output_throughput"]]
-    means, name, requests = frame.mean(), _target(run), result.requests
-    ttft_s = requests["first_token_s"] - requests["arrival_s"]
-    # What every request waits for is its front end.
-    waiting_s = float((requests["time_queue_s"] - requests["time_queue_s"].min()).mean())
-    if run.arrivals is None:
-        _check_lengths(run, requests)
-    spread = float(frame[name].std(ddof=1) / means[name])
-    return _Forecast(dict(means), float(means[name]), spread, waiting_s / float(ttft_s.mean()))
+class _Compared:
+    """A run, its forecast with the last correction, and its uncorrected step time over the requests in the engine."""
 
+    def __init__(self, scenario: Scenario, run: OffRun) -> None:
+        self.run = run
+        known = (name for name in _TARGETS if run.figures.get(name, 0.0) > 0.0)
+        if (target := next(known, None)) is None:
+            raise InputError("has no TPOT, latency or throughput", file=run.source)
+        self._target = target
+        self._off = off_scenario(scenario, run)
+        self._setup = _setup(scenario, run.source)
+        # NaN of a closed loop, which has as many in the forecast.
+        self._rate_rps = float((run.arrivals or {}).get("request_rate_rps", math.nan))
+        self._in_flight = math.nan  # as measured
+        if "mean_tpot_s" in run.figures and run.output_tokens is not None:
+            tokens = run.output_tokens.mean - 1.0
+            e2el_s = run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
+            self._in_flight = self._rate_rps * e2el_s
+        self._points: list[tuple[float, float]] = []
+        self.figures: dict[str, float]  # means over replications
+        self.spread: float  # relative standard deviation of the target in one replication: the run differs by chance
+        self.queue_share: float  # of the time to first token
 
-def _check_lengths(run: OffRun, requests: pd.DataFrame) -> None:
-    for kind, tokens in (("prompt", run.prompt_tokens), ("output", run.output_tokens)):
-        simulated = float(requests[f"{kind}_tokens"].mean())
-        if tokens is not None and abs(tokens.mean / simulated - 1.0) > _OTHER_LENGTHS:
-            message = (
-                f"the server's {kind}s had {tokens.mean:.0f} tokens on average, the scenario's have {simulated:.0f}; "
-                "counters hold no load, so the scenario's must be the server's"
-            )
-            raise InputError(message, file=run.source, key=f"workload.lengths.{kind}_tokens")
+    def forecast(self, values: dict[str, Any]) -> None:
+        off = with_values(self._off, {"correction": self._setup | values}) if values else self._off
+        result = measure([serve(off)])[0]
+        frame, requests = pd.DataFrame(result.replications)[[*_TARGETS, "mean_ttft_s"]], result.requests
+        ttft_s = requests["first_token_s"] - requests["arrival_s"]
+        # What every request waits for is its front end.
+        waiting_s = float((requests["time_queue_s"] - requests["time_queue_s"].min()).mean())
+        if self.run.arrivals is None:
+            self._check_lengths(requests)
+        self.figures = {str(name): float(mean) for name, mean in frame.mean().items()}
+        self.spread = float(frame[self._target].std(ddof=1)) / self.figures[self._target]
+        self.queue_share = waiting_s / float(ttft_s.mean())
+
+    def _check_lengths(self, requests: pd.DataFrame) -> None:
+        for kind, tokens in (("prompt", self.run.prompt_tokens), ("output", self.run.output_tokens)):
+            simulated = float(requests[f"{kind}_tokens"].mean())
+            if tokens is not None and abs(tokens.mean / simulated - 1.0) > _OTHER_LENGTHS:
+                message = (
+                    f"the server's {kind}s had {tokens.mean:.0f} tokens on average, the scenario's have "
+                    f"{simulated:.0f}; counters hold no load, so the scenario's must be the server's"
+                )
+                raise InputError(message, file=self.run.source, key=f"workload.lengths.{kind}_tokens")
+
+    def sigma(self) -> float:
+        """Relative standard deviation between measurement and forecast where the forecast is right."""
+        return math.hypot(REPEAT, self.run.errors.get(self._target, 0.0), self.spread)
+
+    def wanted_s(self) -> float:
+        """Seconds of a step at which the forecast would be what was measured."""
+        more = self.run.figures[self._target] / self.figures[self._target]
+        return self.figures["mean_tpot_s"] * (1.0 / more if self._target == "output_throughput" else more)
+
+    def plain_s(self, factor: float, seconds: float) -> float:
+        """Seconds of an uncorrected step with as many requests as were measured; a straight line through the last two.
+
+        ``factor``, ``seconds``: what the forecast was corrected by.
+        """
+        plain_s = (self.figures["mean_tpot_s"] - seconds) / factor
+        in_flight = self._rate_rps * self.figures["mean_e2el_s"]
+        self._points = [*self._points[-1:], (in_flight, plain_s)]
+        if math.isnan(self._in_flight) or len(self._points) < 2:
+            return plain_s
+        (earlier, earlier_s), _ = self._points
+        if abs(in_flight / earlier - 1.0) < 0.005:
+            return plain_s
+        slope = max((plain_s - earlier_s) / (in_flight - earlier), 0.0)
+        # A line through two noisy points is not followed far.
+        return min(max(plain_s + slope * (self._in_flight - in_flight), 0.5 * plain_s), 2.0 * plain_s)
 
 
 def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
@@ -203,65 +235,27 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
         if known and canonical_name(run.model) != canonical_name(model):
             message = f"was measured on another model than the scenario's {model}"
             raise InputError(message, file=run.source, value=run.model)
-    targets = [_target(run) for run in runs]
-    less = np.array([-1.0 if name == "output_throughput" else 1.0 for name in targets])
-    measured = np.array([run.figures[name] for run, name in zip(runs, targets, strict=True)])
-    errors = np.array([run.errors.get(name, 0.0) for run, name in zip(runs, targets, strict=True)])
-    factor, seconds = 1.0, 0.0
-    front_end: tuple[float, float] | None = None
-    forecasts = [_forecast(scenario, run, {}) for run in runs]
-    sigma = np.sqrt(REPEAT**2 + errors**2 + np.array([f.spread for f in forecasts]) ** 2)
-    curves = [_Curve(run) for run in runs]
+    compared = [_Compared(scenario, run) for run in runs]
+    factor, seconds, front_end = 1.0, 0.0, None
+    for each in compared:
+        each.forecast({})
+    sigma = np.array([each.sigma() for each in compared])
     for _ in range(_ROUNDS):
-        figures = np.array([f.target for f in forecasts])
-        steps_s = np.array([f.figures["mean_tpot_s"] for f in forecasts])
-        plain_s = np.array([c.at(f, factor, seconds) for c, f in zip(curves, forecasts, strict=True)])
-        before = factor, seconds
-        factor, seconds = _line(plain_s, steps_s * (measured / figures) ** less, sigma)
+        plain_s = np.array([each.plain_s(factor, seconds) for each in compared])
+        before, shortest_s = (factor, seconds), min(each.figures["mean_tpot_s"] for each in compared)
+        factor, seconds = _line(plain_s, np.array([each.wanted_s() for each in compared]), sigma)
         _check_plausible(factor, ", ".join(run.source for run in runs))
-        front_end = _front_end(runs, forecasts, front_end)
-        values: dict[str, Any] = {"step_factor": factor, "step_s": seconds}
-        values["front_end_s"] = front_end[0] if front_end else 0.0
-        forecasts = [_forecast(scenario, run, values) for run in runs]
-        if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / float(steps_s.min()) < _CLOSE:
+        front_end = _front_end(compared, front_end)
+        for each in compared:
+            each.forecast({"step_factor": factor, "step_s": seconds, "front_end_s": front_end[0] if front_end else 0.0})
+        if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / shortest_s < _CLOSE:
             break
-    front_end = _front_end(runs, forecasts, front_end)
+    front_end = _front_end(compared, front_end)
     values = _with_intervals(plain_s, factor, seconds, sigma)
     if front_end is not None:
         value, half = front_end
         values |= {"front_end_s": value, "front_end_s_interval": [max(value - half, 0.0), value + half]}
     return Fitted(values, ", ".join(dict.fromkeys(run.load for run in runs)), len(runs))
-
-
-class _Curve:
-    """A run's uncorrected step time over the requests in the engine, from the forecasts made so far."""
-
-    def __init__(self, run: OffRun) -> None:
-        # NaN of a closed loop, which has as many in the forecast.
-        self._rate_rps = float((run.arrivals or {}).get("request_rate_rps", math.nan))
-        self._measured = math.nan
-        if "mean_tpot_s" in run.figures and run.output_tokens is not None:
-            tokens = run.output_tokens.mean - 1.0
-            e2el_s = run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
-            self._measured = self._rate_rps * e2el_s
-        self._points: list[tuple[float, float]] = []
-
-    def at(self, forecast: _Forecast, factor: float, seconds: float) -> float:
-        """Seconds of an uncorrected step with as many requests as were measured; a straight line through the last two.
-
-        ``factor``, ``seconds``: what ``forecast`` was corrected by.
-        """
-        plain_s = (forecast.figures["mean_tpot_s"] - seconds) / factor
-        in_flight = self._rate_rps * forecast.figures["mean_e2el_s"]
-        self._points = [*self._points[-1:], (in_flight, plain_s)]
-        if math.isnan(self._measured) or len(self._points) < 2:
-            return plain_s
-        (earlier, earlier_s), _ = self._points
-        if abs(in_flight / earlier - 1.0) < 0.005:
-            return plain_s
-        slope = max((plain_s - earlier_s) / (in_flight - earlier), 0.0)
-        # A line through two noisy points is not followed far.
-        return min(max(plain_s + slope * (self._measured - in_flight), 0.5 * plain_s), 2.0 * plain_s)
 
 
 def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tuple[float, float]:
@@ -289,14 +283,12 @@ def _with_intervals(plain_s: FloatArray, factor: float, seconds: float, sigma: F
     return {name: np.asarray(value).tolist() for name, value in values.items()}
 
 
-def _front_end(
-    runs: Sequence[OffRun], forecasts: Sequence[_Forecast], before: tuple[float, float] | None
-) -> tuple[float, float] | None:
+def _front_end(compared: Sequence[_Compared], before: tuple[float, float] | None) -> tuple[float, float] | None:
     """Seconds a request, and half their interval: what the time to first token lacks; None where no run can tell."""
     known = [
-        (run.figures["mean_ttft_s"], forecast.figures["mean_ttft_s"])
-        for run, forecast in zip(runs, forecasts, strict=True)
-        if run.figures.get("mean_ttft_s", 0.0) > 0.0 and forecast.queue_share <= _MOST_QUEUE
+        (each.run.figures["mean_ttft_s"], each.figures["mean_ttft_s"])
+        for each in compared
+        if each.run.figures.get("mean_ttft_s", 0.0) > 0.0 and each.queue_share <= _MOST_QUEUE
     ]
     if not known:
         return None
