@@ -67,7 +67,7 @@ def calibrate(
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
-    from draftcast.scenarios.live.validate.question import profile_label
+    from draftcast.scenarios.live.validate.forecast import profile_label
     from draftcast.scenarios.schema.load import recorded_scenario
     from draftcast.scenarios.show.validation_report import calibration_lines
 

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,16 @@ from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Replay, forecast, live_figures
-from draftcast.scenarios.live.validate.question import Question, measured_acceptance, question
+from draftcast.scenarios.live.validate.forecast import (
+    NOTHING,
+    Assumptions,
+    Question,
+    Replay,
+    forecast,
+    live_figures,
+    measured_acceptance,
+    question,
+)
 from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
@@ -125,10 +132,8 @@ class Figure:
 
     @property
     def error(self) -> float:
-        """(forecast - measured) / measured; NaN where that means nothing."""
-        if not math.isfinite(self.measured) or self.measured == 0.0:
-            return math.nan
-        return self.forecast.mean / self.measured - 1.0
+        """(forecast - measured) / measured; NaN where 0 was measured."""
+        return self.forecast.mean / (self.measured or math.nan) - 1.0
 
 
 @dataclass(frozen=True)
@@ -151,12 +156,7 @@ class Validation:
 
 
 def validate(
-    live: LiveRun,
-    scenario: Scenario,
-    *,
-    profile: str | None = None,
-    measured: bool = False,
-    attribute: bool = True,
+    live: LiveRun, scenario: Scenario, *, profile: str | None = None, measured: bool = False, attribute: bool = True
 ) -> Validation:
     """Forecast a recorded run and compare.
 
@@ -170,10 +170,13 @@ def validate(
     """
     asked = question(live, scenario, profile)
     used = asked.deployment.profile
-    if isinstance(used, AffineProfile) and run_digest(live) in used.fitted_runs:
-        message = "the profile was fitted to this very run; calibrate on other runs than are validated"
-        raise InputError(message, file=str(live.folder), key="profile", value=used.name)
-    front_end = _front_end(asked)
+    if isinstance(used, AffineProfile):
+        if run_digest(live) in used.fitted_runs:
+            message = "the profile was fitted to this very run; calibrate on other runs than are validated"
+            raise InputError(message, file=str(live.folder), key="profile", value=used.name)
+        front_end = used.front_end or NOTHING
+    else:  # a profile of kernels: what the engine's generation takes into the engine
+        front_end = FrontEnd(float(front_end_work_s(asked.deployment, asked.table.prompt_tokens).mean()), 0.0, 0.0, 0.0)
     speculates = asked.scenario.speculative_config is not None
     counts = live.manifest["acceptance"]
     has_counts = bool(counts and counts["num_drafts"])
@@ -192,15 +195,17 @@ def validate(
     }
     attribution = {}
     if attribute:
-        chain = [assumptions, replace(assumptions, acceptance=counted)]
-        decode, prompt = (steps.decode_excess, steps.prompt_excess) if steps is not None else (0.0, 0.0)
-        chain.append(replace(chain[-1], decode_excess=decode, prompt_excess=prompt))
-        chain.append(replace(chain[-1], front_end=own.seconds if own is not None else front_end))
+        excess = picked(steps, "decode_excess prompt_excess") if steps is not None else {}
         means = [pd.DataFrame([each.figures for each in replays]).mean()]
-        for before, after in pairwise(chain):
-            played = pd.DataFrame([each.figures for each in forecast(asked, after)]).mean() if after != before else None
-            means.append(means[-1] if played is None else played)
-        attribution = {name: _shares(figure.measured, [m[name] for m in means]) for name, figure in figures.items()}
+        for change in ({"acceptance": counted}, excess, {"front_end": own.seconds if own is not None else front_end}):
+            before, assumptions = assumptions, replace(assumptions, **change)
+            if assumptions != before:
+                means.append(pd.DataFrame([each.figures for each in forecast(asked, assumptions)]).mean())
+            else:
+                means.append(means[-1])
+        for name, figure in figures.items():
+            changes = np.diff([*(mean[name] for mean in means), figure.measured]) / (figure.measured or math.nan)
+            attribution[name] = dict(zip(CAUSES, changes.tolist(), strict=True))
     return Validation(
         question=asked,
         figures=figures,
@@ -212,21 +217,6 @@ def validate(
         attribution=attribution,
         notes=_notes(asked, steps),
     )
-
-
-def _front_end(asked: Question) -> FrontEnd:
-    """The fit's, if it measured one; a profile of kernels has what the engine's generation takes into the engine."""
-    if isinstance(asked.deployment.profile, AffineProfile):
-        return asked.deployment.profile.front_end or NOTHING
-    return FrontEnd(float(front_end_work_s(asked.deployment, asked.table.prompt_tokens).mean()), 0.0, 0.0, 0.0)
-
-
-def _shares(measured: float, values: list[float]) -> dict[str, float]:
-    """What each replacement changed, and what is left, as shares of the measured value."""
-    if not math.isfinite(measured) or measured == 0.0:
-        return dict.fromkeys(CAUSES, math.nan)
-    ends = [*values, measured]
-    return {cause: (after - before) / measured for cause, before, after in zip(CAUSES, values, ends[1:], strict=True)}
 
 
 def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:

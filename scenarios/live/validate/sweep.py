@@ -24,7 +24,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.live.sweep import OFF, read_index
 from draftcast.scenarios.live.validate.comparison import Validation, repeat_spread, validate
 from draftcast.scenarios.live.validate.effects import Cutover, Effect, closed_loop_figure, cutover, effect
-from draftcast.scenarios.live.validate.question import profile_label
+from draftcast.scenarios.live.validate.forecast import profile_label
 from draftcast.scenarios.schema.load import recorded_scenario
 from draftcast.sim.progress import Progress
 
