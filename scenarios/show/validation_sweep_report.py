@@ -11,8 +11,7 @@ import numpy as np
 from draftcast import __version__
 from draftcast.files import plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES, Validation
-from draftcast.scenarios.live.validate.effects import Cutover
-from draftcast.scenarios.live.validate.sweep import Cell, SweepValidation
+from draftcast.scenarios.live.validate.sweep import Cell, Cutover, SweepValidation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs

@@ -2,6 +2,11 @@
 
 The sweep's calibration runs make the profile where none is given, and are not judged; a sweep without them is forecast
 with the scenario's own profile. Whatever runs a profile was made from are left out, and the report says which.
+
+The effect in a closed loop is the ratio of throughputs, with speculation over off; at a rate it is the ratio of mean
+E2E latencies, off over with speculation: above 1 speculation pays in both. Intervals come from a bootstrap: rounds are
+drawn with replacement, and within a round stretches of time (closed loop) or requests, the same for both modes (rates).
+Stretches and requests of one run are not independent, so with a single round an interval is rather too narrow.
 """
 
 import math
@@ -13,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import isotonic_regression
 
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
@@ -21,9 +27,9 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.live.sweep import OFF, read_index
 from draftcast.scenarios.live.validate.comparison import Validation, repeat_spread, validate
-from draftcast.scenarios.live.validate.effects import Cutover, Effect, closed_loop_figure, cutover, effect
 from draftcast.scenarios.live.validate.forecast import profile_label
 from draftcast.scenarios.schema.load import recorded_scenario
 from draftcast.sim.progress import Progress
@@ -31,6 +37,13 @@ from draftcast.sim.progress import Progress
 PROFILE = "profile"
 BELOW_CAPACITY = 0.8
 """Share of a mode's capacity up to which latencies at a rate are held to their bars."""
+RESAMPLES = 400
+_STRETCHES = 12
+_PERCENTILES = (2.5, 97.5)
+_LARGE_EFFECT = 0.05
+"""A measured effect below this has no sign to be forecast."""
+CUTOVER_BAR = 0.15
+"""Largest relative distance of two cutovers that are not within a step of each other."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,56 @@ class Cell:
     def judged(self) -> bool:
         """Whether the figures are held to their bars: closed loops, and rates `BELOW_CAPACITY`."""
         return not self.capacity_share > BELOW_CAPACITY
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Speculation's effect in one mode at one load; the first three as in the sweep's index."""
+
+    mode: str
+    load_kind: str
+    load: float
+    measured: float  # over all rounds
+    low: float  # of its interval
+    high: float
+    forecast: float  # over all rounds and replications
+    resamples: FloatArray  # of the measured effect, shape (`RESAMPLES`,)
+    replications: FloatArray  # the forecast effect by replication
+
+    @property
+    def sign(self) -> str:
+        """``right`` or ``WRONG``; ``small`` where the measured effect is too small to have a sign."""
+        if abs(self.measured - 1.0) <= _LARGE_EFFECT:
+            return "small"
+        return "right" if (self.measured > 1.0) == (self.forecast > 1.0) else "WRONG"
+
+
+@dataclass(frozen=True)
+class Cutover:
+    """Closed-loop users at which a mode's throughput gain falls through 1.
+
+    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run.
+    """
+
+    mode: str
+    measured: float
+    low: float  # of the measured interval
+    high: float
+    forecast: float  # of the same loads
+    forecast_low: float  # of the range over its replications
+    forecast_high: float
+    users: tuple[float, ...]  # the numbers of users that were run
+
+    @property
+    def within_bar(self) -> bool:
+        """Whether the two are within one step of the numbers of users that were run, or within `CUTOVER_BAR`."""
+        if math.isfinite(self.measured) and abs(self.forecast / self.measured - 1.0) <= CUTOVER_BAR:
+            return True
+        return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
+
+    def _place(self, users: float) -> float:
+        """On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end, a step from it."""
+        return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))
 
 
 @dataclass(frozen=True)
@@ -165,7 +228,79 @@ def _effects(cells: Sequence[Cell]) -> list[Effect]:
         off = by_key.get((OFF, kind, load, turn))
         if mode != OFF and off is not None:
             pairs[mode, kind, load].append((off, on))
-    return [effect(mode, kind, load, both) for (mode, kind, load), both in sorted(pairs.items())]
+    effects = []
+    for (mode, kind, load), both in sorted(pairs.items()):
+        rng = np.random.default_rng(0)
+        measured, resampled, forecast = zip(*(_gain(kind, off, on, rng) for off, on in both), strict=True)
+        drawn = rng.integers(0, len(both), (RESAMPLES, len(both)))
+        resamples = np.stack(resampled)[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
+        replications = np.mean(forecast, axis=0)
+        low, high = np.percentile(resamples, _PERCENTILES).tolist()
+        figures = float(np.mean(measured)), low, high, float(replications.mean())
+        effects.append(Effect(mode, kind, load, *figures, resamples, replications))
+    return effects
+
+
+def _gain(kind: str, off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray, FloatArray]:
+    """The effect in a round: measured, resamples of it, and forecast by replication under the same random numbers."""
+    if kind == "concurrency":
+        name, above, below = _closed_loop_figure(off, on), on, off
+        # By stretches of each run's time.
+        counts = [_tokens_by_stretch(run, name == "busy_throughput") for run in (off, on)]
+        means = [rng.choice(tokens, (RESAMPLES, len(tokens))).mean(axis=1) / tokens.mean() for tokens in counts]
+        resampled = means[1] / np.maximum(means[0], 1e-9)
+    else:
+        name, above, below = "mean_e2el_s", off, on
+        requests = [run.question.requests.set_index("request_id") for run in (off, on)]
+        e2e_s = pd.concat([frame["finish_s"] - frame["arrival_s"] for frame in requests], axis=1).dropna().to_numpy()
+        if len(e2e_s):  # the same requests in both runs
+            means = (e2e_s[rng.integers(0, len(e2e_s), (RESAMPLES, len(e2e_s)))].mean(axis=1) / e2e_s.mean(axis=0)).T
+            resampled = means[0] / means[1]
+        else:
+            resampled = np.full(RESAMPLES, math.nan)
+    ratio = above.figures[name].measured / below.figures[name].measured
+    replays = zip(above.replays, below.replays, strict=True)
+    return ratio, ratio * resampled, np.array([over.figures[name] / under.figures[name] for over, under in replays])
+
+
+def _closed_loop_figure(*runs: Validation) -> str:
+    """Throughput while all users are busy, where every run was long enough to have one."""
+    busy = all("busy_throughput" in run.figures for run in runs)
+    return "busy_throughput" if busy else "output_throughput"
+
+
+def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
+    requests, chunks = run.question.requests, run.question.live.chunks
+    end_s = requests["arrival_s" if until_last_sending else "finish_s"].max()
+    edges = np.linspace(requests["arrival_s"].min(), end_s, _STRETCHES + 1)
+    counts, _ = np.histogram(chunks["time_s"], edges, weights=chunks["tokens"])
+    return counts.astype(np.float64)
+
+
+def cutover(effects: Sequence[Effect]) -> Cutover | None:
+    """Where one mode's closed-loop gain crosses 1, measured and forecast; None with fewer than two loads."""
+    ordered = sorted(effects, key=lambda each: each.load)
+    users = np.array([each.load for each in ordered])
+    if len(users) < 2:
+        return None
+
+    def crossings(name: str) -> list[float]:
+        return [_crossing(users, gains) for gains in np.column_stack([getattr(each, name) for each in ordered])]
+
+    (measured,), (forecast,), played = (crossings(name) for name in ("measured", "forecast", "replications"))
+    low, high = np.percentile(crossings("resamples"), _PERCENTILES, method="nearest").tolist()
+    forecasts = forecast, min(played), max(played)
+    return Cutover(ordered[0].mode, measured, low, high, *forecasts, tuple(users.tolist()))
+
+
+def _crossing(users: FloatArray, gains: FloatArray) -> float:
+    """Users at which the gains, made to fall, reach 1: straight in between over the logarithm of the users."""
+    fitted = isotonic_regression(gains, increasing=False).x
+    if fitted[0] < 1.0:
+        return -math.inf
+    if fitted[-1] > 1.0:
+        return math.inf
+    return float(np.exp(np.interp(-1.0, -fitted, np.log(users))))
 
 
 def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
@@ -173,7 +308,7 @@ def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     for cell in cells:
         if cell.entry["load_kind"] == "concurrency":
             run = cell.validation
-            reached[cell.entry["mode"]].append(run.figures[closed_loop_figure(run)].measured)
+            reached[cell.entry["mode"]].append(run.figures[_closed_loop_figure(run)].measured)
 
     def share(cell: Cell) -> float:
         if cell.entry["load_kind"] != "rate":

@@ -12,8 +12,7 @@ import yaml
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
-from draftcast.scenarios.live.validate.effects import Cutover, Effect, cutover
-from draftcast.scenarios.live.validate.sweep import SweepValidation, validate_sweep
+from draftcast.scenarios.live.validate.sweep import Cutover, Effect, SweepValidation, cutover, validate_sweep
 from draftcast.scenarios.show import validation_sweep_report as sweep_report
 from draftcast.scenarios.show.validation_sweep_report import markdown, summary, verdicts, write_sweep_report
 
