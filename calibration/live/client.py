@@ -80,8 +80,7 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trace_configs=[trace], read_bufsize=2**18
         ) as self._session:
             self._start, self._start_unix_s = time.perf_counter(), time.time()
-            load = self._open_loop() if self._plan.due_s is not None else self._closed_loop()
-            tasks = [asyncio.create_task(work) for work in (load, self._report(), self._watch_timer())]
+            tasks = [asyncio.create_task(work) for work in (self._load(), self._report(), self._watch_timer())]
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -112,21 +111,16 @@ class Client:
     def _now(self) -> float:
         return time.perf_counter() - self._start
 
-    # ---- loops ----
-
-    async def _open_loop(self) -> None:
-        assert self._plan.due_s is not None
-        async with asyncio.TaskGroup() as group:
-            for request_id, due_s in enumerate(self._plan.due_s):
-                if not await self._is_time(due_s):
-                    break
-                group.create_task(self._request(request_id, due_s))
-
-    async def _closed_loop(self) -> None:
+    async def _load(self) -> None:
+        """The open loop or the closed one."""
         requests = iter(range(len(self._plan)))
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self._plan.concurrency or 0, len(self._plan))):
                 group.create_task(self._user(requests))
+            for request_id, due_s in enumerate(self._plan.due_s or ()):
+                if not await self._is_time(due_s):
+                    break
+                group.create_task(self._request(request_id, due_s))
 
     async def _user(self, requests: Iterator[int]) -> None:
         answered_s = 0.0

@@ -22,7 +22,6 @@ from draftcast.calibration.live.run_directory import (
     LiveRunWriter,
     read_journal,
     tables,
-    why,
 )
 from draftcast.calibration.live.server import Server, ServerFacts, get, server_facts
 from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary, nvidia_smi
@@ -108,12 +107,8 @@ def record(
     }
     writer.update(server=endpoint.manifest(), machine=machine)
     recording = _Recording(writer, endpoint, noise)
-    try:
+    with writer.noting(recording.close):
         reason = recording.carry_out(plan, warmup, progress)
-    except BaseException as error:
-        with contextlib.suppress(LiveError):
-            recording.close(why(error))
-        raise
     return recording.close(reason)
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -258,21 +258,15 @@ class LiveRunWriter:
         return LiveRun.read(self.folder)
 
     @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """What ends the run before its load began is the reason in its manifest, and raised all the same."""
+    def noting(self, finish: Callable[[str], object] | None = None) -> Iterator[None]:
+        """What ends the run is the reason that ``finish`` (None: `finish`) gets, in a line, and raised all the same."""
         try:
             yield
         except BaseException as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
             with contextlib.suppress(LiveError):
-                self.finish(why(error))
+                (finish or self.finish)("interrupted" if isinstance(error, KeyboardInterrupt) else reason)
             raise
-
-
-def why(error: BaseException) -> str:
-    """An exception as an ``incomplete_reason``: its first line."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
-    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def is_live_run(folder: str | Path) -> bool:

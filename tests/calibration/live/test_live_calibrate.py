@@ -10,10 +10,10 @@ import pytest
 from draftcast.calibration.engine_log.profile import ProfileLabel
 from draftcast.calibration.live.composition import composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
-from draftcast.calibration.live.step_fit import fit_steps
 from draftcast.calibration.live.step_profile import (
     LiveCalibration,
     calibrate_live,
+    fit_steps,
     measure_front_end,
     output_delays,
     run_digest,
