@@ -28,14 +28,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
-from draftcast.calibration.engine_log.regression import (
-    DRAFTERS,
-    LEAST_POINTS,
-    SEARCHES,
-    Regression,
-    design,
-    robust_fit,
-)
+from draftcast.calibration.engine_log.regression import DRAFTERS, LEAST_POINTS, SEARCHES, Regression, design, robust_fit
 from draftcast.calibration.live.composition import TimedRun, composed_steps, run_name, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.load import FIT, MANIFEST
@@ -93,6 +86,7 @@ class StepFit:
     rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen
     sequences: tuple[int, int]  # smallest and largest number of requests in a step
     runs: tuple[TimedRun, ...]  # the runs with their points
+    seconds: tuple[FloatArray, ...]  # by run, what each of its ``steps`` should have taken
     # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
     all: Errors
@@ -101,10 +95,6 @@ class StepFit:
     @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
-
-    def seconds(self, run: TimedRun) -> FloatArray:
-        columns = _columns(run.steps.assign(steps=1.0), run.method)
-        return np.asarray(columns.to_numpy() @ pd.Series(self.regression.values)[columns.columns].to_numpy())
 
 
 def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
@@ -116,27 +106,35 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     """
     composed = [composed_steps(run) for run in runs]
     knots = _knots(pd.concat([steps["tokens"] for steps in composed]).to_numpy())
+    stretches = {f"rows_{end}": (begin, end) for begin, end in pairwise(knots)}
+    target = {"fixed_s": "steps", **{name: name for name in stretches}, **TARGET}
     timed = []
     for run, steps in zip(runs, composed, strict=True):
-        frame = _with_curve(steps, knots)
-        timed.append(timed_run(run, frame, [str(name) for name in frame if name not in steps]))
+        tokens = steps["tokens"].to_numpy(np.float64)
+        # The share of each stretch of the curve that the rows of a step have climbed.
+        shares = {name: np.clip((tokens - a) / (b - a), 0.0, 1.0) for name, (a, b) in stretches.items()}
+        frame = steps.assign(**shares, searches=(steps["draft_seqs"] > 0).astype(np.float64))
+        timed.append(timed_run(run, frame, [*stretches, "searches"]))
     _check(timed)
     numbered = [run.points.assign(run_number=number) for number, run in enumerate(timed)]
-    columns = pd.concat([_columns(run.points, run.method) for run in timed], ignore_index=True).fillna(0.0)
-    order = [name for name in ("fixed_s", *_curve_names(knots), *TARGET, *DRAFT, *SEARCH) if name in columns]
+    designs = [design(run.points, run.method, target, DRAFT, SEARCH) for run in timed]
+    columns = pd.concat(designs, ignore_index=True).fillna(0.0)
+    order = [name for name in (*target, *DRAFT, *SEARCH) if name in columns]
     regression = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
     sets = [_held_out(regression.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
     fitted = regression.predicted_by_others(out for out, _ in sets)
     points, every = regression.points, np.any([out for out, _ in sets], axis=0)
     values = regression.values
-    curve = np.cumsum([0.0, *(values[name] for name in _curve_names(knots))])
+    curve = np.cumsum([0.0, *(values[name] for name in stretches)])
+    terms = [design(run.steps.assign(steps=1.0), run.method, target, DRAFT, SEARCH) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
-        coefficients={name: values[name] for name in order if not name.startswith("rows_")},
-        folded={name: other for name, other in regression.folded.items() if not name.startswith("rows_")},
+        coefficients={name: values[name] for name in order if name not in stretches},
+        folded={name: other for name, other in regression.folded.items() if name not in stretches},
         rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
         sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
+        seconds=tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in terms),
         held_out=tuple(
             HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
             for run, (out, whole) in zip(timed, sets, strict=True)
@@ -189,23 +187,6 @@ def _knots(tokens: FloatArray) -> tuple[int, ...]:
     return (*knots[:-1], high)  # what lies beyond the last full stretch belongs to it
 
 
-def _curve_names(knots: Sequence[int]) -> list[str]:
-    return [f"rows_{knot}" for knot in knots[1:]]
-
-
-def _with_curve(steps: pd.DataFrame, knots: Sequence[int]) -> pd.DataFrame:
-    """The steps with the share of each stretch of the curve that their rows have climbed, and ``searches``."""
-    tokens = steps["tokens"].to_numpy(np.float64)
-    shares = {f"rows_{b}": np.clip((tokens - a) / (b - a), 0.0, 1.0) for a, b in pairwise(knots)}
-    return steps.assign(**shares, searches=(steps["draft_seqs"] > 0).astype(np.float64))
-
-
-def _columns(points: pd.DataFrame, method: str) -> pd.DataFrame:
-    """What the coefficients multiply that a run with this method has."""
-    curve = {name: name for name in map(str, points) if name.startswith("rows_")}
-    return design(points, method, {"fixed_s": "steps", **curve, **TARGET}, DRAFT, SEARCH)
-
-
 @dataclass(frozen=True)
 class LiveCalibration:
     """A server's step time and front end, and what is to be known of them."""
@@ -241,7 +222,7 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     """
     _check_alike(runs)
     fit = fit_steps(runs)
-    front_end = measure_front_end(fit.runs, [fit.seconds(run) for run in fit.runs])
+    front_end = measure_front_end(fit.runs, fit.seconds)
     return LiveCalibration(fit, front_end, tuple(_notes(fit, front_end)))
 
 
