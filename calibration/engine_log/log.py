@@ -14,9 +14,10 @@ time stamps say how long a step took; ``--logging-config.formatter json`` stamps
 seconds.
 """
 
+import itertools
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -107,22 +108,19 @@ class _Facts:
             self.__dict__.update(vars(_Facts(block_size=float(found[1]) if found else math.nan)))
 
 
-@dataclass
 class _Runs:
     """Numbers the lives of the engines: an index seen twice is a restart, a late one (several front ends) is not."""
 
-    seen: dict[tuple[int, str], set[int]] = field(default_factory=dict)
-    number: dict[tuple[int, str], int] = field(default_factory=dict)
-    count: int = 0
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._lives: dict[tuple[int, str], tuple[int, set[int]]] = {}  # the last of each engine, and its steps so far
 
     def of(self, engine: int, process: str, step: int) -> int:
-        key = (engine, process)
-        if step in self.seen.get(key, {step}):
-            self.seen[key] = set()
-            self.number[key] = self.count
-            self.count += 1
-        self.seen[key].add(step)
-        return self.number[key]
+        number, seen = self._lives.get((engine, process), (0, {step}))
+        if step in seen:
+            number, seen = self._lives[engine, process] = next(self._numbers), set()
+        seen.add(step)
+        return number
 
 
 def read_engine_log(path: str | Path) -> pd.DataFrame:

@@ -17,7 +17,6 @@ An engine log is compared step by step instead: it has no client and no front en
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,7 @@ _REPLICATIONS = 5
 # Means of lengths that differ by less are of one distribution; by more than the second, of another load.
 _SAME_LENGTHS, _OTHER_LENGTHS = 0.1, 0.25
 _LEAST_STEPS, _CHUNKS = 50, 10
+_OFF: dict[str, Any] = {"engine.speculative_config": None, "policy": None}
 # The first of them that was measured is what the steps are fitted to.
 _TARGETS = ("mean_tpot_s", "mean_e2el_s", "output_throughput")
 
@@ -83,11 +83,10 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     return with_correction(plain, _from_log(plain, logs) if logs else fitted(plain, runs), names)
 
 
-def with_correction(scenario: Scenario, found: "Fitted", sources: Sequence[str]) -> Scenario:
+def with_correction(scenario: Scenario, values: dict[str, Any], sources: Sequence[str]) -> Scenario:
     source = ", ".join(name if "://" in name else Path(name).name for name in sources)
-    off = with_values(scenario, {"engine.speculative_config": None, "policy": None})
-    facts = {"loads": found.loads, "runs": found.runs, "profile_checksum": deploy(off).profile_checksum}
-    return with_values(scenario, {"correction": _setup(scenario, source) | facts | found.values})
+    checksum = deploy(with_values(scenario, _OFF)).profile_checksum
+    return with_values(scenario, {"correction": _setup(scenario, source) | values | {"profile_checksum": checksum}})
 
 
 def _setup(scenario: Scenario, source: str) -> dict[str, Any]:
@@ -95,15 +94,6 @@ def _setup(scenario: Scenario, source: str) -> dict[str, Any]:
     engine = scenario.engine
     place = {"model": engine.model, "hardware": scenario.hardware, "quantization": engine.quantization}
     return {"source": source, "tensor_parallel_size": engine.tensor_parallel_size, **place}
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A correction's values and intervals by the record's keys, the loads in words, and how many runs are behind it."""
-
-    values: dict[str, Any]
-    loads: str
-    runs: int
 
 
 def _check_plausible(factor: float, source: str) -> None:
@@ -120,9 +110,7 @@ def _check_plausible(factor: float, source: str) -> None:
 
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
-    values: dict[str, Any] = {
-        "engine.speculative_config": None,
-        "policy": None,
+    values: dict[str, Any] = _OFF | {
         "slo": None,
         "cluster.replicas": 1,
         "statistics.replications": _REPLICATIONS,
@@ -223,8 +211,8 @@ class _Compared:
         return min(max(plain_s + slope * (self._in_flight - in_flight), 0.5 * plain_s), 2.0 * plain_s)
 
 
-def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
-    """Solve for the correction that makes the forecasts of ``runs`` what was measured.
+def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
+    """Solve for the correction that makes the forecasts of ``runs`` what was measured: its values by their keys.
 
     Raises:
         InputError: another model, a factor out of range.
@@ -255,7 +243,7 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> Fitted:
     if front_end is not None:
         value, half = front_end
         values |= {"front_end_s": value, "front_end_s_interval": [max(value - half, 0.0), value + half]}
-    return Fitted(values, ", ".join(dict.fromkeys(run.load for run in runs)), len(runs))
+    return values | {"loads": ", ".join(dict.fromkeys(run.load for run in runs)), "runs": len(runs)}
 
 
 def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tuple[float, float]:
@@ -302,7 +290,7 @@ def _front_end(compared: Sequence[_Compared], before: tuple[float, float] | None
 # ---- engine logs ----
 
 
-def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
+def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """The factor on steps without prompts, from their logged time against the step cost's."""
     source = ", ".join(str(log["source"].iloc[0]) for log in logs)
     frame = pd.concat(logs, ignore_index=True)
@@ -310,7 +298,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
     if drafting.any():
         message = "a server with speculation; calibrate to one without"
         raise InputError(message, file=source, key="method", value=str(frame.loc[drafting, "method"].iloc[0]))
-    deployment = deploy(with_values(scenario, {"engine.speculative_config": None, "policy": None}))
+    deployment = deploy(with_values(scenario, _OFF))
     resolved = {"kv_capacity_tokens": deployment.memory.kv_tokens, "block_size": deployment.settings.block_size}
     steps = timed_steps(with_kv_tokens(frame.fillna(resolved))).frame
     steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]
@@ -326,8 +314,8 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> Fitted:
     _check_plausible(factor, source)
     spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
     half = normal_quantile(_CONFIDENCE) * math.hypot(spread, REPEAT * factor)
-    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
-    return Fitted(values, f"{count:,} logged steps", frame["run"].nunique())
+    values = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
+    return values | {"loads": f"{count:,} logged steps", "runs": frame["run"].nunique()}
 
 
 def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:

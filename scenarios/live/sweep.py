@@ -19,7 +19,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,11 +141,8 @@ def live_sweep(
             asked = with_values(mode, values)
             live.live_prompts(asked, live_requests(asked, 0), 0)
     require("live", "aiohttp", place="draftcast live sweep")
-    sweep = _Sweep(out, scenario, plan, options, progress, modes)
-    try:
+    with closing(_Sweep(out, scenario, plan, options, progress, modes)) as sweep:
         (sweep.run_in_turn if plan.in_turn else sweep.run_together)()
-    finally:
-        sweep.close()
     sweep.index["complete"] = all(entry["complete"] for entry in sweep.index["cells"])
     sweep.write()
     return sweep.index
