@@ -174,7 +174,8 @@ def fit_engine_log(
         columns = columns.drop(columns=[name for name in wanted if (TARGET | DRAFT | SEARCH)[name] == "kv_tokens"])
     regression = Regression.of(points, columns.fillna(0.0))
     intervals = regression.intervals("speculative", options.bootstrap, options.confidence, options.seed)
-    stretch_ratios = pd.Series(regression.ratio).groupby(points["stretch"].to_numpy()).median()
+    ratio = points["seconds"] / (regression.x @ regression.fit.coefficients)
+    stretch_ratios = ratio.groupby(points["stretch"]).median()
     return EngineLogFit(
         regression=Fit(
             coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in wanted},

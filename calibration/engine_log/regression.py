@@ -102,6 +102,10 @@ class Regression:
     x: FloatArray  # their columns, shape (points, names)
     folded: dict[str, str]  # by name of one that is not fitted, the fitted one it moves with; "" where it multiplies 0
     fit: RobustFit
+    # Shares of the points and of the time that the fit sets aside
+    outlier_points: float
+    outlier_seconds: float
+    seconds_over_fit: float  # measured over fitted time, outliers included: what the fit leaves out of the whole
 
     @classmethod
     def of(cls, points: pd.DataFrame, columns: pd.DataFrame) -> Self:
@@ -121,32 +125,14 @@ class Regression:
             else:
                 folded[name] = kept[int(np.argmax(np.abs(basis.T @ column)))]
         x = columns[kept].to_numpy(np.float64)
-        return cls(points, tuple(kept), x, folded, _solve(points, x))
+        fit, seconds = _solve(points, x), points["seconds"].to_numpy()
+        aside = float(fit.outliers.mean()), float(seconds[fit.outliers].sum() / seconds.sum())
+        return cls(points, tuple(kept), x, folded, fit, *aside, float(seconds.sum() / (x @ fit.coefficients).sum()))
 
     @property
     def values(self) -> dict[str, float]:
         """Coefficients by name; those that are not fitted are 0."""
         return dict(zip(self.names, self.fit.coefficients.tolist(), strict=True)) | dict.fromkeys(self.folded, 0.0)
-
-    @property
-    def ratio(self) -> FloatArray:
-        return np.asarray(self.points["seconds"].to_numpy() / (self.x @ self.fit.coefficients))
-
-    @property
-    def outlier_points(self) -> float:
-        """Share of the points that the fit sets aside."""
-        return float(self.fit.outliers.mean())
-
-    @property
-    def outlier_seconds(self) -> float:
-        """Share of the time that those points hold."""
-        seconds = self.points["seconds"].to_numpy()
-        return float(seconds[self.fit.outliers].sum() / seconds.sum())
-
-    @property
-    def seconds_over_fit(self) -> float:
-        """Measured over fitted time, outliers included: what the fit leaves out of the whole."""
-        return float(self.points["seconds"].sum() / (self.x @ self.fit.coefficients).sum())
 
     def predicted_by_others(self, held_out: Iterable[BoolArray]) -> FloatArray:
         """Seconds of the points of each set by a fit to all points outside of it; NaN for points of no set."""
