@@ -27,6 +27,7 @@ from draftcast.files import json_lines, read_json, read_text
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
 _BAD = (TypeError, ValueError, OverflowError)
+_SERVER: dict[str, Any] = {"command": [], "url": "", "version": "", "log": False, "config": {}}
 
 
 def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
@@ -46,11 +47,12 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
             raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
     requests, chunks = tables(_lines(file, result))
     values = {
-        "server": {"command": [], "url": "", "version": "", "log": False, "config": {}},
+        "name": str(result.get("label") or file.stem),
+        "server": _SERVER,
         "client": {"source": f"vllm bench serve, {file.name}"},
         "acceptance": read_metrics(file).counts() if all(map(result.get, (*BENCH_KEYS, BENCH_RATES))) else None,
     }
-    writer = LiveRunWriter.create(out, **{"name": str(result.get("label") or file.stem), **values, **manifest})
+    writer = LiveRunWriter.create(out, **(values | manifest))
     failed = sum(bool(error) for error in result["errors"])
     return writer.finish(f"{failed} of {count} requests failed" if failed else "", requests, chunks)
 
@@ -88,7 +90,7 @@ def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:
 REQUESTS, META = "requests.jsonl", "meta.json"
 _COUNTS = ("input_toks", "output_toks")
 _TIMES = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
-# Arguments of vLLM that a scenario has too.
+# Of vLLM's arguments and of what it made of them, what a scenario has too.
 _ARGUMENTS = (
     "model",
     "tensor_parallel_size",
@@ -98,6 +100,8 @@ _ARGUMENTS = (
     "gpu_memory_utilization",
     "enable_prefix_caching",
     "enforce_eager",
+    "num_gpu_blocks",
+    "block_size",
 )
 
 
@@ -133,18 +137,14 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
             "wrong_tokens": -1,
         }
     )
-    server = {"command": [], "url": "", "version": str(meta.get("vllm_version", "")), "log": False}
+    # The engine's arguments, what it resolved them to where the file says so, and its KV blocks.
+    parts = [part for part in (meta.get("engine_kwargs"), meta.get("kv_cache")) if isinstance(part, dict)]
+    known = ((name, part[name]) for part in parts for name in _ARGUMENTS if name in part)
+    config = {name: value for name, value in dict(known).items() if value or value is False}
+    server = _SERVER | {"version": str(meta.get("vllm_version", "")), "config": config}
     client = {"source": f"LLMServingSim's benchmark, {folder.name}"}
-    writer = LiveRunWriter.create(out, name=folder.name, server=server | {"config": _config(meta)}, client=client)
+    writer = LiveRunWriter.create(out, name=folder.name, server=server, client=client)
     return writer.finish("", requests, pd.DataFrame({name: [] for name in CHUNKS_DTYPES}))
-
-
-def _config(meta: dict[str, Any]) -> dict[str, Any]:
-    """The engine's arguments, what it resolved them to where the file says so, and its KV blocks."""
-    given, cache = meta.get("engine_kwargs"), meta.get("kv_cache")
-    values = {**(given if isinstance(given, dict) else {}), **(cache if isinstance(cache, dict) else {})}
-    names = (*_ARGUMENTS, "num_gpu_blocks", "block_size")
-    return {name: values[name] for name in names if values.get(name) or values.get(name) is False}
 
 
 def _requests(file: Path) -> pd.DataFrame:

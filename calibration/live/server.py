@@ -67,7 +67,7 @@ class ServerFlags:
 
 
 @dataclass
-class Server:
+class Server(contextlib.AbstractContextManager["Server"]):
     """A server that is starting or running; a context manager that stops it."""
 
     command: list[str]  # as started
@@ -153,9 +153,6 @@ class Server:
         with contextlib.suppress(OSError):
             self._keeper.stdin.close()
         self._keeper.wait()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

@@ -62,7 +62,12 @@ def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Q
     config = manifest["server"].get("config") or {}
     from_server = {key: config[key] for key in SERVER_KEYS if config.get(key) is not None}
     values: dict[str, Any] = {f"engine.{key}": value for key, value in from_server.items()}
-    values["engine.speculative_config"] = _speculation(manifest["speculative_config"], scenario)
+    speculation, own = manifest["speculative_config"], scenario.engine.speculative_config
+    if speculation and own and own.model and speculation.get("model"):
+        # A checkpoint's folder may stand for a shape there.
+        alike = (speculation.get("method") or "draft_model") == own.resolved_method
+        speculation = {**speculation, "model": own.model} if alike else speculation
+    values["engine.speculative_config"] = speculation
     # One server was run, whatever else is planned.
     values["cluster.replicas"] = 1
     recorded = manifest["scenario"].get("workload", {}).get("arrivals")
@@ -91,15 +96,6 @@ def question(live: LiveRun, scenario: Scenario, profile: str | None = None) -> Q
     loop = asked.workload.arrivals
     closed = loop if isinstance(loop, ClosedLoopArrivals) and recorded == values.get("workload.arrivals") else None
     return Question(live, asked, deploy(asked), table, requests, closed, from_server)
-
-
-def _speculation(config: dict[str, Any] | None, scenario: Scenario) -> dict[str, Any] | None:
-    """The server's speculation in the scenario's terms: a checkpoint's folder may stand for a shape there."""
-    own = scenario.engine.speculative_config
-    if config is None or own is None or own.model is None or config.get("model") is None:
-        return config
-    alike = (config.get("method") or "draft_model") == own.resolved_method
-    return {**config, "model": own.model} if alike else config
 
 
 def profile_label(scenario: Scenario, name: str) -> ProfileLabel:
@@ -213,10 +209,8 @@ def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd)
 
 # ---- figures: one definition for live and simulated ----
 
-_STATISTICS = ("mean", "median", "p95")
-_LATENCIES = ("ttft", "tpot", "itl", "e2el")
 FIGURES = (
-    *(f"{statistic}_{name}_s" for name in _LATENCIES for statistic in _STATISTICS),
+    *(f"{statistic}_{name}_s" for name in ("ttft", "tpot", "itl", "e2el") for statistic in ("mean", "median", "p95")),
     "output_throughput",
     "busy_throughput",
     "request_throughput",

@@ -304,19 +304,17 @@ def _crossing(users: FloatArray, gains: FloatArray) -> float:
 
 
 def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    reached: dict[str, list[float]] = defaultdict(list)  # output tokens a second of each mode's closed loops
+    reached: dict[str, float] = {}  # output tokens a second that each mode's closed loops had at most
+    for entry, run in ((cell.entry, cell.validation) for cell in cells):
+        if entry["load_kind"] == "concurrency":
+            tokens_per_s = run.figures[_closed_loop_figure(run)].measured
+            reached[entry["mode"]] = max(reached.get(entry["mode"], 0.0), tokens_per_s)
+    shared = []
     for cell in cells:
-        if cell.entry["load_kind"] == "concurrency":
-            run = cell.validation
-            reached[cell.entry["mode"]].append(run.figures[_closed_loop_figure(run)].measured)
-
-    def share(cell: Cell) -> float:
-        if cell.entry["load_kind"] != "rate":
-            return math.nan
-        offered = cell.entry["load"] * float(cell.validation.question.requests["output_tokens"].mean())
-        return float(offered / max(reached[cell.entry["mode"]], default=math.nan))
-
-    return tuple(replace(cell, capacity_share=share(cell)) for cell in cells)
+        tokens = cell.validation.question.requests["output_tokens"]
+        offered = cell.entry["load"] * float(tokens.mean()) if cell.entry["load_kind"] == "rate" else math.nan
+        shared.append(replace(cell, capacity_share=offered / reached.get(cell.entry["mode"], math.nan)))
+    return tuple(shared)
 
 
 def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
