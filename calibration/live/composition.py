@@ -234,11 +234,7 @@ def run_name(run: LiveRun) -> str:
 
 
 def composed_steps(run: LiveRun) -> pd.DataFrame:
-    """Every logged step of the run with what it held.
-
-    Raises:
-        InputError: the run has no log, or one that does not belong to it.
-    """
+    """Every logged step with what it held. Raises InputError: no log, or one that does not belong to the run."""
     if run.server_log is None:
         raise InputError("has no server.log, so its steps are not known", file=str(run.folder))
     log, manifest = read_engine_log(run.server_log), run.manifest

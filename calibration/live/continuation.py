@@ -106,11 +106,7 @@ class DraftLayout(_Saved):
 
     @classmethod
     def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> Self:
-        """Blocks along every cycle; the last one of a cycle is as long as is left.
-
-        Raises:
-            InputError: rates that are none, rise, or lie outside 0 to 1.
-        """
+        """Blocks along every cycle, the last as long as is left. Raises InputError: as `check_rates`."""
         checked = check_rates(rates)
         deck = Deck(shares_of(checked), np.random.default_rng([seed, 1, len(checked)]))
         starts = []

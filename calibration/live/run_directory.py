@@ -62,11 +62,7 @@ _LINE: TypeAdapter[Sequence[Any]] = TypeAdapter(
 
 
 def read_journal(path: Path) -> list[Sequence[Any]]:
-    """The lines of a journal; a last one torn by a kill is dropped.
-
-    Raises:
-        InputError: unreadable, or a line that is none of a journal (file and line are named).
-    """
+    """Its lines but a last one torn by a kill. Raises InputError: unreadable, or no line of a journal (it is named)."""
     lines = []
     known: set[int] = set()
     for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], start=1):
@@ -277,11 +273,7 @@ def is_live_run(folder: str | Path) -> bool:
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """The manifest of the live run in ``folder``; every key of `MANIFEST_KEYS` is in it.
-
-    Raises:
-        InputError: no live run, or of another schema.
-    """
+    """The run's manifest, with every key of `MANIFEST_KEYS`. Raises InputError: no live run, or of another schema."""
     path = Path(folder) / MANIFEST
     data = read_json(path)
     if data.get("kind") != KIND:

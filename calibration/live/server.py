@@ -159,11 +159,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
 
 
 def find_vllm() -> tuple[str, ...]:
-    """How to call vLLM's server from here.
-
-    Raises:
-        InputError: vLLM is neither installed beside draftcast nor on PATH.
-    """
+    """How to call vLLM's server. Raises InputError: it is neither installed beside draftcast nor on PATH."""
     if importlib.util.find_spec("vllm") is not None:
         return (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     if (program := shutil.which("vllm")) is not None:

@@ -68,11 +68,7 @@ class StepTimes:
 
 
 def step_times(question: Question) -> StepTimes | None:
-    """The run's steps priced by the question's step cost; None where the run has no log.
-
-    Raises:
-        InputError: a log that does not belong to the run, or no step that can be timed.
-    """
+    """The run's steps, priced; None without a log. Raises InputError: another run's log, or no step with a time."""
     if question.live.server_log is None:
         return None
     steps = composed_steps(question.live)
