@@ -13,16 +13,16 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
 from draftcast.calibration.live.server import fetched
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
 
@@ -38,7 +38,7 @@ _NOT_ONE = (
 _STRATEGIES = {"synchronous": "max_concurrency", "concurrent": "max_concurrency"}
 _STRATEGIES |= {"constant": "request_rate", "poisson": "request_rate"}
 # Results of other tools with the keys of ``vllm bench serve``: where theirs stand.
-_FIELDS: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("bench_fields.yaml").read_text("utf-8"))
+_FIELDS: dict[str, dict[str, Any]] = yaml_beside(__file__, "bench_fields.yaml")
 _WORDS = ("model_id", "spec_decoding", "arrival_pattern")
 _NO_KEYS = ("mark", "scale", "random_lengths", "requests_per_client")
 _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
@@ -108,23 +108,23 @@ def _fetched(url: str) -> bytes:
     scheme = urlsplit(url).scheme
     if scheme not in ("http", "https"):
         raise InputError("must be a file, or an http or https address", file=url, value=scheme)
-    outcome: list[bytes | BaseException] = []
+    outcome: Future[bytes] = Future()
 
     def fetch() -> None:
         try:
-            outcome.append(fetched(url, URL_SECONDS, urllib.request.build_opener(_NoRedirect), URL_BYTES + 1))
+            outcome.set_result(fetched(url, URL_SECONDS, urllib.request.build_opener(_NoRedirect), URL_BYTES + 1))
         except BaseException as error:  # raised below, in the thread that asked
-            outcome.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=fetch, daemon=True)
-    thread.start()
-    thread.join(URL_SECONDS)
-    result = outcome[0] if outcome else LiveError(f"no answer within {URL_SECONDS:g} s")
-    if isinstance(result, bytes):
-        if len(result) > URL_BYTES:
-            raise InputError(f"holds more than {URL_BYTES / 1e6:g} MB", file=url)
-        return result
-    raise InputError(result.message, file=url) if isinstance(result, LiveError) else result
+    threading.Thread(target=fetch, daemon=True).start()
+    try:
+        content = outcome.result(URL_SECONDS)
+    except (LiveError, TimeoutError) as error:
+        reason = error.message if isinstance(error, LiveError) else f"no answer within {URL_SECONDS:g} s"
+        raise InputError(reason, file=url) from None
+    if len(content) > URL_BYTES:
+        raise InputError(f"holds more than {URL_BYTES / 1e6:g} MB", file=url)
+    return content
 
 
 def is_engine_log(file: Path) -> bool:
