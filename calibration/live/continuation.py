@@ -156,7 +156,7 @@ def check_rates(rates: Sequence[float]) -> tuple[float, ...]:
     found = tuple(float(rate) for rate in rates)
     if not found:
         raise InputError("at least one acceptance rate is needed", key="rates")
-    for position, (above, rate) in enumerate(zip((1.0, *found), found, strict=False)):
+    for position, (above, rate) in enumerate(pairwise((1.0, *found))):
         if not 0.0 <= rate <= above:
             allowed = f"from 0 to {above:g} (unconditional rates never rise)"
             raise InputError(allowed, key=f"rates[{position}]", value=rate)
