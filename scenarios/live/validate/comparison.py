@@ -15,16 +15,7 @@ from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.live.validate.forecast import (
-    NOTHING,
-    Assumptions,
-    Question,
-    Replay,
-    forecast,
-    live_figures,
-    measured_acceptance,
-    question,
-)
+from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Question, Replay, forecast, live_figures
 from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
@@ -164,7 +155,7 @@ def validate(
     Raises:
         InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
     """
-    asked = question(live, scenario, profile)
+    asked = Question.of(live, scenario, profile)
     used = asked.deployment.profile
     if isinstance(used, AffineProfile):
         if run_digest(live) in used.fitted_runs:
@@ -176,7 +167,7 @@ def validate(
     speculates = asked.scenario.speculative_config is not None
     counts = live.manifest["acceptance"]
     has_counts = bool(counts and counts["num_drafts"])
-    counted = measured_acceptance(live, asked.scenario) if speculates and (measured or has_counts) else None
+    counted = asked.measured_acceptance() if speculates and (measured or has_counts) else None
     steps = step_times(asked)
     own = None
     if steps is not None:
