@@ -15,7 +15,7 @@ from draftcast.calibration.profile.hardware import hardware_names, is_bundled_de
 from draftcast.dashboards.session.answers import answer, question_key
 from draftcast.dashboards.session.question import Question, literal
 from draftcast.dashboards.session.session import Session, View, count_of, number_of, one_of, some_of
-from draftcast.dashboards.widgets.controls import Look, control, view_choice
+from draftcast.dashboards.widgets.controls import control, filled, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
@@ -157,8 +157,7 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
     if settings.prices and settings.unpriced:
         st.caption(f"For costs a price is missing: {literal(', '.join(settings.unpriced))}.")
     if sum(sizing.feasible for sizing in answered.sizings) > 1:
-        alt = "Bars: the GPUs that each feasible candidate needs, those of spare replicas apart."
-        report.figure("gpus", sizing_figure(answered), "", alt)
+        report.figure("gpus", sizing_figure(answered))
 
 
 def _show_curve(
@@ -167,14 +166,8 @@ def _show_curve(
     st.subheader("Goodput against load")
     view_choice(session, View.CAPACITY_CURVE, labels)
     replicas = f"{chosen.replicas} replica{'s' if chosen.replicas > 1 else ''}"
-    report.figure(
-        "goodput",
-        goodput_figure(chosen, checks),
-        f"{replicas} of {literal(chosen.candidate.label)}: requests per second that keep the SLO, with intervals. "
-        "Knee: the largest load at which it is met. Open markers: overloaded, at capacity or not settled; above the "
-        "capacity the capacity is what is completed.",
-        "SLO goodput and completed requests per second against load, with the target and the knee.",
-    )
+    candidate = literal(chosen.candidate.label)
+    report.figure("goodput", goodput_figure(chosen, checks), replicas=replicas, candidate=candidate)
 
 
 def plan_settings(session: Session) -> PlanSettings:
@@ -254,13 +247,12 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
             amount = price.per_gpu_hour if price is not None else None
             day = datetime.date.fromisoformat(price.date) if price is not None else None
             key = f"{View.CAPACITY_PRICES}:{name}"
-            amounts = Look(f"{name}, per GPU hour", "", 200, 0.1, "no price")
-            days = Look(f"{name}, price date", "The day of the price.", 160)
+            look, write_amount = filled("price.amount", device=name), partial(write, name, day=day)
             with st.container(horizontal=True, gap="small"):
-                written = partial(write, name, day=day)
-                control(st.number_input, key, amount, written, amounts, min_value=0.0, format="%.4g")
+                control(st.number_input, key, amount, write_amount, look, min_value=0.0, format="%.4g")
                 if day is not None:
-                    control(st.date_input, f"{key}:date", day, partial(write, name, amount), days)
+                    write_day, look = partial(write, name, amount), filled("price.date", device=name)
+                    control(st.date_input, f"{key}:date", day, write_day, look)
     return prices
 
 

@@ -256,11 +256,5 @@ def _pictures(report: Report, comparison: Comparison) -> None:
         if entry is not comparison.reference:
             changes = [(figure.label, comparison.change(entry, figure)) for figure in FIGURES]
             ratios[entry.name] = [(label, change.ratio if change is not None else None) for label, change in changes]
-    report.figure(
-        "ratios",
-        ratio_figure(ratios, colours),
-        f"Every figure over that of {comparison.reference.name}, with its interval: left of 1 a latency is better, "
-        "right of 1 a throughput. An interval that holds 1 cannot be told from chance.",
-        "Ratio of each figure to the reference with its interval, one colour for each run.",
-    )
+    report.figure("ratios", ratio_figure(ratios, colours), reference=comparison.reference.name)
     report.latencies({entry.name: entry.requests for entry in comparison.entries}, colours)

@@ -11,7 +11,7 @@ import streamlit as st
 from draftcast.dashboards.session.answers import Answer, answers, question_key
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import view_choice
+from draftcast.dashboards.widgets.controls import WORDS, view_choice
 from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.limits import ceilings, operating_tracks
@@ -33,14 +33,7 @@ T = TypeVar("T")
 # Of one map on a page: enough for every row to know its capacity on a large device.
 MAP_REQUESTS = 900_000
 MAP_ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
-AXIS_WORDS = {
-    "rate": "request rate",
-    "concurrency": "concurrent clients",
-    "batch": "static batch",
-    "context": "prompt length",
-    "output": "output length",
-    "acceptance": "acceptance",
-}
+AXIS_WORDS = WORDS["axes"]
 
 
 def render(session: Session, report: Report) -> None:
@@ -100,14 +93,7 @@ class _Page:
         text, details = headline(result), detail_lines(result)
         tone = {"always pays": "better", "never pays": "worse"}.get(result.verdict, "")
         verdict_line(text, tone=tone, verdict=result.verdict)
-        self.report.figure(
-            "advantage",
-            on_page(cutover_figure([result]), height=420),
-            "Without speculation over with it: above the dashed line it pays. Band: interval of the paired "
-            "replications. Triangles: one side is overloaded, so only the sign is known. Shaded: where it crosses, "
-            "with its interval.",
-            "Advantage of speculation against the load with its band, and where it crosses one.",
-        )
+        self.report.figure("advantage", on_page(cutover_figure([result]), height=420))
         st.caption("  \n".join(map(literal, details)))
         self.cutover = result
         self.summary["cutovers"] = [result.summary()]
@@ -165,13 +151,7 @@ class _Page:
         result = self.answer(words, "Drawing the map", lambda progress: make(progress=progress))
         picture = on_page(map_figure(result), height=380)
         picture.update_yaxes(rangemode="normal", tickvals=result.ys)
-        self.report.figure(
-            f"map-{against}",
-            picture,
-            f"Advantage in {result.metric.label}; * its interval excludes 1; line: break-even with its interval; "
-            "?: neither side settles.",
-            f"Map of the advantage by load and {against}, with the break-even line.",
-        )
+        self.report.figure(f"map-{against}", picture, metric=result.metric.label, against=against)
         with st.expander("Break-even in numbers"):
             st.caption("  \n".join(map(literal, contour_lines(result))))
         self.summary["maps"].append(result.summary())
@@ -189,11 +169,4 @@ def _refusal_shown() -> Iterator[None]:
 def _roofline(report: Report, own: Answer) -> None:
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
     tracks = operating_tracks(own.scenario, own.deployment, own.run)
-    report.figure(
-        "roofline",
-        roofline_figure(ceilings(own.scenario, own.deployment), tracks),
-        "The target's pass of one decode step at k = 0 to 7 draft tokens a request, for one request, the mean batch of "
-        "this load and as many as fit. More drafts verify more rows over the same weights: the point moves right, "
-        "almost free under the slope, at full price under the flat roof.",
-        "Roofline of the device with the operating points of k from 0 to 7 for three batch sizes.",
-    )
+    report.figure("roofline", roofline_figure(ceilings(own.scenario, own.deployment), tracks))

@@ -5,7 +5,6 @@ Pages are told apart by ``page`` in the link, not by a path: everything a page s
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -15,38 +14,23 @@ from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Questi
 from draftcast.dashboards.session.session import Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
-from draftcast.dashboards.widgets.controls import button, choice_control, number_control, slo_controls, uploader
+from draftcast.dashboards.widgets.controls import WORDS, button, choice_control, number_control, slo_controls, uploader
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
 
 
-class Page(NamedTuple):
-    """A page: what it answers, the icon of the navigation, and what draws it (InputError: there is no answer).
-
-    ``begin`` draws what a visitor should see before the sidebar and all controls.
-    """
-
-    question: str
-    icon: str
-    render: Callable[[Session, Report], None]
-    begin: Callable[[Session, Report], None] = lambda session, report: None
-
-
-SHOWN = {
-    "start": Page("From your model, GPU, traffic and acceptance to an answer, in four steps.", "flag", start.render),
-    "what-if": Page(
-        "What does speculation change for one deployment under one load?", "tune", what_if.render, what_if.begin
-    ),
-    "cutover": Page(
-        "At which load does speculation stop paying, and which setting is best?", "swap_vert", cutover.render
-    ),
-    "capacity": Page("How many GPUs does a load need for its SLO, and what do they cost?", "dns", capacity.render),
-    "sweep": Page("Which settings of a grid are Pareto-optimal?", "grid_on", sweep.render),
-    "compare": Page("What differs between runs, and which differences are real?", "compare_arrows", compare.render),
-    "trust": Page("How far can these numbers be trusted, and why?", "verified", trust.render),
+RENDER: dict[str, Callable[[Session, Report], None]] = {
+    "start": start.render,
+    "what-if": what_if.render,
+    "cutover": cutover.render,
+    "capacity": capacity.render,
+    "sweep": sweep.render,
+    "compare": compare.render,
+    "trust": trust.render,
 }
+"""What draws each page; it raises InputError where there is no answer."""
 
 
 def run_app(files: tuple[str, ...] = ()) -> None:
@@ -60,21 +44,21 @@ def run_app(files: tuple[str, ...] = ()) -> None:
         "Page",
         PAGES,
         key=PAGE,
-        format_func=lambda name: f":material/{SHOWN[name].icon}: {name.capitalize()}",
+        format_func=lambda name: f":material/{WORDS['icons'][name]}: {name.capitalize()}",
         label_visibility="collapsed",
         required=True,
         on_change=lambda: session.go(st.session_state[PAGE]),
     )
-    page = SHOWN[session.page]
     st.title(session.page.capitalize(), anchor=False)
-    st.caption(page.question)
+    st.caption(WORDS["pages"][session.page])
     # A page may find something in the link to warn of; its place is on top all the same.
     top = st.container()
     report = Report(session, st.container(key="answer-badge"))
-    page.begin(session, report)
+    if session.page == "what-if":
+        what_if.begin(session, report)
     sidebar(session)
     try:
-        page.render(session, report)
+        RENDER[session.page](session, report)
     except InputError as error:
         cannot_run(session, error)
     with top:

@@ -8,7 +8,7 @@ from draftcast.dashboards.session.answers import answers
 from draftcast.dashboards.session.question import literal, short
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE
-from draftcast.dashboards.widgets.controls import Look, control, slo_controls, uploader, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, control, filled, slo_controls, uploader, view_choice
 from draftcast.dashboards.widgets.page import Report
 from draftcast.dashboards.widgets.verdict_card import show_card, step_estimate
 from draftcast.errors import ScenarioError
@@ -17,7 +17,7 @@ from draftcast.scenarios.compare.serve_command import SERVERS, server_command
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.show.tables import title
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+ENGINES = WORDS["engines"]
 OWN = "as given"
 
 
@@ -62,7 +62,7 @@ def _acceptance(session: Session, scenario: Scenario) -> None:
     what_if.speculation(session, scenario)
     model = canonical_name(scenario.engine.model).lower()
     names = [name for name, one in references().items() if model in one.model.lower() and one.method in METHODS]
-    look = Look("Measured reference", "Acceptance that others measured with this model, by method and data.", 420)
     chosen = getattr(scenario.acceptance, "reference", None)
     options = list(dict.fromkeys([OWN, *names, *([chosen] if chosen else [])]))
+    look = filled("start.reference")
     control(st.selectbox, "reference", chosen or OWN, session.take_reference, look, options=options)

@@ -21,7 +21,7 @@ import streamlit as st
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import Question, check_names, literal
 from draftcast.dashboards.session.session import Session, View
-from draftcast.dashboards.widgets.controls import Look, button, control, label_of, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, button, control, filled, label_of, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
@@ -41,8 +41,6 @@ LOOK_EVERY_S = 0.2
 # A page is for looking; the command line takes grids a hundred times as large.
 MOST_CELLS, MOST_AXES = 240, 4
 BETWEEN = ";"
-AXIS_HELP = "A short name, or any key that `--set` takes, for example engine.block_size."
-VALUES_HELP = "1,2,5 or 1..20:8 (evenly spaced), 1..64:7log (in the logarithm), 0..5 (whole numbers)."
 # Keys whose control names an axis that has no key of its own, or several.
 AXIS_KEYS = SHORT | {
     "rate": "workload.arrivals.request_rate_rps",
@@ -52,18 +50,8 @@ AXIS_KEYS = SHORT | {
     "prompt_tokens": "workload.lengths.prompt_tokens.value",
     "output_tokens": "workload.lengths.output_tokens.value",
 }
-# What a new axis begins with.
-PROPOSED = {
-    "k": "0,1,3",
-    "tp": "1,2",
-    "batch": "32,128,512",
-    "replicas": "1,2,4",
-    "acceptance": "0.4,0.6,0.8",
-    "concurrency": "4,16,64",
-    "prompt_tokens": "256,1024",
-    "output_tokens": "64,256",
-    "seed": "0,1",
-}
+PROPOSED = WORDS["values"]
+"""What a new axis begins with."""
 
 
 @dataclass(frozen=True)
@@ -232,19 +220,12 @@ def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid)
             session.go("what-if")
 
     st.subheader("What one user sees against what a GPU delivers")
-    report.figure(
-        PARETO,
-        sweep_report.pareto_figure(result),
-        "Click a cell to open it in What-if; the browser's Back button returns here. Ringed: Pareto-optimal. Open "
-        "markers: the queue grows, so the figures depend on the length of the run.",
-        "Tokens per second and user against tokens per second and GPU, a marker for each cell.",
-        on_click=open_cell,
-    )
+    report.figure(PARETO, sweep_report.pareto_figure(result), open_cell)
     axis, words = grid.labels[0], sweep_report.figure_label
     st.subheader(f"Along {literal(axis)}")
     metric = view_choice(session, View.SWEEP_METRIC, sweep_report.metrics_of(result), default=METRIC, words=words)
     picture = sweep_report.metric_figure(result, metric).update_xaxes(title_text=axis)
-    report.figure("metric", picture, "With intervals.", f"{words(metric)} along {axis}, a line for each other point.")
+    report.figure("metric", picture, metric=words(metric), axis=axis)
 
 
 def proposed_grid(scenario: Scenario) -> str:
@@ -303,11 +284,11 @@ def editor(session: Session, text: str) -> None:
         for index, (name, values) in enumerate(rows):
             with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
                 offered = list(dict.fromkeys([*names, name]))
-                look, write_name = Look(f"Axis {index + 1}", AXIS_HELP, 190), partial(rename, index)
+                write_name, look = partial(rename, index), filled("sweep.axis", number=index + 1)
                 extra = {"options": offered, "accept_new_options": True}
                 control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, **extra)
-                look = Look(f"Values {index + 1}", VALUES_HELP, 300, placeholder="1..20:8")
-                control(st.text_input, f"sweep.values.{index}", values, partial(revalue, index), look)
+                write_values, look = partial(revalue, index), filled("sweep.values", number=index + 1)
+                control(st.text_input, f"sweep.values.{index}", values, write_values, look)
                 key, few = f"sweep.remove.{index}", len(rows) < 2
                 button(f"Remove axis {index + 1}", "remove", replace, index, key=key, disabled=few)
         used = [name for name, _ in rows]

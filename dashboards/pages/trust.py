@@ -17,7 +17,7 @@ from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import VALIDATION
-from draftcast.dashboards.widgets.controls import uploader, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, uploader, view_choice
 from draftcast.dashboards.widgets.page import Bad, Cell, Report, html_table, verdict_line
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
@@ -32,13 +32,6 @@ from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_po
 from draftcast.scenarios.show.tables import MISSED
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
 
-WORDS = {"off": "times without speculation", "on": "times with speculation", "speedup": "speed-ups"}
-MEANING = {
-    "measured": "measured times of exactly these shapes",
-    "interpolated": "between measured shapes",
-    "extrapolated": "beyond what was measured: the fitted or assumed roofline",
-}
-
 
 def render(session: Session, report: Report) -> None:
     (own,) = answers(session.question.scenario)
@@ -48,7 +41,7 @@ def render(session: Session, report: Report) -> None:
     _scorecard(report, own)
     st.header("What this scenario's times rest on", anchor="origin")
     if trusted is not None:
-        origins = [(word, f"{trusted.shares[word]:.0%}", MEANING[word]) for word in ORIGINS]
+        origins = [(word, f"{trusted.shares[word]:.0%}", WORDS["origins"][word]) for word in ORIGINS]
         head = ("device time", "share", "what it means")
         st.html(html_table(head, origins, facts=True, name="Origin of the device time"))
     _coverage(report, own)
@@ -79,13 +72,7 @@ def render(session: Session, report: Report) -> None:
 def _coverage(report: Report, own: Answer) -> None:
     st.subheader("Coverage map", anchor="coverage")
     try:
-        report.figure(
-            "coverage",
-            coverage_figure(coverage_of(own.scenario, own.deployment, own.run.requests)),
-            "Grey: measured shapes. Coloured: shapes of this scenario; an open diamond or a red outline marks one that "
-            "was not measured. Rows of a step and queries per sequence are further axes that the map does not show.",
-            "Maps of measured shapes with the shapes of this scenario on top.",
-        )
+        report.figure("coverage", coverage_figure(coverage_of(own.scenario, own.deployment, own.run.requests)))
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
         st.warning(
@@ -111,14 +98,8 @@ def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):
         held_out = _points(opened.profile.checksum(), parts[chosen], opened)
-    errors = held_out.interpolated
-    report.figure(
-        "fit",
-        fit_figure(held_out.predictions),
-        f"{errors.points:,} held-out points of {held_out.points:,}: median error {errors.median:.1%}, 90 % within "
-        f"{errors.p90:.1%}, worst {errors.worst:.0%} at {errors.worst_point}.",
-        "Predicted against measured time of held-out points, and the distribution of their errors.",
-    )
+    picture = fit_figure(held_out.predictions)
+    report.figure("fit", picture, errors=held_out.interpolated, points=held_out.points)
     report.tables["Held-out errors"] = pd.DataFrame(errors_of(opened))
     shown = []
     for row in errors_of(opened):
@@ -184,8 +165,9 @@ def _scorecard(report: Report, own: Answer) -> None:
         scores = summary.scorecard(forecasts, side)
         marked = [index for index, s in enumerate(scores) if s.stratum == stratum and s.engine in ("", engine)]
         rows = evidence_report.score_rows(scores)
-        tables[side] = html_table(evidence_report.SCORES, rows, name=f"Errors of {WORDS[side]}", marked=marked)
-        report.tables[f"Errors of {WORDS[side]}"] = pd.DataFrame(rows, columns=list(evidence_report.SCORES))
+        name = f"Errors of {WORDS['sides'][side]}"
+        tables[side] = html_table(evidence_report.SCORES, rows, name=name, marked=marked)
+        report.tables[name] = pd.DataFrame(rows, columns=list(evidence_report.SCORES))
         if side == "speedup":
             near = next((scores[index] for index in marked if not scores[index].engine), None)
     if near is None:
@@ -204,15 +186,11 @@ def _scorecard(report: Report, own: Answer) -> None:
     st.html(tables.pop("speedup"))
     groups = {"others": (OFF, [f for f in forecasts if f.stratum != stratum]), "like this scenario": (ON, like)}
     figure = on_page(evidence_report.evidence_figure(forecasts, groups), height=420)
-    report.figure(
-        "evidence",
-        figure.update_layout(legend_y=1.08, margin_t=64),
-        " ".join(evidence_report.sign_lines(forecasts)),
-        "Forecast against measured figures on logarithmic axes.",
-    )
+    figure.update_layout(legend_y=1.08, margin_t=64)
+    report.figure("evidence", figure, signs=" ".join(evidence_report.sign_lines(forecasts)))
     with st.expander("Errors of times, and every point"):
         for side, table in tables.items():
-            st.caption(f"Errors of {WORDS[side]}: below 0 the forecast is too fast")
+            st.caption(f"Errors of {WORDS['sides'][side]}: below 0 the forecast is too fast")
             st.html(table)
         for source, members in evidence_report.by_source(like).items():
             st.caption(literal(f"{source}, like this scenario"))

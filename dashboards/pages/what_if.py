@@ -16,7 +16,7 @@ from draftcast.dashboards.session.question import base_scenario, literal
 from draftcast.dashboards.session.session import MOST_RUNS, Session
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
-from draftcast.dashboards.widgets.controls import Look, button, choice_control, control, number_control, uploader
+from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader
 from draftcast.dashboards.widgets.page import Report, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
@@ -35,21 +35,9 @@ from draftcast.scenarios.show.tables import title
 from draftcast.sim.cost.methods import get_method
 
 ON, OFF, BASELINE = "SD on", "SD off", "baseline"
-WORDS = {
-    "poisson": "Poisson",
-    "gamma": "Gamma (bursty)",
-    "deterministic": "even gaps",
-    "closed_loop": "fixed clients",
-    "per_position": "rate of each position",
-    "constant": "one rate",
-    "chain": "differs by request",
-    None: "not given",
-}
-OTHER_HELP = "As `--set` takes it, for example engine.gpu_memory_utilization=0.85 or policy.name=goodput."
 DEGREES = (1, 2, 4, 8, 16)
 HEAD_START_S = 0.05
 """Of the estimate: a browser paints together what reaches it together, and the controls take longest."""
-RATES = "share of rounds in which the first 1, 2, 3, ... drafts were all accepted"
 
 
 def begin(session: Session, report: Report) -> None:
@@ -178,21 +166,10 @@ def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
         left, right = st.columns(2)
         with left:
             st.subheader("Where a request's time goes")
-            report.figure(
-                "time",
-                time_figure(runs),
-                "Mean seconds of a request by part; the parts add up to its E2E latency. Rejected work is the time of "
-                "each step less its time without the rejected rows and their drafts.",
-                "Stacked bars of the mean seconds a request spends in each part, one bar for each run.",
-            )
+            report.figure("time", time_figure(runs))
     with right:
         st.subheader("Over time")
-        report.figure(
-            "timeline",
-            timeline_figure(own.timeline),
-            "First replication: requests waiting and running, and the share of KV blocks in use.",
-            "Requests waiting, requests running and KV cache use over time in the first replication.",
-        )
+        report.figure("timeline", timeline_figure(own.timeline))
 
 
 def controls(session: Session) -> DeltaGenerator:
@@ -205,7 +182,7 @@ def controls(session: Session) -> DeltaGenerator:
         below_k = st.empty()
         with st.expander("Trace upload and any other key"):
             uploader(session, TRACE)
-            look = Look("Any other key", OTHER_HELP, 420, placeholder="engine.block_size=32")
+            look = filled("what-if.other")
             control(st.text_input, "other", "", lambda text: session.change(lambda: _assigned(text)), look)
             if link := session.question.link:
                 st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in link.items())))
@@ -228,7 +205,7 @@ def traffic(session: Session, scenario: Scenario) -> None:
     rate_rps = getattr(arrivals, "request_rate_rps", None) or 1.0
 
     change = partial(choices.with_arrivals, scenario, request_rate_rps=rate_rps)
-    choice_control(session, "workload.arrivals.process", choices.ARRIVALS, _word, change)
+    choice_control(session, "workload.arrivals.process", choices.ARRIVALS, change=change)
     if arrivals.process == "closed_loop":
         number_control(session, "workload.arrivals.concurrency")
     elif arrivals.process != "piecewise":
@@ -242,13 +219,11 @@ def speculation(session: Session, scenario: Scenario) -> None:
     spec, acceptance = scenario.speculative_config, scenario.acceptance
     wanted = session.wanted_method
     method = wanted or (scenario.method if spec is not None else choices.OFF)
-    look = Look("Method", "How tokens are drafted. Acceptance is a method's own: another method asks for it.", 170)
+    look = filled("what-if.method")
     control(st.selectbox, "method", method, session.want_method, look, options=(choices.OFF, *METHODS))
     if wanted:
         k, name = scenario.num_speculative_tokens or choices.DEFAULT_K, f"acceptance.of.{wanted}"
-        text = f"One rate for all positions, or {k} rates separated by commas: the {RATES}."
-        text += " `draftcast acceptance` measures them."
-        look = Look(f"Acceptance of {wanted}", text, 230, placeholder="not given")
+        look = filled("acceptance.of", method=wanted, k=k)
         typed = st.session_state.get(f"control:{name}", "")
         control(st.text_input, name, typed, session.give_acceptance, look)
         return
@@ -258,18 +233,13 @@ def speculation(session: Session, scenario: Scenario) -> None:
     if spec is not None and get_method(scenario.method).needs_draft_model:
         choice_control(session, "engine.speculative_config.model", choices.draft_models(scenario))
     change = partial(choices.with_acceptance_model, scenario)
-    choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, _word, change)
+    choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, change=change)
     rates = getattr(acceptance, "rates", None)
     if rates is not None:
-        look = Look("Acceptance rates", f"The {RATES}; they never rise.", 230)
-        text = ", ".join(f"{rate:g}" for rate in rates)
+        text, look = ", ".join(f"{rate:g}" for rate in rates), filled("what-if.rates")
         control(st.text_input, "acceptance.rates", text, lambda typed: session.change(lambda: _rates(typed)), look)
     elif getattr(acceptance, "alpha", None) is not None:
         number_control(session, "acceptance.alpha")
-
-
-def _word(name: str | None) -> str:
-    return WORDS.get(name, str(name))
 
 
 def _as_spelled(names: list[str], *spellings: str) -> list[str]:

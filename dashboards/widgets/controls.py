@@ -19,6 +19,7 @@ from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
 
 Change = Callable[[Any], Mapping[str, Any]]
+Words = Callable[[Any], str]
 # What a browser's numbers can hold exactly.
 LARGEST = 2**53 - 1
 
@@ -35,6 +36,14 @@ class Look(NamedTuple):
 
 LOOKS = {name: Look(**look) for name, look in yaml_beside(__file__, "looks.yaml").items()}
 """Of every key of a scenario and every setting of a page that has a control of its own."""
+WORDS: dict[str, dict[str, str]] = yaml_beside(__file__, "words.yaml")
+"""What a page calls things, by what the program calls them."""
+
+
+def filled(name: str, **words: object) -> Look:
+    """The look of this name with words of the page in its label and help."""
+    look = LOOKS[name]
+    return look._replace(label=look.label.format(**words), help=look.help.format(**words))
 
 
 def label_of(key: str) -> str:
@@ -78,8 +87,13 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
     control(st.number_input, key, shown, lambda given: session.change(lambda: changes(given)), format=form, **more)
 
 
+def word_of(value: Any) -> str:
+    """What a choice is called."""
+    return "not given" if value is None else WORDS["choices"].get(value, str(value))
+
+
 def choice_control(
-    session: Session, key: str, options: Sequence[Any], words: Callable[[Any], str] = str, change: Change | None = None
+    session: Session, key: str, options: Sequence[Any], words: Words = word_of, change: Change | None = None
 ) -> None:
     """A key that holds one of several; what the scenario holds is offered even where ``options`` lacks it."""
     value, _ = _value_and_schema(session.question.scenario, key)
@@ -125,7 +139,7 @@ def _received(session: Session, upload: Upload) -> None:
 
 
 def view_choice(
-    session: Session, view: View, options: Sequence[str], default: str | None = None, words: Callable[[str], str] = str
+    session: Session, view: View, options: Sequence[str], default: str | None = None, words: Words = str
 ) -> str:
     """One of several for a page's own setting, which is kept in the link; the first where no ``default`` is named."""
     default = options[0] if default is None else default

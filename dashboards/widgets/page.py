@@ -17,11 +17,12 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.session.answers import Answer
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session, View
 from draftcast.dashboards.session.uploads import trace_notes
-from draftcast.dashboards.widgets.controls import button
+from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.coverage import fidelity
@@ -36,7 +37,8 @@ T = TypeVar("T")
 _LONG: Kept[Any] = Kept(96)
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
-ICONS = {"measured": "verified", "interpolated": "linear_scale", "extrapolated": "warning"}
+PICTURES: dict[str, dict[str, str]] = yaml_beside(__file__, "pictures.yaml")
+"""Caption (which may be missing) and description of every picture, with places for words of the page."""
 
 
 def banner(session: Session) -> None:
@@ -222,17 +224,20 @@ class Report:
         shares = ", ".join(f"{share:.0%} {word}" for word, share in origin.shares.items())
         with self.top, st.container(key=f"badge-{origin.word}"):
             help = f"Where the device time of this result comes from: {shares}. Opens the profile's coverage map."
-            button(str(origin), ICONS[origin.word], self.session.go, "trust", key="badge", type="tertiary", help=help)
+            icon = WORDS["icons"][origin.word]
+            button(str(origin), icon, self.session.go, "trust", key="badge", type="tertiary", help=help)
 
-    def figure(
-        self, name: str, picture: Any, caption: str, alt: str, on_click: Callable[[], None] | None = None
-    ) -> None:
-        """Draw a picture with its caption; ``on_click`` is called when a marker was clicked, `clicked` tells which."""
+    def figure(self, name: str, picture: Any, on_click: Callable[[], None] | None = None, **words: object) -> None:
+        """Draw one of `PICTURES`; ``on_click`` is called when a marker was clicked, `clicked` tells which.
+
+        ``words`` are those of its texts, in Markdown.
+        """
         self.figures.append(picture)
+        said = {part: text.format(**words) for part, text in PICTURES[name].items()}
         select: dict[str, Any] = {"on_select": on_click or "ignore", "selection_mode": "points"}
-        st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=alt, **select)
-        if caption:
-            st.caption(caption)
+        st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=said["alt"], **select)
+        if "caption" in said:
+            st.caption(said["caption"])
 
     def latencies(self, runs: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> None:
         """Draw the distributions of the latencies of runs, given as requests, with the SLO's bounds."""
@@ -246,9 +251,7 @@ class Report:
         with st.container(key="latency"):
             for column, latency in zip(st.columns(len(LATENCIES)), LATENCIES, strict=True):
                 with column:
-                    picture = latency_figure(runs, bounds, colours, [latency])
-                    alt = f"Cumulative distribution of {latency[1]} for each run."
-                    self.figure(f"latency-{latency[0]}", picture, "", alt)
+                    self.figure(f"latency-{latency[0]}", latency_figure(runs, bounds, colours, [latency]))
         st.caption("Share of requests that are at least this fast, all replications together; dotted: the SLO.")
 
     def footer(self, run: str, command: str, answer: Answer | None = None) -> None:

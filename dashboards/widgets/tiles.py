@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple, Self
 
+from draftcast.calibration.yaml_text import yaml_beside
+from draftcast.dashboards.widgets.controls import WORDS
 from draftcast.scenarios.compare.comparison import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.schema import Scenario
@@ -14,12 +16,6 @@ from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
 
 PER_GPU = "tokens_per_s_per_gpu"
-WORDS = {
-    "better": "better",
-    "worse": "worse",
-    "cannot tell": "cannot tell from chance",
-    "as offered": "below their capacity both deliver what arrives",
-}
 
 
 class Figure(NamedTuple):
@@ -39,23 +35,9 @@ class Tile(NamedTuple):
     figures: tuple[Figure, ...]
 
 
-LATENCY_TILES = tuple(
-    Tile(title, explained, tuple(Figure(f"{stat}_{name}_s", stat, unit, factor) for stat in ("p50", "p95", "p99")))
-    for title, name, unit, factor, explained in (
-        ("TTFT", "ttft", "ms", 1e3, "Time to first token: from arrival to the first output token, queueing included."),
-        ("TPOT", "tpot", "ms", 1e3, "Time per output token after the first: (E2E - TTFT) / (output tokens - 1)."),
-        ("E2E latency", "e2el", "s", 1.0, "From arrival to the last output token."),
-    )
-)
-THROUGHPUT_TILE = Tile(
-    "Throughput",
-    "What the cluster delivers. SLO goodput counts requests that meet every bound of the SLO; the acceptance length "
-    "includes the bonus token.",
-    (
-        Figure("request_goodput", "SLO goodput", "req/s"),
-        Figure(PER_GPU, "token goodput per GPU", "tok/s"),
-        Figure("mean_acceptance_length", "acceptance length", "tok/round"),
-    ),
+*LATENCY_TILES, THROUGHPUT_TILE = (
+    Tile(tile["title"], tile["explained"], tuple(Figure(*row) for row in tile["figures"]))
+    for tile in yaml_beside(__file__, "tiles.yaml")
 )
 
 
@@ -151,7 +133,7 @@ def difference_cell(
     if change.ratio is not None:
         text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
     span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
-    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS[change.verdict]}"
+    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS['verdicts'][change.verdict]}"
     word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
     text += f" <small>{change.verdict}</small>" if words else ""
     return (

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.question import literal
 from draftcast.dashboards.session.session import Session
-from draftcast.dashboards.widgets.page import CONFIG, beside_page, known_answer, look_away
+from draftcast.dashboards.widgets.page import CONFIG, PICTURES, beside_page, known_answer, look_away
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
@@ -274,8 +274,8 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
         finding = headline(simulated).partition(". ")[0] + "." if simulated is not None else estimated
         st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
         figure = advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, simulated)
-        alt = "Advantage of speculation over the request rate with its interval, this load, and the cutover."
-        st.plotly_chart(figure, key="advantage-over-load", config=CONFIG, theme="streamlit", alt=alt)
+        name = "advantage-over-load"
+        st.plotly_chart(figure, key=name, config=CONFIG, theme="streamlit", alt=PICTURES[name]["alt"])
 
     waits = known_answer(key) is None
     st.fragment(draw, run_every=LOOK_EVERY_S if waits else None)()
