@@ -7,7 +7,6 @@ a run so long that its half width is under a quarter of a trial's; the benchmark
 """
 
 import argparse
-import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -25,11 +24,8 @@ from draftcast.scenarios.schema.load import with_rate, with_values, without_spec
 from draftcast.sim.statistics.intervals import Estimate
 
 FIGURES = {"E2E": "mean_e2el_s", "TTFT": "mean_ttft_s", "TPOT": "mean_tpot_s", "output tok/s": "output_throughput"}
-ADVANTAGE = "advantage"
 LONG = {"statistics.replications": 24, "workload.num_requests": 48_000, "statistics.seed": 1_000_000}
 REFERENCE_SHARE = 0.25
-
-
 BURSTS = (
     "workload.arrivals={process: gamma, request_rate_rps: 8, burstiness: 0.5}",
     "cluster={replicas: 2, router: least_loaded}",
@@ -43,35 +39,24 @@ CASES: dict[str, tuple[float, tuple[str, ...]]] = {
 EFFORTS = ("file", "page")
 
 
-def scenario_of(name: str) -> Scenario:
-    share, overrides = CASES[name]
-    scenario = load_scenario("default", overrides=[*overrides, "statistics.model_error=none"])
-    return with_rate(scenario, share * smaller_capacity(scenario))
-
-
-def figures(scenario: Scenario) -> tuple[bool, dict[str, Estimate]]:
-    """Whether the scenario settled, and the five figures of its own setting."""
+def figures(scenario: Scenario) -> dict[str, Estimate] | None:
+    """The five figures of the scenario's own setting; None where it did not settle."""
     on, off = simulate_together([scenario, without_speculation(scenario)])
-    verdict = judge(scenario, on, off)
-    found = {name: on.summary["figures"][key] for name, key in FIGURES.items()}
-    if verdict.advantage is not None:
-        found[ADVANTAGE] = verdict.advantage
-    return verdict.advantage is not None, found
-
-
-def trial(scenario: Scenario, seed: int) -> tuple[bool, dict[str, Estimate]]:
-    """`figures` with another seed."""
-    return figures(with_values(scenario, {"statistics.seed": seed}))
+    advantage = judge(scenario, on, off).advantage
+    if advantage is None:
+        return None
+    return {name: on.summary["figures"][key] for name, key in FIGURES.items()} | {"advantage": advantage}
 
 
 def cover(
     scenario: Scenario, truth: Mapping[str, Estimate], trials: int, workers: ProcessPoolExecutor
 ) -> dict[str, dict[str, float]]:
     """Coverage, mean half width and mean error of each figure, both as shares of the truth, and what did not settle."""
-    found = list(workers.map(trial, itertools.repeat(scenario), range(1, trials + 1)))
-    rows: dict[str, dict[str, float]] = {}
+    seeded = (with_values(scenario, {"statistics.seed": seed}) for seed in range(1, trials + 1))
+    settled = [values for values in workers.map(figures, seeded) if values is not None]
+    rows = {"not settled": {"share": 1 - len(settled) / trials}}
     for name, true in truth.items():
-        known = [values[name] for settled, values in found if settled and name in values]
+        known = [values[name] for values in settled]
         half = float(np.mean([each.half_width for each in known]))
         if not true.half_width < REFERENCE_SHARE * half:
             raise SystemExit(f"{name}: the long run is too short to judge by ({true} against ± {half:.3g})")
@@ -80,7 +65,6 @@ def cover(
             "half_width": half / true.mean,
             "error": float(np.mean([each.mean for each in known])) / true.mean - 1.0,
         }
-    rows["not settled"] = {"share": sum(not settled for settled, _ in found) / trials}
     return rows
 
 
@@ -90,11 +74,15 @@ def main() -> None:
     parser.add_argument("--scenario", action="append", choices=list(CASES))
     asked = parser.parse_args()
     answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    cells = []
     print(f"{'scenario':30} {'effort':12} {'figure':13} coverage  half width  mean error", flush=True)
     with ProcessPoolExecutor(os.cpu_count()) as workers:
         for case in asked.scenario or CASES:
-            scenario = scenario_of(case)
-            _, truth = workers.submit(figures, with_values(scenario, LONG)).result()
+            share, overrides = CASES[case]
+            scenario = load_scenario("default", overrides=[*overrides, "statistics.model_error=none"])
+            scenario = with_rate(scenario, share * smaller_capacity(scenario))
+            truth = workers.submit(figures, with_values(scenario, LONG)).result()
+            assert truth is not None, f"{case}: the long run has not settled"
             for effort in EFFORTS:
                 sized = scenario if effort == "file" else with_values(scenario, page_effort(scenario))
                 size = f"{sized.statistics.replications} x {sized.workload.num_requests}"
@@ -102,11 +90,10 @@ def main() -> None:
                 answer.setdefault(case, {})[effort] = rows
                 for name in truth:
                     row = rows[name]
+                    cells.append(row["coverage"])
                     numbers = f"{row['coverage']:7.1%} {row['half_width']:10.2%} {row['error']:+11.2%}"
                     print(f"{case:30} {size:12} {name:13} {numbers}", flush=True)
                 print(f"{case:30} {size:12} not settled   {rows['not settled']['share']:7.1%}", flush=True)
-    by_effort = (rows for efforts in answer.values() for rows in efforts.values())
-    cells = [row["coverage"] for rows in by_effort for row in rows.values() if "error" in row]
     print(f"{len(cells)} cells: {min(cells):.1%} to {max(cells):.1%}, mean {np.mean(cells):.2%}")
     print(json.dumps({"trials": asked.trials, "cases": answer}))
 

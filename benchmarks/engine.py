@@ -112,12 +112,6 @@ def million_requests() -> dict[str, float]:
     return {"seconds": seconds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def in_own_process(run: Callable[[], dict[str, float]]) -> dict[str, float]:
-    """Its peak memory is its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(run).result()
-
-
 def small_run() -> float:
     """Seconds of a warm 2,000-request ``simulate``: the best of five."""
     scenario = load_scenario("default", overrides=["workload.num_requests=2000", "statistics.replications=1"])
@@ -146,11 +140,13 @@ def compile_seconds() -> float:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:  # whose peak memory is that of the million
+        million = process.submit(million_requests).result() if AZURE.exists() else None
     results: dict[str, Any] = {
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "paging": steps_per_second(False),
         "paging_and_prefix_caching": steps_per_second(True),
-        "million_requests": in_own_process(million_requests) if AZURE.exists() else None,
+        "million_requests": million,
         "small_run_s": small_run(),
         "first_result_s": first_result(),
         "compile_s": compile_seconds(),
@@ -161,7 +157,6 @@ def main() -> None:
         row = results[name]
         speeds = f"{row['steps_per_s']:>12,.0f}{row['minimal_steps_per_s']:>14,.0f}"
         print(f"{name:<28}{speeds}{row['ratio_to_minimal']:>8.2f}{row['mean_running']:>9.1f}")
-    million = results["million_requests"]
     if million is None:
         print(f"one million requests: not run, {AZURE} is absent")
     else:

@@ -21,6 +21,7 @@ from engine import minimal_step_s, served
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema.load import load_scenario
+from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch
 from draftcast.sim.policies.registry import load_policy
@@ -28,21 +29,12 @@ from draftcast.sim.workload.build_requests import build_requests
 
 BAR, PYTHON_BAR = 200_000, 20_000
 REQUESTS = 5_000
-POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("off", {}),
-    ("fixed", {}),
-    ("batch_schedule", {"schedule": [[1, 16, 3], [17, 64, 2]]}),
-    ("goodput", {}),
-    ("ema_tiers", {}),
-    ("confidence", {}),
-    ("tetris", {}),
-    ("slo_aware", {"tpot_s": 0.02}),
-    ("bandit", {}),
-    ("bandit", {"algorithm": "ucb"}),
-    ("adaptive_verification", {}),
-    ("adaptive_verification", {"early_stop": True}),
-    ("oracle", {}),
-)
+# What a policy cannot do without, and what makes another one of it.
+REQUIRED: dict[str, dict[str, Any]] = {
+    "batch_schedule": {"schedule": [[1, 16, 3], [17, 64, 2]]},
+    "slo_aware": {"tpot_s": 0.02},
+}
+VARIANTS: dict[str, dict[str, Any]] = {"bandit": {"algorithm": "ucb"}, "adaptive_verification": {"early_stop": True}}
 
 
 class ByBatch(Policy):
@@ -72,10 +64,10 @@ def main(sequences: int = 40, rounds: int = 20) -> None:
     deployment = deploy(scenario)
     table = build_requests(workload_spec(scenario), 0, None, deployment.settings.max_model_len)
     built_in = {}
-    for name, parameters in POLICIES:
-        given = ", ".join(f"{key}={value}" for key, value in parameters.items())
-        shown = given and name in ("bandit", "adaptive_verification")
-        built_in[f"{name}({given})" if shown else name] = load_policy(name, **parameters)
+    for name in BUILT_IN:
+        built_in[name] = load_policy(name, **REQUIRED.get(name, {}))
+        for key, value in VARIANTS.get(name, {}).items():
+            built_in[f"{name}({key}={value})"] = load_policy(name, **{key: value})
     own: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
     best = dict.fromkeys([*built_in, *own], math.inf)
     minimal_s = math.inf
