@@ -18,13 +18,7 @@ import pandas as pd
 
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
-from draftcast.sim.compiled.itl_histogram import (
-    ITL_SEGMENTS,
-    histogram_mean_std,
-    histogram_quantile,
-    segment_of,
-    segment_start,
-)
+from draftcast.sim.compiled import itl_histogram as itl
 from draftcast.sim.output.results import TIME_COLUMNS, RequestColumns
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.workload import Slo
@@ -101,38 +95,33 @@ def compute_metrics(
     kept = slice(_whole_segments(warmup or 0, n), n)
     start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
     window = (start_s, last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s)))
-    good = _good_requests(requests, c, slo)
+    good = _good_requests(requests, c, slo) if slo is not None else None
 
-    values = _throughput(c, window, good if slo is not None else None, replicas)
+    values = _throughput(c, window, good, replicas)
     values["num_requests"] = float(n - kept.start)
-    values["slo_attainment"] = float(good[kept].mean()) if slo is not None else math.nan
+    values["slo_attainment"] = float(good[kept].mean()) if good is not None else math.nan
     groups = pd.Series(group_of[requests["replica"]]) if group_of is not None and group_of.size else None
-    latencies = _latencies(c, kept)
-    if itl_counts is not None:
-        latencies |= _itl(c, itl_counts, kept)
+    latencies = _latencies(c, kept) | (_itl(c, itl_counts, kept) if itl_counts is not None else {})
     shown, transient = _withhold_percentiles(latencies, percentiles)
-    values |= shown
-    values |= _acceptance_and_work(requests, kept)
+    values |= shown | _acceptance_and_work(requests, kept)
     return Metrics(
         values=values,
         warmup_requests=kept.start,
         per_position_acceptance=_per_position(requests, accepted_per_position, kept),
-        by_class=_by_label(requests["class"], c, kept, good if slo is not None else None, percentiles),
-        by_group=_by_label(groups, c, kept, good if slo is not None else None, percentiles),
+        by_class=_by_label(requests["class"], c, kept, good, percentiles),
+        by_group=_by_label(groups, c, kept, good, percentiles),
         transient=transient,
     )
 
 
-def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo] | None) -> BoolArray:
+def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> BoolArray:
     """Per request: finished and every objective met; ``slo`` for all requests or per class name.
 
     A class without objectives is good when it finishes; objectives for a class that drew no request have no effect.
     """
-    good = c.finished.copy()
-    if slo is None:
-        return good
     if isinstance(slo, Slo):
-        return good & _meets(c, slo)
+        return c.finished & _meets(c, slo)
+    good = c.finished.copy()
     codes, names = pd.factorize(requests["class"])
     for code, name in enumerate(names):
         if str(name) in slo:
@@ -156,10 +145,10 @@ def _whole_segments(requests: int, n: int) -> int:
     Raises:
         InputError: fewer than none, or more than the run allows.
     """
-    last = segment_start(ITL_SEGMENTS - 1, n)
+    last = itl.segment_start(itl.ITL_SEGMENTS - 1, n)
     if not 0 <= requests <= last:
         raise InputError(f"must be a number from 0 to {last}", key="warmup", value=requests)
-    return segment_start((requests - 1) * ITL_SEGMENTS // n + 1, n)
+    return itl.segment_start((requests - 1) * itl.ITL_SEGMENTS // n + 1, n)
 
 
 def _throughput(
@@ -224,17 +213,17 @@ def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
 
 def _segments(kept: slice, n: int) -> slice:
     """The twentieths of the run that these requests fill."""
-    return slice(int(segment_of(kept.start, n)), int(segment_of(kept.stop - 1, n)) + 1)
+    return slice(int(itl.segment_of(kept.start, n)), int(itl.segment_of(kept.stop - 1, n)) + 1)
 
 
 def _itl(c: RequestColumns, counts: IntArray, kept: slice) -> dict[str, float]:
     histogram = counts[_segments(kept, c.arrival_s.size)].sum(axis=0)
-    mean, std = histogram_mean_std(histogram)
+    mean, std = itl.histogram_mean_std(histogram)
     gaps = int(histogram.sum())
     if gaps and c.finished[kept].all():
         # Gaps of a finished request add up to E2E - TTFT: the mean needs no binning.
         mean = float((c.e2el_s - c.ttft_s)[kept].sum()) / gaps
-    return _named("itl", mean, std, histogram_quantile(histogram, np.array(PERCENTILES) / 100))
+    return _named("itl", mean, std, itl.histogram_quantile(histogram, np.array(PERCENTILES) / 100))
 
 
 def _withhold_percentiles(values: dict[str, float], steady: bool) -> tuple[dict[str, float], dict[str, float]]:

@@ -12,27 +12,12 @@ from numpy.typing import NDArray
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.state.engine import (
-    CLOCK_DRAFT,
-    CLOCK_HOST,
-    CLOCK_PREFILL,
-    CLOCK_REJECTED,
-    CLOCK_VERIFY,
-    FINISHED,
-    Array,
-)
+from draftcast.sim.state import engine as state
 from draftcast.sim.workload.request_table import RequestTable
 
-# Where a request's time goes; the seven add up to its E2E time.
-TIME_COLUMNS = (
-    "time_queue_s",
-    "time_prefill_s",
-    "time_draft_s",
-    "time_verify_s",
-    "time_rejected_s",
-    "time_host_s",
-    "time_kv_pressure_s",
-)
+_PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
+TIME_COLUMNS = tuple(f"time_{part}_s" for part in _PARTS)
+"""Where a request's time goes; the seven add up to its E2E time."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +71,14 @@ def requests_frame(
     # A slice takes no memory; without sessions the order is the table's.
     counted = slice(table.num_counted) if table.session is None else order[: table.num_counted]
     rows = replicas[0].state.requests[counted]
-    done = rows["status"] == FINISHED
-    clocks = rows["clock_s"]
+    done = rows["status"] == state.FINISHED
+    clock_s = rows["clock_s"].T
+    parts_s = (
+        rows["first_scheduled_s"] - rows["arrival_s"],
+        rows["prefill_s"] + clock_s[state.CLOCK_PREFILL],
+        *clock_s[[state.CLOCK_DRAFT, state.CLOCK_VERIFY, state.CLOCK_REJECTED, state.CLOCK_HOST]],
+        rows["pressure_s"],
+    )
 
     def when_done(values: FloatArray) -> FloatArray:
         return np.where(done, values, np.nan)
@@ -114,13 +105,7 @@ def requests_frame(
             "num_drafts": rows["rounds"],
             "num_draft_tokens": rows["draft_tokens"],
             "num_accepted_tokens": rows["accepted"],
-            "time_queue_s": when_done(rows["first_scheduled_s"] - rows["arrival_s"]),
-            "time_prefill_s": when_done(rows["prefill_s"] + clocks[:, CLOCK_PREFILL]),
-            "time_draft_s": when_done(clocks[:, CLOCK_DRAFT]),
-            "time_verify_s": when_done(clocks[:, CLOCK_VERIFY]),
-            "time_rejected_s": when_done(clocks[:, CLOCK_REJECTED]),
-            "time_host_s": when_done(clocks[:, CLOCK_HOST]),
-            "time_kv_pressure_s": when_done(rows["pressure_s"]),
+            **{name: when_done(seconds) for name, seconds in zip(TIME_COLUMNS, parts_s, strict=True)},
         }
     )
 
@@ -146,7 +131,7 @@ def itl_counts(replicas: Sequence[Replica]) -> IntArray:
     return np.asarray(sum(replica.state.itl[:-1] for replica in replicas), np.int64)
 
 
-def engine_figures(replicas: Sequence[Replica], engines: Array) -> dict[str, float]:
+def engine_figures(replicas: Sequence[Replica], engines: state.Array) -> dict[str, float]:
     """Figures that only the engines' counters hold; ``engines``: the counters (``ENGINE[replicas]``) when it ended."""
     origins = {origin.label: float(engines["by_origin_s"][:, origin].sum()) for origin in Origin}
     device = sum(origins.values())

@@ -41,9 +41,13 @@ def vllm_result(
         value = values.get(name, math.nan)
         return value * scale if math.isfinite(value) else None
 
-    def whole(name: str) -> int | None:
-        return round(values[name]) if math.isfinite(values[name]) else None
+    def wholes(*names: str) -> dict[str, int | None]:
+        return {name: round(values[name]) if math.isfinite(values[name]) else None for name in names}
 
+    def figures(*names: str) -> dict[str, float | None]:
+        return {name: figure(name) for name in names}
+
+    tokens_per_s, concurrent_requests = _peaks(c)
     result: dict[str, object] = {
         "date": date,
         "endpoint_type": "draftcast",
@@ -56,14 +60,8 @@ def vllm_result(
         "burstiness": burstiness,
         "max_concurrency": max_concurrency,
         "duration": figure("duration_s"),
-        "completed": whole("completed"),
-        "failed": whole("failed"),
-        "total_input_tokens": whole("total_input_tokens"),
-        "total_output_tokens": whole("total_output_tokens"),
-        "request_throughput": figure("request_throughput"),
-        "request_goodput": figure("request_goodput"),
-        "output_throughput": figure("output_throughput"),
-        "total_token_throughput": figure("total_token_throughput"),
+        **wholes("completed", "failed", "total_input_tokens", "total_output_tokens"),
+        **figures("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
         "latencies": np.where(c.finished, c.e2el_s, 0.0).tolist(),
         "queue_times": [0.0] * count,
         "input_lens": c.prompt.tolist(),
@@ -73,8 +71,8 @@ def vllm_result(
         "start_times": c.arrival_s.tolist(),
         "generated_texts": [""] * count,
         "errors": ["" if done else "unfinished" for done in c.finished.tolist()],
-        "max_output_tokens_per_s": _peak_tokens_per_s(c),
-        "max_concurrent_requests": _peak_concurrent_requests(c),
+        "max_output_tokens_per_s": tokens_per_s,
+        "max_concurrent_requests": concurrent_requests,
         "rtfx": 0.0,
     }
     if values["num_draft_tokens"] > 0:
@@ -83,9 +81,9 @@ def vllm_result(
         result |= {
             "spec_decode_acceptance_rate": figure("acceptance_rate", 100),
             "spec_decode_acceptance_length": figure("mean_acceptance_length"),
-            "spec_decode_num_drafts": whole("num_drafts"),
-            "spec_decode_draft_tokens": whole("num_draft_tokens"),
-            "spec_decode_accepted_tokens": whole("num_accepted_tokens"),
+            "spec_decode_num_drafts": round(values["num_drafts"]),
+            "spec_decode_draft_tokens": round(values["num_draft_tokens"]),
+            "spec_decode_accepted_tokens": round(values["num_accepted_tokens"]),
             "spec_decode_per_position_acceptance_rates": rates,
         }
     for name in RESULT_LATENCIES:
@@ -93,31 +91,22 @@ def vllm_result(
     return result
 
 
-def _peak_tokens_per_s(c: RequestColumns) -> float:
-    """Most output tokens in any second since the first arrival.
+def _peaks(c: RequestColumns) -> tuple[float, int]:
+    """Most output tokens, and most active requests, in any whole second since the first arrival, as vLLM buckets them.
 
     The first token counts at its time, the others evenly from there to the end (vLLM counts stream chunks, which hold
     several tokens each under speculative decoding).
     """
     if not c.finished.any():
-        return 0.0
+        return 0.0, 0
     start = float(c.arrival_s[c.finished].min())
-    first, finish = (c.arrival_s + c.ttft_s)[c.finished] - start, c.finish_s[c.finished] - start
+    came, first, finish = (at_s[c.finished] - start for at_s in (c.arrival_s, c.arrival_s + c.ttft_s, c.finish_s))
     rest = (c.output[c.finished] - 1).astype(np.float64)
     seconds = np.arange(math.ceil(float(finish.max())) + 2, dtype=np.float64)
     spread = finish > first
     rate = np.divide(rest, finish - first, out=np.zeros_like(rest), where=spread)
     at_once = np.bincount(first.astype(np.int64), weights=1 + np.where(spread, 0.0, rest), minlength=seconds.size - 1)
-    return float((np.diff(integral(first, finish, rate, seconds)) + at_once[: seconds.size - 1]).max())
-
-
-def _peak_concurrent_requests(c: RequestColumns) -> int:
-    """Most requests that were active in any one whole second since the first arrival, as vLLM buckets them."""
-    if not c.finished.any():
-        return 0
-    start = float(c.arrival_s[c.finished].min())
-    came = (c.arrival_s[c.finished] - start).astype(np.int64)
-    left = (c.finish_s[c.finished] - start).astype(np.int64)
-    change = np.bincount(came, minlength=int(left.max()) + 2)
-    change[: int(left.max()) + 2] -= np.bincount(left + 1, minlength=int(left.max()) + 2)
-    return int(np.cumsum(change).max())
+    tokens = np.diff(integral(first, finish, rate, seconds)) + at_once[: seconds.size - 1]
+    leaves = finish.astype(np.int64) + 1
+    change = np.bincount(came.astype(np.int64), minlength=int(leaves.max()) + 1) - np.bincount(leaves)
+    return float(tokens.max()), int(np.cumsum(change).max())

@@ -8,6 +8,7 @@ A reader takes a `TraceText` and returns a `RequestTable`. It checks every value
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 
 TOKENS_ALLOWED = f"must be an integer from 0 to {MAX_TOKENS} (rows with 0 are dropped)"
 TIME_ALLOWED = "must be a finite number >= 0"
-ENTRY_WHITESPACE = " \t\r\n"
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,16 @@ class TraceText:
 
     def json_entries(self) -> Iterator[Entry]:
         """Each element of a JSON array of objects, or each object in sequence, called ``[0]``, ``[1]``, ..."""
-        decoder = json.JSONDecoder()
-        text, end = self.text, len(self.text)
-        position, line, counted, number = 0, 1, 0, 0
+        decoder, text, end = json.JSONDecoder(), self.text, len(self.text)
+        line, counted, number = 1, 0, 0
 
         def skip(position: int) -> int:
-            while position < end and text[position] in ENTRY_WHITESPACE:
-                position += 1
-            return position
+            return _SPACE.match(text, position).end()  # type: ignore[union-attr]
 
-        position = skip(position)
+        def cut_at(position: int, message: str) -> TraceError:
+            return self.error(message, 1 + text.count("\n", 0, position))
+
+        position = skip(0)
         is_array = text[position] == "["
         if is_array:
             position = skip(position + 1)
@@ -80,17 +81,14 @@ class TraceText:
             yield Entry(self, line, f"[{number}]", entry)
             number += 1
             position = skip(position)
-            if is_array and position < end and text[position] == ",":
+            if is_array and text.startswith(",", position):
                 position = skip(position + 1)
-            elif is_array and (position >= end or text[position] != "]"):
-                line = 1 + text.count("\n", 0, position)
-                raise self.error("the JSON array does not go on with ',' or ']'; is the file truncated?", line)
-        if is_array:
-            if position >= end:
-                line = 1 + text.count("\n", 0, position)
-                raise self.error("the JSON array is not closed; is the file truncated?", line)
-            if (after := skip(position + 1)) < end:
-                raise self.error("text after the end of the JSON array", 1 + text.count("\n", 0, after))
+            elif is_array and not text.startswith("]", position):
+                raise cut_at(position, "the JSON array does not go on with ',' or ']'; is the file truncated?")
+        if is_array and position >= end:
+            raise cut_at(position, "the JSON array is not closed; is the file truncated?")
+        if is_array and (after := skip(position + 1)) < end:
+            raise cut_at(after, "text after the end of the JSON array")
 
 
 _ABSENT = object()
