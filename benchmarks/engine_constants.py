@@ -17,12 +17,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
@@ -47,20 +47,6 @@ REWEIGHTED = 20
 PRIOR_S, PRIOR_ERROR = 3e-4, 0.05
 LEAST_SETUPS = 2
 Constants = dict[tuple[str, str], float]  # by generation and name
-
-
-@dataclass(frozen=True)
-class Residual:
-    """One figure of one point: the log of forecast over measured time."""
-
-    point: EvidencePoint
-    side: str
-    generation: str
-    setup: str
-    error: float
-
-
-Residuals = dict[tuple[str, str], Residual]  # by a point's id and side
 
 
 def main() -> None:
@@ -143,8 +129,8 @@ def is_timed(point: EvidencePoint) -> bool:
         return False
 
 
-def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> Residuals:
-    """By point and side, with the constants as given."""
+def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> pd.DataFrame:
+    """By id and side of a point the log of forecast over measured time, with the constants as given."""
     with tempfile.TemporaryDirectory() as folder:
         for path in engines.FOLDER.glob("*.yaml"):
             shutil.copy(path, folder)
@@ -153,7 +139,8 @@ def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], flo
         usual, engines.FOLDER = engines.FOLDER, Path(folder)
         try:
             forget()
-            return {(r.point.id, r.side): r for f in forecast_points(members) for r in _of(f)}
+            rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
+            return pd.DataFrame(rows).set_index(["id", "side"])
         finally:
             engines.FOLDER = usual
             forget()
@@ -165,7 +152,7 @@ def forget() -> None:
     deployment.deployments.clear()
 
 
-def _of(forecast: Forecast) -> list[Residual]:
+def _of(forecast: Forecast) -> list[dict[str, object]]:
     scenario = forecast.question.off or forecast.question.on
     if scenario is None:
         return []
@@ -173,35 +160,30 @@ def _of(forecast: Forecast) -> list[Residual]:
     generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
     setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
     sides: tuple[ForecastSide, ...] = ("off", "on")
-    return [
-        Residual(forecast.point, side, generation, setup, float(np.log1p(error)))
-        for side in sides
-        if (error := forecast.error(side)) is not None
-    ]
+    point = {"id": forecast.point.id, "source": forecast.point.source, "generation": generation, "setup": setup}
+    errors = {side: error for side in sides if (error := forecast.error(side)) is not None}
+    return [point | {"side": side, "error": float(np.log1p(error))} for side, error in errors.items()]
 
 
 def solved(
-    current: Residuals, slopes: Mapping[str, Residuals], values: Constants, stated: Constants
-) -> tuple[Constants, Residuals]:
+    current: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], values: Constants, stated: Constants
+) -> tuple[Constants, pd.DataFrame]:
     """The constants that fit best, and the errors with each set-up held out of its generation's fit."""
-    best, held_out = dict(values), dict(current)
-    everywhere = set(current).intersection(*slopes.values())
-    for generation in sorted({r.generation for r in current.values()}):
-        keys = [key for key, r in current.items() if r.generation == generation and key in everywhere]
-        errors = np.array([current[key].error for key in keys])
-        slope = np.array([[slopes[name][key].error - current[key].error for name in FITTED] for key in keys]) / MOVE_S
-        weights = by_source([current[key] for key in keys])
-        here = np.array([values[generation, name] for name in FITTED])
-        prior = np.array([stated[generation, name] for name in FITTED])
+    best, held_out = dict(values), current.copy()
+    everywhere = np.all([current.index.isin(moved.index) for moved in slopes.values()], axis=0)
+    for generation, rows in current[everywhere].groupby("generation"):
+        errors = rows["error"].to_numpy()
+        moved = np.column_stack([slopes[name]["error"].loc[rows.index] for name in FITTED])
+        slope = (moved - errors[:, None]) / MOVE_S
+        # They add up to 1 for each source and side.
+        weights = 1.0 / rows.groupby(["source", "side"])["error"].transform("size").to_numpy()
+        here, prior = (np.array([constants[generation, name] for name in FITTED]) for constants in (values, stated))
         found = fit(errors, slope, weights, here, prior)
         best |= {(generation, name): float(value) for name, value in zip(FITTED, found, strict=True)}
-        setups = np.array([current[key].setup for key in keys])
-        for setup in np.unique(setups):
-            inside = setups == setup
+        for setup in rows["setup"].unique():
+            inside = (rows["setup"] == setup).to_numpy()
             without = fit(errors[~inside], slope[~inside], weights[~inside], here, prior)
-            for index in np.flatnonzero(inside):
-                error = float(errors[index] + slope[index] @ (without - here))
-                held_out[keys[index]] = replace(current[keys[index]], error=error)
+            held_out.loc[rows.index[inside], "error"] = errors[inside] + slope[inside] @ (without - here)
     return best, held_out
 
 
@@ -222,29 +204,22 @@ def fit(errors: FloatArray, slope: FloatArray, weights: FloatArray, here: FloatA
     return np.asarray(found)
 
 
-def by_source(members: list[Residual]) -> FloatArray:
-    """Weights that add up to 1 for each source and side."""
-    counts = Counter((r.point.source, r.side) for r in members)
-    return np.array([1.0 / counts[r.point.source, r.side] for r in members])
-
-
-def summary(found: Residuals) -> dict[str, dict[str, float]]:
+def summary(found: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Median absolute and mean error by generation and side, each source once."""
-    rows = {}
-    for kind in sorted({(r.generation, r.side) for r in found.values()}):
-        members = [(r.point.source, r.error) for r in found.values() if (r.generation, r.side) == kind]
-        rows[" ".join(kind)] = asdict(errors_by_source(members))
-    return rows
+    return {
+        f"{generation} {side}": asdict(errors_by_source(list(zip(rows["source"], rows["error"], strict=True))))
+        for (generation, side), rows in found.groupby(["generation", "side"])
+    }
 
 
-def seen(found: Residuals, slopes: Mapping[str, Residuals]) -> dict[tuple[str, str], int]:
+def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], int]:
     """By constant, in how many set-ups a change of it changes a forecast."""
-    setups: dict[tuple[str, str], set[str]] = {}
+    setups: dict[tuple[str, str], int] = {}
     for name, moved in slopes.items():
-        for key, r in found.items():
-            if key in moved and abs(moved[key].error - r.error) > 1e-4:
-                setups.setdefault((r.generation, name), set()).add(r.setup)
-    return {key: len(names) for key, names in setups.items()}
+        changed = found[(moved["error"] - found["error"]).abs().reindex(found.index) > 1e-4]
+        counts = changed.groupby("generation")["setup"].nunique()
+        setups |= {(str(generation), name): int(count) for generation, count in counts.items()}
+    return setups
 
 
 def replace_value(path: Path, name: str, value: float) -> None:

@@ -10,13 +10,13 @@ loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some 
 
 import csv
 import json
-import statistics
 import sys
 from collections import defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from draftcast.calibration.live.off_runs import OffRun
@@ -24,7 +24,7 @@ from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence import summary
-from draftcast.scenarios.evidence.forecast import SIDES, Forecast, forecast_points, forecast_questions
+from draftcast.scenarios.evidence.forecast import SIDES, Forecast, ForecastSide, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
 from draftcast.scenarios.evidence.question import PointScenarios
 from draftcast.scenarios.evidence.summary import by_kind, coverage, errors, estimated_strata, is_moe, residuals, signs
@@ -68,9 +68,8 @@ def main() -> None:
     found = figures(forecasts, dense)
     calibrations = calibrated(forecasts)
     print("\nMedian error by source, without and with --calibrate-to one run without speculation (tiers A and B)")
-    shown = [[c.source, c.figure, str(c.forecasts), f"{c.without:.1%}", f"{c.with_it:.1%}"] for c in calibrations]
-    print("\n".join(aligned([CALIBRATION, *shown])))
-    found["calibrated"] = [asdict(entry) for entry in calibrations]
+    print(calibrations.to_string(index=False, float_format="{:.1%}".format))
+    found["calibrated"] = calibrations.to_dict("records")
     found["bars"] |= calibration_bars(calibrations)
     print()
     for name, entry in found["bars"].items():
@@ -99,15 +98,16 @@ def intervals(forecasts: list[Forecast]) -> dict[str, Any]:
     return found
 
 
-def write_model_error(forecasts: list[Forecast], calibrations: "list[Calibrated]") -> None:
+def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> None:
     """The spreads of the errors as the data file that every verdict reads."""
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     strata = {name: stratum.model_dump() for name, stratum in estimated_strata(forecasts).items()}
     known = model_error.error_spreads().strata
     missing = {name: stratum.model_dump() for name, stratum in known.items() if name not in strata}
-    share = statistics.median(each.with_it / each.without for each in calibrations if each.figure == OTHER_LOADS)
-    values = {"schema_version": 1, "calibrated_share": round(share, 2), "strata": strata | missing}
+    others = calibrations[calibrations["figure"] == OTHER_LOADS]
+    share = round(float((others["with_it"] / others["without"]).median()), 2)
+    values = {"schema_version": 1, "calibrated_share": share, "strata": strata | missing}
     text = yaml.safe_dump(values, sort_keys=False)
     path.write_text("\n".join(head) + "\n" + text)
 
@@ -145,23 +145,8 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
 
 # ---- measured off, forecast on ----
 
-CALIBRATION = ["source", "figure", "forecasts", "without", "with"]
 BETTER, WORSE = 0.75, 0.02
 OTHER_LOADS = "off, other loads"
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Median absolute error of one source's forecasts before and after a calibration to one run without speculation.
-
-    ``figure``: on at the load of that run, on at others, off at others.
-    """
-
-    source: str
-    figure: str
-    forecasts: int
-    without: float
-    with_it: float
 
 
 def setup_of(question: PointScenarios) -> str:
@@ -174,32 +159,34 @@ def setup_of(question: PointScenarios) -> str:
     return json.dumps([question.point.source, *(data[key] for key in ("engine", "hardware", "workload"))])
 
 
-def calibrated(forecasts: list[Forecast]) -> list[Calibrated]:
-    """Every run without speculation corrects the forecasts of its set-up, at its own load and at the others."""
+def calibrated(forecasts: list[Forecast]) -> pd.DataFrame:
+    """Median absolute errors of each source's forecasts before and after a calibration to one run without speculation.
+
+    Every run corrects the forecasts of its set-up. ``figure``: on at the load of that run, on at others, off at others.
+    """
     setups: dict[str, list[Forecast]] = defaultdict(list)
     for forecast in forecasts:
         if forecast.error("off") is not None and forecast.point.tier != "C":
             setups[setup_of(forecast.question)].append(forecast)
-    errors_of: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    rows = []
     for members in setups.values():
         runs = {(f.point.load.value, f.point.off): f for f in members}
         for run in runs.values():
             correction = correction_of(run)
             if correction is None:
                 continue
-            others = [f for f in members if f.point.load.value != run.point.load.value]
-            same = [f for f in members if f.point.load.value == run.point.load.value and f.point.off == run.point.off]
-            for kind, judged in (("this load", same), ("other loads", others)):
-                for before, after in zip(judged, corrected(judged, correction), strict=True):
-                    pairs = {"on": (before.error("on"), after.error("on"))}
-                    pairs |= {"off": (before.error("off"), after.error("off"))} if judged is others else {}
-                    for side, (without, with_it) in pairs.items():
-                        if without is not None and with_it is not None:
-                            errors_of[run.point.source, f"{side}, {kind}"].append((abs(without), abs(with_it)))
-    return [
-        Calibrated(source, figure, len(pairs), *(statistics.median(values) for values in zip(*pairs, strict=True)))
-        for (source, figure), pairs in sorted(errors_of.items(), key=lambda item: (item[0][1], item[0][0]))
-    ]
+            load, off = run.point.load.value, run.point.off
+            judged = [f for f in members if f.point.load.value != load or f.point.off == off]
+            for before, after in zip(judged, corrected(judged, correction), strict=True):
+                at_others = before.point.load.value != load
+                sides: tuple[ForecastSide, ...] = ("on", "off") if at_others else ("on",)
+                for side in sides:
+                    without, with_it = before.error(side), after.error(side)
+                    if without is not None and with_it is not None:
+                        figure = f"{side}, {'other loads' if at_others else 'this load'}"
+                        rows.append((run.point.source, figure, abs(without), abs(with_it)))
+    errors_of = pd.DataFrame(rows, columns=["source", "figure", "without", "with_it"]).groupby(["figure", "source"])
+    return errors_of.median().assign(forecasts=errors_of.size()).reset_index()
 
 
 def correction_of(run: Forecast) -> dict[str, Any] | None:
@@ -228,13 +215,12 @@ def corrected(forecasts: list[Forecast], correction: dict[str, Any]) -> list[For
     return list(forecast_questions(questions))
 
 
-def calibration_bars(entries: list[Calibrated]) -> dict[str, dict[str, Any]]:
+def calibration_bars(calibrations: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Better in three of four sources, worse by two points in none."""
     bars: dict[str, dict[str, Any]] = {}
-    for figure in sorted({entry.figure for entry in entries}):
-        kind = [entry for entry in entries if entry.figure == figure]
-        share = sum(entry.with_it < entry.without for entry in kind) / len(kind)
-        worst = max(entry.with_it - entry.without for entry in kind)
+    for figure, kind in calibrations.groupby("figure"):
+        loss = kind["with_it"] - kind["without"]
+        share, worst = (loss < 0.0).mean(), loss.max()
         name = f"calibrated: {figure}: sources ({len(kind)})"
         bars[f"{name} with a smaller error"] = {"value": share, "bar": BETTER, "holds": share >= BETTER}
         bars[f"{name}, largest loss"] = {"value": worst, "bar": WORSE, "holds": worst <= WORSE}
