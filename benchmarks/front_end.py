@@ -10,19 +10,16 @@ a published run (`calibration/engines/vllm-v1-async.yaml`, ``front_end_output_s`
 
 import asyncio
 import json
-import os
 import random
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import numpy as np
 import psutil
+
+from draftcast.calibration.live.server import Server, ServerFlags
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 3
@@ -65,28 +62,15 @@ async def send(url: str, prompts: list[str], output_tokens: int) -> int:
         return sum(await asyncio.gather(*map(one, prompts)))
 
 
-async def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    async with aiohttp.ClientSession() as session:
-        while time.monotonic() < until and server.poll() is None:
-            try:
-                async with session.get(f"{url}/health"):
-                    return
-            except aiohttp.ClientError:
-                await asyncio.sleep(1.0)
-    raise SystemExit("the server did not start")
-
-
-async def measure(url: str, server: subprocess.Popen[bytes], pieces: Any) -> dict[str, float]:
+def measure(server: Server, pieces: Any) -> dict[str, float]:
     """Milliseconds of the API server's processor a request, a prompt token, a piece."""
-    await wait_for(url, server)
-    words = (ROOT / "README.md").read_text("utf-8").split()
-    process, draw = psutil.Process(server.pid), random.Random(0)
+    words, draw = (ROOT / "README.md").read_text("utf-8").split(), random.Random(0)
+    (process,) = psutil.Process(server.pid).children()  # below the keeper
     rows, used_s = [], []
     for count, length, output_tokens in LOADS * ROUNDS:
         prompts = [" ".join(draw.choices(words, k=length)) for _ in range(count)]
         before = sum(process.cpu_times()[:2])
-        answered = await send(url, prompts, output_tokens)
+        answered = asyncio.run(send(server.url, prompts, output_tokens))
         used_s.append(sum(process.cpu_times()[:2]) - before)
         rows.append((count, sum(len(pieces.encode(text).ids) for text in prompts), answered))
         print(f"{count} requests, {rows[-1][1]} prompt tokens, {answered} pieces: {used_s[-1]:.2f} s", flush=True)
@@ -97,19 +81,10 @@ async def measure(url: str, server: subprocess.Popen[bytes], pieces: Any) -> dic
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pieces = make_model(Path(folder))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--host", "127.0.0.1"]
-        flags = ["--port", str(port), "--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching"]
-        own = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        with open(Path(folder) / "log", "wb") as log:
-            server = subprocess.Popen([*command, *flags], env=os.environ | own, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            found = asyncio.run(measure(f"http://127.0.0.1:{port}", server, pieces))
-        finally:
-            server.terminate()
-            server.wait(60)
+        flags = ("--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching")
+        with Server.start(ServerFlags(folder, flags, cpu=True), Path(folder) / "log") as server:
+            server.wait_ready(PATIENCE_S)
+            found = measure(server, pieces)
     ratios = {"request_over_piece": found["request_ms"] / found["piece_ms"]}
     ratios["piece_over_prompt_token"] = found["piece_ms"] / found["prompt_token_ms"]
     print(json.dumps(found | ratios))
