@@ -94,7 +94,6 @@ def short_runs() -> None:
     print(f"{'':>16}{'rho':>7}{'requests':>10}{'falls short by':>16}{'bound':>8}")
     for name, scenario in (("with", load_scenario()), ("without", without_speculation(load_scenario()))):
         found = capacity(scenario)
-        assert found is not None
         most = found.estimate
         for rho in (0.9, 0.95, 0.983):
             rate = rho * most.mean

@@ -151,7 +151,6 @@ OTHER_LOADS = "off, other loads"
 
 def setup_of(question: PointScenarios) -> str:
     """Text that is equal for runs of one source that differ in their load only."""
-    assert question.off is not None
     data = to_mapping(question.off)
     # How many tokens a request may have follows from the load where it is not given.
     data["engine"].pop("max_model_len")
@@ -191,8 +190,6 @@ def calibrated(forecasts: list[Forecast]) -> pd.DataFrame:
 
 def correction_of(run: Forecast) -> dict[str, Any] | None:
     off, error = run.question.off, run.error("off")
-    assert off is not None
-    assert error is not None
     # The row's metric in the terms of a figure that a client knows.
     name = "mean_tpot_s" if run.point.metric in ("tpot_ms", "itl_ms", "per_request_decode_tok_s") else "mean_e2el_s"
     (result,) = simulate_together([off])
@@ -202,7 +199,6 @@ def correction_of(run: Forecast) -> dict[str, Any] | None:
         calibration = with_correction(off, fitted(off, [measured]), [run.point.id]).correction
     except InputError:
         return None
-    assert calibration is not None
     return calibration.model_dump(mode="json")
 
 

@@ -49,9 +49,8 @@ def throughput(path: Path, users: int, method: str, acceptance: dict[str, Any]) 
     engine = {"max_num_seqs": users, "speculative_config": drafting}
     arrivals = {"process": "closed_loop", "concurrency": users}
     workload = {"arrivals": arrivals, "num_requests": REQUESTS, "lengths": {"path": str(path)}}
-    return float(
-        simulate(scenario_of(engine, workload, acceptance, 2 * CUT)).summary["figures"]["output_throughput"].mean
-    )
+    result = simulate(scenario_of(engine, workload, acceptance, 2 * CUT))
+    return result.summary["figures"]["output_throughput"].mean
 
 
 def sections(path: Path, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,8 +69,6 @@ def sections(path: Path, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def rounds_of(path: Path, method: str) -> list[FloatArray]:
     """Drafts accepted in each round of each request."""
     table = load_trace(TraceSpec(path=str(path)), RECORDS[method])
-    assert table.acceptance_offsets is not None
-    assert table.acceptance_lengths is not None
     return recorded_rounds(table.acceptance_offsets, table.acceptance_lengths, K)
 
 

@@ -24,7 +24,6 @@ from draftcast.calibration.importers.latent_attention import MATRICES, MODULES, 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.measured import grid_axes
-from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.operator_tables import OperatorTables
@@ -42,8 +41,6 @@ def ratios(source: Path, device: str, operator: str, name: str, gemm_type: str, 
     """Predicted over measured seconds of every point with a bf16 cache at one tensor-parallel degree."""
     hardware, model = load_hardware(device), load_model(name)
     profile = load_profile(device, hardware)
-    assert isinstance(profile, RooflineProfile)
-    assert profile.measured is not None
     heads, (folder, file) = block_shape(model, operator, tp), FILES[operator]
     grid = profile.measured.grid(operator, "bf16", "bf16", profile.seconds_of(operator, "bf16"), **heads)
     files = newest_first(find_system(source, hardware) / folder / "vllm", f"{file}_perf.parquet")

@@ -40,10 +40,8 @@ def word(scenario: Scenario) -> str:
 
 def recommended(scenario: Scenario) -> str:
     """What ``recommend`` says of the scenario's own setting."""
-    spec = scenario.speculative_config
-    assert spec is not None
-    answer = recommend(scenario, max_k=spec.k)
-    label = f"{scenario.method} k={spec.k}"
+    k = scenario.speculative_config.k
+    answer, label = recommend(scenario, max_k=k), f"{scenario.method} k={k}"
     return next(each.verdicts[0].word for each in answer.outcomes if each.candidate.label == label)
 
 
@@ -53,7 +51,6 @@ def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
     found = {}
     for sizing in answer.sizings:
         most = capacity(sizing.candidate.scenario)
-        assert most is not None
         if sizing.largest is not None and sizing.largest.met > most.estimate.high * sizing.replicas:
             found[sizing.candidate.label] = (sizing.largest.met, most.estimate.high)
     return found
@@ -90,9 +87,8 @@ def main(
         rows.append({"rate_rps": rate, **words, "page": page, "long": truth})
         print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)
     counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided)}
-    print(
-        "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it".format(**counts)
-    )
+    text = "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it"
+    print(text.format(**counts))
     for each in (*differ, *wrong, *undecided):
         print(" ", each)
     promised = planned_too_much(scenario)
