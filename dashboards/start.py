@@ -8,7 +8,7 @@ from threading import Thread
 
 from draftcast.dashboards.pages import shell  # noqa: F401  all pages, for the first visitor
 from draftcast.dashboards.session.answers import answer
-from draftcast.dashboards.session.question import Question
+from draftcast.dashboards.session.session import Question
 from draftcast.dashboards.widgets.verdict_card import card, draft_lengths, step_estimate
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO
 from draftcast.scenarios.show.cutover_plots import advantage_figure

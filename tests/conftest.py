@@ -399,8 +399,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A session of the dashboard without a page."""
     pytest.importorskip("streamlit")
-    from draftcast.dashboards.session.question import Question
-    from draftcast.dashboards.session.session import Session
+    from draftcast.dashboards.session.session import Question, Session
 
     state: dict[str, Any] = {}
     monkeypatch.setattr("streamlit.session_state", state)

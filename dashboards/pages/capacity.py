@@ -13,8 +13,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
-from draftcast.dashboards.session.question import Question, literal
-from draftcast.dashboards.session.session import Session, View, count_of, number_of, one_of, some_of
+from draftcast.dashboards.session.session import Question, Session, View, count_of, literal, number_of, some_of
 from draftcast.dashboards.widgets.controls import control, filled, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
@@ -64,15 +63,13 @@ def render(session: Session, report: Report) -> None:
     sized = long_answer((*key, "plan"), "Sizing every candidate", lambda progress: plan(question, progress))
     answered = with_prices(sized, {} if settings.unpriced else settings.prices)
     feasible = {sizing.candidate.label: sizing for sizing in answered.sizings if sizing.feasible}
-    chosen, checks = _curve(session, key, feasible) if feasible else (None, ())
     report.title = title(scenario)
     report.lines = [answer_line(answered), *_tightest(answered), basis_line(answered)]
     report.badge([sizing.check.figures for sizing in answered.sizings if sizing.check is not None])
     _show_answer(answered, report.lines)
     st.caption(literal(report.lines[-1]))
     _show_candidates(session, report, answered, settings)
-    if chosen is not None:
-        _show_curve(session, report, list(feasible), chosen, checks)
+    checks = _curve(session, report, key, feasible) if feasible else ()
     candidates, points = answered.frame(), curve_frame(checks)
     report.tables = {"Candidates": candidates.dropna(axis=1, how="all"), "Goodput against load": points}
     run = hashlib.sha256(repr(key).encode()).hexdigest()
@@ -82,12 +79,6 @@ def render(session: Session, report: Report) -> None:
         lambda: candidates,
         lambda: {**answered.summary(), "goodput_curve": points.to_dict("records")},
     )
-
-
-def _curve(session: Session, key: tuple[Any, ...], feasible: dict[str, Sizing]) -> tuple[Sizing, Sequence[Check]]:
-    chosen = feasible[session.view(View.CAPACITY_CURVE, next(iter(feasible)), one_of(list(feasible)))]
-    key = (*key, chosen.candidate.label)
-    return chosen, long_answer(key, "Goodput against load", lambda progress: goodput_curve(chosen, progress=progress))
 
 
 def _invite(session: Session) -> None:
@@ -115,16 +106,13 @@ def _tightest(answered: CapacityPlan) -> list[str]:
 
 
 def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
-    best = answered.best
-    text, *tightest, _ = lines
+    best, (text, *tightest, _) = answered.best, lines
     if best is None:
         verdict_line(text, bold=text.index(".") + 1, tone="worse", verdict="infeasible", gpus=0)
-    else:
-        verdict_line(text, bold=text.index(":") + 1, tone="better", verdict="feasible", gpus=best.num_gpus)
-    for line in tightest:
-        st.error(literal(line), icon=":material/flag:")
-    if best is None:
+        for line in tightest:
+            st.error(literal(line), icon=":material/flag:")
         return
+    verdict_line(text, bold=text.index(":") + 1, tone="better", verdict="feasible", gpus=best.num_gpus)
     assert best.largest is not None
     spare = f" + {best.spare} spare" if best.spare else ""
     price = f"Your price of {best.price.date}." if best.price is not None else "No price was given for every GPU type."
@@ -160,14 +148,16 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
         report.figure("gpus", sizing_figure(answered))
 
 
-def _show_curve(
-    session: Session, report: Report, labels: Sequence[str], chosen: Sizing, checks: Sequence[Check]
-) -> None:
-    st.subheader("Goodput against load")
-    view_choice(session, View.CAPACITY_CURVE, labels)
+def _curve(session: Session, report: Report, key: tuple[Any, ...], feasible: dict[str, Sizing]) -> Sequence[Check]:
+    text = "Goodput against load"
+    st.subheader(text)
+    label = view_choice(session, View.CAPACITY_CURVE, list(feasible))
+    chosen = feasible[label]
+    checks = long_answer((*key, label), text, lambda progress: goodput_curve(chosen, progress=progress))
     replicas = f"{chosen.replicas} replica{'s' if chosen.replicas > 1 else ''}"
     candidate = literal(chosen.candidate.label)
     report.figure("goodput", goodput_figure(chosen, checks), replicas=replicas, candidate=candidate)
+    return checks
 
 
 def plan_settings(session: Session) -> PlanSettings:

@@ -10,8 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.session.answers import Answer, answer, answers, together
-from draftcast.dashboards.session.question import Question, literal, short
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Question, Session, View, literal, short
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import button, label_of, uploader, view_choice

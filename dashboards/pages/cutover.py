@@ -9,8 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.session.answers import Answer, answers, question_key
-from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.widgets.controls import WORDS, view_choice
 from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import InputError

@@ -10,8 +10,7 @@ import streamlit as st
 
 from draftcast.dashboards.pages import capacity, compare, cutover, start, sweep, trust, what_if
 from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, write_link
-from draftcast.dashboards.session.question import NUM_REQUESTS, SCENARIO, Question
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, Question, Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
 from draftcast.dashboards.widgets.controls import WORDS, button, choice_control, number_control, slo_controls, uploader

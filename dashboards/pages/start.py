@@ -5,8 +5,7 @@ import streamlit as st
 from draftcast.calibration.acceptance.references import references
 from draftcast.dashboards.pages import what_if
 from draftcast.dashboards.session.answers import answers
-from draftcast.dashboards.session.question import literal, short
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Session, View, literal, short
 from draftcast.dashboards.session.uploads import ACCEPTANCE, MODEL, TRACE
 from draftcast.dashboards.widgets.controls import WORDS, control, filled, slo_controls, uploader, view_choice
 from draftcast.dashboards.widgets.page import Report

@@ -19,8 +19,7 @@ from typing import Any
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
-from draftcast.dashboards.session.question import Question, check_names, literal
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Question, Session, View, check_names, literal
 from draftcast.dashboards.widgets.controls import WORDS, button, control, filled, label_of, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
 from draftcast.errors import InputError

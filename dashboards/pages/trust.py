@@ -14,8 +14,7 @@ from draftcast.calibration.profile.load import has_profile
 from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
-from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.session.uploads import VALIDATION
 from draftcast.dashboards.widgets.controls import WORDS, uploader, view_choice
 from draftcast.dashboards.widgets.page import Bad, Cell, Report, html_table, verdict_line

@@ -12,8 +12,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.calibration.profile.hardware import hardware_names
 from draftcast.dashboards.session.answers import Answer, answers, together
-from draftcast.dashboards.session.question import base_scenario, literal
-from draftcast.dashboards.session.session import MOST_RUNS, Session
+from draftcast.dashboards.session.session import MOST_RUNS, Session, base_scenario, literal
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from draftcast.dashboards.session import question as asked
+from draftcast.dashboards.session import session as asked
 from draftcast.dashboards.session.answers import set_aside
-from draftcast.dashboards.session.question import SCENARIO, Question, short
-from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, Session, View
+from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, SCENARIO, Question, Session, View, short
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import assignments, changed_keys

@@ -20,8 +20,7 @@ from draftcast.calibration.acceptance.measure import measure_ngram, measure_suff
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
-from draftcast.dashboards.session.question import Question, check_names, short
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Question, Session, check_names, short
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.model.catalog import load_model

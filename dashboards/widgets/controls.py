@@ -12,8 +12,7 @@ import streamlit as st
 from pydantic import BaseModel
 
 from draftcast.calibration.yaml_text import yaml_beside
-from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.session.session import Session, View, one_of
+from draftcast.dashboards.session.session import Session, View, literal, one_of
 from draftcast.dashboards.session.uploads import Receipt, Upload, receive
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
@@ -123,19 +122,18 @@ def slo_controls(session: Session) -> None:
 
 
 def uploader(session: Session, upload: Upload) -> None:
+    def received() -> None:
+        given = st.session_state[upload.key]
+        files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
+        st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
+
     look = LOOKS[upload.key]
-    files: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
-    hear: dict[str, Any] = {"on_change": _received, "args": (session, upload)}
-    st.file_uploader(look.label, key=upload.key, help=look.help, type=list(upload.types), **files, **hear)
+    options: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
+    options |= {"type": list(upload.types), "on_change": received}
+    st.file_uploader(look.label, key=upload.key, help=look.help, **options)
     receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
-
-
-def _received(session: Session, upload: Upload) -> None:
-    given = st.session_state[upload.key]
-    files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
-    st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
 
 
 def view_choice(

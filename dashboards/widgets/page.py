@@ -19,8 +19,7 @@ from streamlit.delta_generator import DeltaGenerator
 from draftcast import __version__
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.session.session import Session, View
+from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
@@ -273,17 +272,13 @@ class Report:
 
     def downloads(self, name: str, rows: Callable[[], pd.DataFrame], summary: Callable[[], Mapping[str, Any]]) -> None:
         """The files to take away, ``rows`` as CSV and Parquet; each is made only when it is asked for."""
-        scenario = self.session.question.scenario
-
-        def html() -> bytes:
-            return html_report(self.title, self.lines, self.tables, self.figures).encode()
-
+        scenario, report = self.session.question.scenario, (self.title, self.lines, self.tables, self.figures)
         files: dict[str, tuple[str, str, Callable[[], bytes]]] = {
             "CSV": ("csv", "text/csv", lambda: rows().to_csv(index=False).encode()),
             "Parquet": ("parquet", "application/octet-stream", lambda: rows().to_parquet(index=False)),
             "JSON": ("json", "application/json", lambda: json_bytes(summary())),
             "Scenario YAML": ("yaml", "text/yaml", lambda: dump_scenario(scenario).encode()),
-            "HTML report": ("html", "text/html", html),
+            "HTML report": ("html", "text/html", lambda: html_report(*report).encode()),
         }
         with st.container(horizontal=True, key="exports"):
             for label, (suffix, mime, make) in files.items():

@@ -16,8 +16,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.dashboards.session.answers import question_key
-from draftcast.dashboards.session.question import literal
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Session, literal
 from draftcast.dashboards.widgets.page import CONFIG, PICTURES, beside_page, known_answer, look_away
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from draftcast.dashboards.session import answers as module
 from draftcast.dashboards.session.answers import answers, set_aside, together
-from draftcast.dashboards.session.question import Question, opened
+from draftcast.dashboards.session.session import Question, opened
 from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
 from draftcast.dashboards.widgets.verdict_card import HEADS, card
 from draftcast.errors import InputError

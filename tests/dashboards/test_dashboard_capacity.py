@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from draftcast.dashboards.pages import capacity
 from draftcast.dashboards.session.link import read_link
-from draftcast.dashboards.session.question import Question
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Question, Session
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import simulate
 

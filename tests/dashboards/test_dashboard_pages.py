@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
-from draftcast.dashboards.session.question import check_names
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.errors import InputError

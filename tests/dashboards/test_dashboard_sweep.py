@@ -20,8 +20,7 @@ from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.pages.sweep import JOB, MOST_CELLS, TURN, SweepJob, proposed_grid, read_grid
 from draftcast.dashboards.session.link import read_link
-from draftcast.dashboards.session.question import Question
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Question, Session
 from draftcast.errors import InputError
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash
 from draftcast.scenarios.sweep.grid import Axis

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 from draftcast.dashboards.session.answers import answer
-from draftcast.dashboards.session.question import Question
-from draftcast.dashboards.session.session import Session
+from draftcast.dashboards.session.session import Question, Session
 from draftcast.dashboards.widgets import page
 from draftcast.dashboards.widgets.verdict_card import (
     LONGEST,
