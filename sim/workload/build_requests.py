@@ -101,14 +101,14 @@ def build_requests(
             source_files[index] = table.source_file
             if table.source_lines is not None:
                 source_lines[mine] = table.source_lines[rows]
-            if table.hash_ids is not None and table.hash_offsets is not None:
+            if table.hash_ids is not None:
                 if entry.system_prompt or workload.system_prompt:
                     message = "not with a system_prompt: the file says which prompts begin alike"
                     raise TraceError(message, file=table.source_file, key="hash_ids")
                 hashes.add(mine, rows, table.hash_ids, table.hash_offsets)
                 hash_block_tokens.add(table.hash_block_tokens)
             if recording in (None, source):
-                _add_acceptance(acceptance, table, mine, rows)
+                acceptance.add(mine, rows, table.acceptance_lengths, table.acceptance_offsets)
         elif drawn is None and lengths and lengths.prompt_tokens and lengths.output_tokens:
             prompt[mine] = lengths.prompt_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, PROMPT_DRAW)[mine])
             output[mine] = lengths.output_tokens.tokens(request_uniforms(seed, Stream.LENGTHS, n, OUTPUT_DRAW)[mine])
@@ -116,8 +116,8 @@ def build_requests(
             table = traces[recording, entry.record]
             if table.acceptance_lengths is None:
                 raise TraceError("the trace has no recorded acceptance (specdecode_bench has)", file=recording.path)
-            draws = request_uniforms(seed, Stream.ACCEPT_ROW, n)
-            _add_acceptance(acceptance, table, mine, trace_rows("sampled", draws, len(table))[mine])
+            rows = trace_rows("sampled", request_uniforms(seed, Stream.ACCEPT_ROW, n), len(table))[mine]
+            acceptance.add(mine, rows, table.acceptance_lengths, table.acceptance_offsets)
     system_u = request_uniforms(seed, Stream.SYSTEM_PROMPT, n) if drawn is None else drawn.system_u
     columns = _system_prompts(workload, class_id, system_u)
     if columns:
@@ -265,8 +265,3 @@ def _repeated(times: FloatArray, period_s: float, n: int) -> FloatArray:
     """The first n of the times repeated every ``period_s``."""
     copy, row = np.divmod(np.arange(n), len(times))
     return np.asarray(times[row] + copy * period_s)
-
-
-def _add_acceptance(parts: RaggedParts, table: RequestTable, requests: IntArray, rows: IntArray) -> None:
-    if table.acceptance_lengths is not None and table.acceptance_offsets is not None:
-        parts.add(requests, rows, table.acceptance_lengths, table.acceptance_offsets)

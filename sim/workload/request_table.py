@@ -253,8 +253,10 @@ class RaggedParts:
     def __bool__(self) -> bool:
         return bool(self._columns)
 
-    def add(self, requests: IntArray, rows: IntArray, values: NDArray[Any], offsets: IntArray) -> None:
-        """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]) of a column."""
+    def add(self, requests: IntArray, rows: IntArray, values: NDArray[Any] | None, offsets: IntArray | None) -> None:
+        """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]) of a column, where there is one."""
+        if values is None or offsets is None:
+            return
         known = [id(column) for column, _ in self._columns]
         if id(values) not in known:
             self._columns.append((values, offsets))

@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from draftcast.errors import TraceError
 from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
 from draftcast.sim.workload.request_table import RequestTable
-from draftcast.sim.workload.traces import csv_formats, json_formats
-from draftcast.sim.workload.traces.csv_formats import has_columns
-from draftcast.sim.workload.traces.json_formats import has_a_field, has_benchmarks, has_fields
+from draftcast.sim.workload.traces import json_formats
+from draftcast.sim.workload.traces.csv_formats import has_columns, read_azure, read_burstgpt
+from draftcast.sim.workload.traces.json_formats import SHAREGPT, has_a_field, has_benchmarks, has_fields
 from draftcast.sim.workload.traces.source import TraceText
 
 TraceFormat = Literal[
@@ -26,40 +26,28 @@ RECORD = "acc_eagle"
 
 
 class Reader(NamedTuple):
-    """A format: which names a text in it has where, the table of such a text, and what it is called in errors."""
+    """A format: the table of a text in it, which names such a text has where, and what it is called in errors."""
 
-    sniff: Callable[[str, Collection[str]], bool]
-    names: tuple[str, ...]
     read: Callable[..., RequestTable]
+    names: tuple[str, ...]
     description: str
     within: int | None = None  # the text's first characters; None: all of it
+    sniff: Callable[[str, Collection[str]], bool] = has_fields
 
 
 # In the order in which they are tried: the most particular first.
 TRACE_READERS = {
     "azure": Reader(
-        has_columns, ("TIMESTAMP", "ContextTokens"), csv_formats.read_azure, "Azure LLM inference 2023 or 2024 CSV"
+        read_azure, ("TIMESTAMP", "ContextTokens"), "Azure LLM inference 2023 or 2024 CSV", None, has_columns
     ),
-    "burstgpt": Reader(has_columns, ("Timestamp", "Request tokens"), csv_formats.read_burstgpt, "BurstGPT CSV"),
-    "specdecode_bench": Reader(
-        has_fields, ("acc_len",), json_formats.read_specdecode_bench, "recorded acceptance, JSON lines"
-    ),
-    "vllm_bench": Reader(
-        has_fields, ("input_lens",), json_formats.read_vllm_bench, "vllm bench serve --save-detailed JSON"
-    ),
-    "aiperf": Reader(
-        has_fields, ("request_start_ns",), json_formats.read_aiperf, "AIPerf profile_export.jsonl", 10_000
-    ),
-    "guidellm": Reader(has_benchmarks, ("successful",), json_formats.read_guidellm, "GuideLLM report, JSON"),
-    "mooncake": Reader(
-        has_fields, ("input_length", "timestamp"), json_formats.read_mooncake, "Mooncake JSON lines", 100_000
-    ),
+    "burstgpt": Reader(read_burstgpt, ("Timestamp", "Request tokens"), "BurstGPT CSV", None, has_columns),
+    "specdecode_bench": Reader(json_formats.read_specdecode_bench, ("acc_len",), "recorded acceptance, JSON lines"),
+    "vllm_bench": Reader(json_formats.read_vllm_bench, ("input_lens",), "vllm bench serve --save-detailed JSON"),
+    "aiperf": Reader(json_formats.read_aiperf, ("request_start_ns",), "AIPerf profile_export.jsonl", 10_000),
+    "guidellm": Reader(json_formats.read_guidellm, ("successful",), "GuideLLM report, JSON", None, has_benchmarks),
+    "mooncake": Reader(json_formats.read_mooncake, ("input_length", "timestamp"), "Mooncake JSON lines", 100_000),
     "sharegpt": Reader(
-        has_a_field,
-        (*json_formats.PROMPT_KEYS, *json_formats.CONVERSATIONS),
-        json_formats.read_sharegpt,
-        "ShareGPT-like JSON with token counts",
-        100_000,
+        json_formats.read_sharegpt, SHAREGPT, "ShareGPT-like JSON with token counts", 100_000, has_a_field
     ),
 }
 
@@ -106,12 +94,12 @@ def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> 
 def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
     """Read the file as `read_trace` does and take what ``spec`` says. Raises TraceError."""
     table = read_trace(spec.path, spec.format, record)
-    stop_s = math.inf if spec.stop_s is None else spec.stop_s
     if spec.start_s != 0 or spec.stop_s is not None:
-        clipped = table.clip_time(spec.start_s, stop_s)
+        window = (spec.start_s, math.inf if spec.stop_s is None else spec.stop_s)
+        clipped = table.clip_time(*window)
         if len(clipped) == 0:
             message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
-            raise TraceError(message, file=spec.path, key="start_s, stop_s", value=(spec.start_s, stop_s))
+            raise TraceError(message, file=spec.path, key="start_s, stop_s", value=window)
         table = clipped.shift_to_zero()
     if spec.sample_requests is not None:
         table = table.sample(spec.sample_requests, spec.sample_seed).shift_to_zero()

@@ -88,6 +88,7 @@ PROMPT_KEYS = ("prompt_tokens", "prompt_len", "prompt_length", "input_tokens", "
 OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "completion_tokens", "generated_tokens")
 ARRIVAL_KEYS = ("arrival_s", "arrival_time_s", "timestamp_s", "timestamp")
 CONVERSATIONS = ("conversations", "messages")
+SHAREGPT = (*PROMPT_KEYS, *CONVERSATIONS)
 TURN_KEYS = ("tokens", "num_tokens", "token_count")
 ASSISTANT = {"gpt", "assistant", "bot", "model", "chatgpt"}
 
