@@ -81,9 +81,7 @@ def _coverage(report: Report, own: Answer) -> None:
         )
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _open(name: str, hardware: str | None) -> OpenProfile:
-    return open_profile(name, hardware)
+_open = st.cache_resource(max_entries=8, show_spinner=False)(open_profile)
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)

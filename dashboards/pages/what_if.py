@@ -16,10 +16,10 @@ from draftcast.dashboards.session.session import MOST_RUNS, Session, base_scenar
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader
-from draftcast.dashboards.widgets.page import Report, verdict_line
+from draftcast.dashboards.widgets.page import Report, look_away, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
-from draftcast.errors import InputError, ScenarioError
+from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import canonical_name, model_names
 from draftcast.scenarios.compare.comparison import Comparison, simulate
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
@@ -42,7 +42,7 @@ HEAD_START_S = 0.05
 def begin(session: Session, report: Report) -> None:
     """The estimate, above the controls; what is asked is known before these are drawn."""
     scenario = session.question.scenario
-    verdict_card.leave_other_searches(session)
+    look_away(session, verdict_card.search_key(scenario))
     with contextlib.suppress(InputError), st.container(key="answer"):  # why there is none is said below the controls
         if not session.wanted_method:
             estimate = step_estimate(scenario)
@@ -235,8 +235,10 @@ def speculation(session: Session, scenario: Scenario) -> None:
     choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, change=change)
     rates = getattr(acceptance, "rates", None)
     if rates is not None:
-        text, look = ", ".join(f"{rate:g}" for rate in rates), filled("what-if.rates")
-        control(st.text_input, "acceptance.rates", text, lambda typed: session.change(lambda: _rates(typed)), look)
+        key, text, look = "acceptance.rates", ", ".join(f"{rate:g}" for rate in rates), filled("what-if.rates")
+        control(
+            st.text_input, key, text, lambda typed: session.change(lambda: {key: choices.numbers(typed, key)}), look
+        )
     elif getattr(acceptance, "alpha", None) is not None:
         number_control(session, "acceptance.alpha")
 
@@ -245,13 +247,6 @@ def _as_spelled(names: list[str], *spellings: str) -> list[str]:
     """``names`` as the scenario and its base spell them, so that choosing the same changes nothing."""
     spelled = {canonical_name(spelling).lower(): spelling for spelling in reversed(spellings)}
     return [spelled.get(name.lower(), name) for name in names]
-
-
-def _rates(text: str) -> dict[str, list[float]]:
-    try:
-        return {"acceptance.rates": [float(part) for part in text.replace(";", ",").split(",") if part.strip()]}
-    except ValueError:
-        raise ScenarioError("must be numbers separated by commas", key="acceptance.rates", value=text) from None
 
 
 def _assigned(text: str) -> dict[str, Any]:

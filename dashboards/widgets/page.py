@@ -33,7 +33,8 @@ from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 
 T = TypeVar("T")
-_LONG: Kept[Any] = Kept(96)
+LONG: Kept[Any] = Kept(96)
+"""What `long_answer` has, by its key."""
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
 PICTURES: dict[str, dict[str, str]] = yaml_beside(__file__, "pictures.yaml")
@@ -80,13 +81,8 @@ def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
         finally:
             bar.empty()
 
-    result: T = _LONG.get(key, under_bar)
+    result: T = LONG.get(key, under_bar)
     return result
-
-
-def known_answer(key: Hashable) -> Any:
-    """What `long_answer` has for ``key``; None where it has nothing yet."""
-    return _LONG.known(key)
 
 
 class _NobodyLooks(Exception):
@@ -112,7 +108,7 @@ def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) 
 
     It goes on as long as somebody asks again within `_PATIENCE_S`. Raises what ``make`` raised.
     """
-    answer: T | None = known_answer(key)
+    answer: T | None = LONG.known(key)
     if answer is not None:
         return answer
     _asked_at.setdefault(key, {})[id(session)] = time.monotonic()
@@ -123,7 +119,7 @@ def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) 
             if time.monotonic() - max(_asked_at[key].copy().values(), default=0.0) > _PATIENCE_S:
                 raise _NobodyLooks
 
-        _running[key] = _beside.submit(_LONG.get, key, lambda: make(progress))
+        _running[key] = _beside.submit(LONG.get, key, lambda: make(progress))
     elif future.done():
         del _running[key], _asked_at[key]
         future.result()

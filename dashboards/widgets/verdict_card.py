@@ -17,7 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.session import Session, literal
-from draftcast.dashboards.widgets.page import CONFIG, PICTURES, beside_page, known_answer, look_away
+from draftcast.dashboards.widgets.page import CONFIG, LONG, PICTURES, beside_page
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
@@ -212,7 +212,7 @@ def _advantage(value: Estimate) -> tuple[str, str]:
 
 def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
     # As a search has found it, on this page or on Cutover, in any session.
-    (found,) = known_answer(_key(scenario)) or (None,)
+    (found,) = LONG.known(search_key(scenario)) or (None,)
     if found is not None and found.verdict != "cannot tell":
         about, rate = "", found.crossing.best if found.verdict == "crosses" else None
         if found.verdict == "never pays":
@@ -234,14 +234,9 @@ def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str
     return f"{on / off - 1:+.0%}", f"{about}{number(on)} req/s with, {number(off)} without"
 
 
-def _key(scenario: Scenario) -> tuple[Hashable, ...]:
-    """As the page Cutover keeps its answer."""
+def search_key(scenario: Scenario) -> tuple[Hashable, ...]:
+    """Of the search for the cutover, as the page Cutover keeps its answer."""
     return (*question_key(scenario), "cutover", "rate", "e2e")
-
-
-def leave_other_searches(session: Session) -> None:
-    """End the search for the cutover of what the page asked before."""
-    look_away(session, _key(session.question.scenario))
 
 
 def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
@@ -250,7 +245,7 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
     The search begins once the page stands, and ends when nobody looks at it any more.
     """
     scenario = session.question.scenario
-    key = _key(scenario)
+    key = search_key(scenario)
     first, refused = [True], [""]
 
     def search(progress: Progress) -> Any:
@@ -258,7 +253,7 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
 
     def draw() -> None:
         try:
-            found = known_answer(key) if first or refused[0] else beside_page(session, key, search)
+            found = LONG.known(key) if first or refused[0] else beside_page(session, key, search)
         except InputError as error:
             found, refused[0] = None, str(error)
         if found is not None and not first:
@@ -276,5 +271,4 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
         name = "advantage-over-load"
         st.plotly_chart(figure, key=name, config=CONFIG, theme="streamlit", alt=PICTURES[name]["alt"])
 
-    waits = known_answer(key) is None
-    st.fragment(draw, run_every=LOOK_EVERY_S if waits else None)()
+    st.fragment(draw, run_every=LOOK_EVERY_S if LONG.known(key) is None else None)()

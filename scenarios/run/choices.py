@@ -71,10 +71,7 @@ def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str
 
     Raises ScenarioError: no such numbers.
     """
-    try:
-        rates = [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
-    except ValueError:
-        raise ScenarioError("must be numbers separated by commas", key="acceptance", value=text) from None
+    rates = numbers(text, "acceptance")
     if not rates:
         raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
     spec = scenario.speculative_config if method == scenario.method else None
@@ -82,6 +79,14 @@ def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str
     model = "tree" if is_tree else "constant" if len(rates) == 1 else "per_position"
     acceptance = {"model": model, **({"alpha": rates[0]} if len(rates) == 1 else {"rates": rates})}
     return with_measured(scenario, method, acceptance)
+
+
+def numbers(text: str, key: str) -> list[float]:
+    """Numbers separated by commas or semicolons. Raises ScenarioError: something else, at ``key``."""
+    try:
+        return [float(part) for part in text.replace(";", ",").split(",") if part.strip()]
+    except ValueError:
+        raise ScenarioError("must be numbers separated by commas", key=key, value=text) from None
 
 
 def with_measured(scenario: Scenario, method: str, acceptance: dict[str, Any]) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def test_a_search_beside_the_page_is_made_once_and_kept() -> None:
         made.append(threading.current_thread())
         return "found"
 
-    assert page.known_answer("kept") is None
-    assert looked_for("kept", make) == looked_for("kept", make) == page.known_answer("kept") == "found"
+    assert page.LONG.known("kept") is None
+    assert looked_for("kept", make) == looked_for("kept", make) == page.LONG.known("kept") == "found"
     assert len(made) == 1
     assert made[0] is not threading.main_thread()
 
@@ -193,7 +193,7 @@ def test_a_search_nobody_looks_at_ends_and_begins_anew_for_who_asks_again(
         monkeypatch.setattr(page, "_PATIENCE_S", -1.0)
     go_on.set()
     assert ended.wait(30)
-    assert page.known_answer(key) is None
+    assert page.LONG.known(key) is None
     monkeypatch.undo()
     assert looked_for(key, make) == "found"
 
@@ -213,7 +213,7 @@ def test_a_search_goes_on_for_another_session() -> None:
     page.look_away(LOOKER, "another")
     go_on.set()
     page._running["shared"].result(30)
-    assert page.known_answer("shared") == "found"
+    assert page.LONG.known("shared") == "found"
 
 
 def test_a_refused_search_is_told() -> None:
