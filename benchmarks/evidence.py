@@ -20,6 +20,7 @@ import pandas as pd
 import yaml
 
 from draftcast.calibration.live.off_runs import OffRun
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
@@ -34,18 +35,7 @@ from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.scenarios.show.evidence_report import SUMMARY, counts_line, sign_lines, summary_rows
 from draftcast.scenarios.show.tables import aligned
 
-# (kind, figure, statistic) -> at most; a signed statistic counts by its size.
-_DENSE = {
-    **{("off", "median"): 0.04, ("on", "median"): 0.05, ("speedup", "median"): 0.04, ("speedup", "p90"): 0.12},
-    **dict.fromkeys((("off", "mean"), ("on", "mean"), ("speedup", "mean")), 0.02),
-}
-BARS = {
-    **{("A, dense", *figure): bar for figure, bar in _DENSE.items()},
-    **{("A, dense, vLLM", *figure): bar for figure, bar in _DENSE.items()},
-    ("A, dense, SGLang", "speedup", "mean"): 0.06,
-    ("A, experts", "off", "median"): 0.12,
-    ("A, experts", "off", "mean"): 0.05,
-}
+BARS = yaml_beside(__file__, "evidence.yaml")
 LOSSES, GAINS = 0.80, 0.97
 LEAST_COVERED, MOST_COVERED, WIDEST = 0.85, 0.95, 3
 # The results that made speculation known: sources of points/early.jsonl.
@@ -129,10 +119,11 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
         sides = {side: errors(members, side) for side in SIDES}
         found[name] = {side: asdict(error) for side, error in sides.items() if error is not None}
     bars = {}
-    for (name, side, statistic), bar in BARS.items():
-        if side in found[name]:
-            value = found[name][side][statistic]
-            bars[f"{name}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
+    for name, sides in BARS.items():
+        for side, error in found[name].items():
+            for statistic, bar in sides.get(side, {}).items():
+                value = error[statistic]
+                bars[f"{name}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
     for name, below, bar in (("losses", True, LOSSES), ("gains", False, GAINS)):
         sign = signs(dense, below=below)
         if sign.points:

@@ -16,6 +16,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import Browser, Server  # noqa: E402
 
+from draftcast.calibration.yaml_text import yaml_beside  # noqa: E402
+
 IMAGES = Path(__file__).parent / "img"
 COLOURS = 128
 
@@ -31,28 +33,7 @@ class Shot:
     dark: bool = False
 
 
-SHOTS = {
-    "what-if": Shot({"workload.arrivals.request_rate_rps": "40", "slo": "{tpot_ms: 20, attainment: 0.9}"}),
-    "what-if-dark": Shot({"workload.arrivals.request_rate_rps": "40"}, width=390, dark=True),
-    "capacity": Shot(
-        {
-            "page": "capacity",
-            "slo": "{ttft_ms: 500, tpot_ms: 30, attainment: 0.95}",
-            "view.capacity.rate": "150",
-            "view.capacity.hardware": "h100-sxm,a100-80g",
-            "view.capacity.spare": "1",
-            "view.capacity.prices": "h100-sxm=2.5@2026-11-01,a100-80g=1.3@2026-11-01",
-        }
-    ),
-    "sweep": Shot(
-        {"page": "sweep", "view.sweep.grid": "rate=8,16,32,48,64;k=0,1,3"},
-        ("Run 15 cells",),
-        ".st-key-metric .js-plotly-plot",
-    ),
-    "cutover": Shot({"page": "cutover"}, ("Find the cutover",), ".st-key-advantage .js-plotly-plot"),
-    "compare": Shot({"page": "compare"}, ("Add it with speculation off",)),
-    "trust": Shot({"page": "trust"}),
-}
+SHOTS = {name: Shot(**shot) for name, shot in yaml_beside(__file__, "screenshots.yaml").items()}
 
 
 def main(names: list[str]) -> None:

@@ -40,15 +40,8 @@ LOOK_EVERY_S = 0.2
 # A page is for looking; the command line takes grids a hundred times as large.
 MOST_CELLS, MOST_AXES = 240, 4
 BETWEEN = ";"
-# Keys whose control names an axis that has no key of its own, or several.
-AXIS_KEYS = SHORT | {
-    "rate": "workload.arrivals.request_rate_rps",
-    "concurrency": "workload.arrivals.concurrency",
-    "k": "engine.speculative_config.num_speculative_tokens",
-    "acceptance": "acceptance.alpha",
-    "prompt_tokens": "workload.lengths.prompt_tokens.value",
-    "output_tokens": "workload.lengths.output_tokens.value",
-}
+AXIS_KEYS = SHORT | WORDS["keys"]
+"""Keys whose control names an axis."""
 PROPOSED = WORDS["values"]
 """What a new axis begins with."""
 
