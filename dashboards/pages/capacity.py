@@ -13,7 +13,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
-from draftcast.dashboards.session.session import Question, Session, View, count_of, literal, number_of, some_of
+from draftcast.dashboards.session.session import Question, Session, View, literal, number_of, some_of
 from draftcast.dashboards.widgets.controls import control, filled, view_choice
 from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
@@ -33,7 +33,7 @@ ENERGY = "Every board at its rated power, without hosts and cooling."
 # A start for those who have no SLO yet: pressed, it stands in the sidebar to be changed.
 USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
 DEGREES = ("1", "2", "4", "8", "16")
-RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, 10.0), count_of(100)
+RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, 10.0), number_of(0, 100, int)
 # Named as the options of ``draftcast plan``.
 OPTIONS = (View.CAPACITY_RATE, View.CAPACITY_HARDWARE, View.CAPACITY_TP, View.CAPACITY_HEADROOM, View.CAPACITY_SPARE)
 
@@ -48,7 +48,6 @@ class PlanSettings:
 
     @property
     def unpriced(self) -> list[str]:
-        """Candidates' devices without a price."""
         return [name for name in self.arguments["hardware"] if name not in self.prices]
 
 

@@ -84,10 +84,8 @@ class Question:
         return short(command_line(command, self.base, changed_keys(base_scenario(self.base), self.scenario), *options))
 
 
-@functools.cache
-def base_scenario(base: str) -> Scenario:
-    """A base as it stands in its file."""
-    return load_scenario(base)
+base_scenario = functools.cache(load_scenario)
+"""A base, by its name, as it stands in its file."""
 
 
 @functools.cache
@@ -308,12 +306,9 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return lambda text: tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
 
 
-def number_of(low: float, high: float) -> Callable[[str], float]:
-    return _reader(float, lambda value: low <= value <= high, f"must be a number from {low:g} to {high:g}")
-
-
-def count_of(most: int) -> Callable[[str], int]:
-    return _reader(int, lambda value: 0 <= value <= most, f"must be a whole number from 0 to {most}")
+def number_of(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
+    told = f"must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
+    return _reader(kind, lambda value: low <= value <= high, told)
 
 
 def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], told: str) -> Callable[[str], T]:

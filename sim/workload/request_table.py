@@ -113,7 +113,7 @@ class RequestTable:
         if self.hash_ids is not None and self.hash_offsets is not None:
             _check_ragged("hash", self.hash_ids, self.hash_offsets, n)
             blocks = np.diff(self.hash_offsets)
-            assert (blocks <= _blocks(self.prompt_tokens, self.hash_block_tokens)).all(), "more hashes than blocks"
+            assert (blocks <= -(-self.prompt_tokens // self.hash_block_tokens)).all(), "more hashes than blocks"
         for name in SHARED:
             assert getattr(self, name) is None or getattr(self, name).shape == (n,), name
         if self.session is not None:
@@ -191,7 +191,7 @@ class RequestTable:
         table = replace(self, prompt_tokens=prompt, output_tokens=output)
         if self.hash_ids is None or self.hash_offsets is None:
             return table
-        blocks = _blocks(prompt, self.hash_block_tokens)
+        blocks = -(-prompt // self.hash_block_tokens)
         ids, offsets = take_ragged(self.hash_ids, self.hash_offsets, np.arange(len(self)), blocks)
         return replace(table, hash_ids=ids, hash_offsets=offsets)
 
@@ -211,7 +211,7 @@ class RequestTable:
 
 
 def take_ragged(
-    values: NDArray[Any], offsets: IntArray, rows: IntArray, limits: IntArray | None = None
+    values: NDArray[Any], offsets: IntArray, rows: IntArray, limits: NDArray[Any] | None = None
 ) -> tuple[NDArray[Any], IntArray]:
     """Gather ``rows`` of a ragged column, each cut to ``limits`` values; returns (values, offsets)."""
     lengths = np.diff(offsets)[rows]
@@ -229,10 +229,6 @@ def _places(starts: IntArray, lengths: IntArray) -> IntArray:
     """Index of every value of pieces of so many values that begin at ``starts``."""
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-
-
-def _blocks(tokens: NDArray[np.int32], block_tokens: int) -> IntArray:
-    return (tokens.astype(np.int64) + block_tokens - 1) // block_tokens
 
 
 def _check_ragged(name: str, values: NDArray[Any], offsets: IntArray, n: int) -> None:

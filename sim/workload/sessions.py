@@ -6,7 +6,7 @@ how many others there are changes it. When a request of it is sent follows from 
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,18 +61,15 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
             draw_requests(part[0], part[1], turns_u[mine], {s: k[mine] for s, k in keys.items()}, *part[2:])
             for part, mine in zip(parts, members, strict=True)
         ]
-        session = np.concatenate([mine[each.session] for mine, each in zip(members, drawn, strict=True)])
+        sessions, *columns, ends = zip(*drawn, strict=True)
+        session = np.concatenate([mine[each] for mine, each in zip(members, sessions, strict=True)])
         if len(session) >= n:
             break
         count *= 2
     rows = np.argsort(session, kind="stable")[:n]
-    prompt, output, think_s = (
-        np.concatenate(column)[rows]
-        for column in zip(*((each.prompt, each.output, each.think_s) for each in drawn), strict=True)
-    )
-    session = session[rows]
+    session, prompt, output, think_s = (column[rows] for column in (session, *map(np.concatenate, columns)))
     last = int(session[-1])
-    cut = sum(int(each.cut[mine <= last].sum()) for mine, each in zip(members, drawn, strict=True))
+    cut = sum(int(each[mine <= last].sum()) for mine, each in zip(members, ends, strict=True))
     arrivals = _slower(workload.arrivals, mean)
     start_s = arrivals.draw(seed, count) if isinstance(arrivals, DrawnArrivals) else np.zeros(count)
     return DrawnSessions(
@@ -88,7 +85,6 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
 
 
 def _lengths(workload: Workload, entry: RequestClass) -> tuple[Lengths, int]:
-    """Lengths and system prompt tokens of a class."""
     lengths, prompt = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
     assert lengths is not None
     return lengths, prompt.tokens if prompt else 0
@@ -103,15 +99,14 @@ def _slower(arrivals: Any, factor: float) -> Any:
     return arrivals if rate is None else arrivals.model_copy(update={"request_rate_rps": rate / factor})
 
 
-@dataclass(frozen=True)
-class SessionRequests:
+class SessionRequests(NamedTuple):
     """Requests of one class's sessions, session after session."""
 
     session: IntArray  # i8[m], from 0 on
     prompt: IntArray  # i8[m], without the system prompt
     output: IntArray  # i8[m]
     think_s: FloatArray  # f8[m], after the answer before; 0 of the first
-    cut: BoolArray  # of each session: whether it ends at max_model_len
+    ends: BoolArray  # of each session: whether it ends at max_model_len
 
 
 def draw_requests(
@@ -159,8 +154,8 @@ def draw_requests(
     said -= (said - added - output)[first][session]
     limit = MAX_TOKENS if max_model_len is None else max_model_len
     kept = (number == 0) | (said + system_tokens <= limit)
-    cut = np.bincount(session[kept], minlength=n) < counts
-    return SessionRequests(session[kept], (said - output)[kept], output[kept], think_s[kept], cut)
+    ends = np.bincount(session[kept], minlength=n) < counts
+    return SessionRequests(session[kept], (said - output)[kept], output[kept], think_s[kept], ends)
 
 
 @lru_cache(maxsize=256)

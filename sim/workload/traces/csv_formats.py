@@ -13,11 +13,11 @@ superset of what the fast one does (12.0 for 12), so the fast pass never decides
 """
 
 import csv
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,7 +101,7 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> dict[str, NDA
         # straight from the buffer: to_numpy would import pandas, which takes longer than the rest
         dtype = np.float64 if kind.type == "float64" else np.int64  # timestamps too
         values[name] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * 8)
-        most = {"int64": MAX_TOKENS, "float64": sys.float_info.max}.get(kind.type)
+        most = LARGEST.get(kind.type)
         if most is not None and not (values[name].min() >= 0 and values[name].max() <= most):  # NaN neither
             return None
     return values
@@ -141,26 +141,17 @@ def _read_slow(
     return {name: np.array(column) for name, column in values.items()}, np.array(lines, dtype=np.int64)
 
 
-def parse_tokens(field: str) -> int:
-    """A token count; ValueError when it is not an integer in range."""
+def parse_number(kind: str, field: str) -> float:
+    """A number as a column of this type holds it, within `LARGEST`; ValueError otherwise."""
     value = float(field)
-    if not (value.is_integer() and 0 <= value <= MAX_TOKENS):
-        raise ValueError(field)
-    return int(value)
-
-
-def parse_seconds(field: str) -> float:
-    """A finite number >= 0; ValueError otherwise."""
-    value = float(field)
-    if not (math.isfinite(value) and value >= 0):
+    if not 0 <= value <= LARGEST[kind] or (kind == "int64" and not value.is_integer()):  # NaN neither
         raise ValueError(field)
     return value
 
 
-TOKENS = Column("int64", parse_tokens, TOKENS_ALLOWED)
-SECONDS = Column("float64", parse_seconds, TIME_ALLOWED)
-
-
+LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
+TOKENS = Column("int64", partial(parse_number, "int64"), TOKENS_ALLOWED)
+SECONDS = Column("float64", partial(parse_number, "float64"), TIME_ALLOWED)
 TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
