@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numba import njit
 
 from draftcast.scenarios.compare.comparison import simulate
@@ -152,11 +153,8 @@ def main() -> None:
         "compile_s": compile_seconds(),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-    print(f"{'engine':<28}{'steps/s':>12}{'minimal loop':>14}{'ratio':>8}{'running':>9}")
-    for name in ("paging", "paging_and_prefix_caching"):
-        row = results[name]
-        speeds = f"{row['steps_per_s']:>12,.0f}{row['minimal_steps_per_s']:>14,.0f}"
-        print(f"{name:<28}{speeds}{row['ratio_to_minimal']:>8.2f}{row['mean_running']:>9.1f}")
+    engines = pd.DataFrame({name: results[name] for name in ("paging", "paging_and_prefix_caching")})
+    print(engines.T.to_string(float_format="{:,.1f}".format))
     if million is None:
         print(f"one million requests: not run, {AZURE} is absent")
     else:

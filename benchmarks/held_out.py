@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import pandas as pd
 import typer
 from replay_specdecode import scenario_of
 
@@ -39,7 +40,6 @@ LOOKUP = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}  # those of the record
 CUT = 8192
 REQUESTS = 1500  # of one loop
 DEALS = 2000
-COLUMNS = ("mean", "median", "largest", "in bar", "median", "in bar")
 RECORDS = {"eagle": "acc_eagle", "ngram": "acc_ngram"}
 
 
@@ -130,17 +130,11 @@ def main(
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
         lines = [line for line in lines if cut_outputs or len(json.loads(line)["generated_token_ids"]) < CUT]
         print(f"\n{file.name}: {len(lines)} requests, {splits} splits in halves, k = {K}")
-        print(f"{'':55}{'noise floor':>18}")
-        print(f"{'method':8}{'batch':>6}{'n':>5}", *(f"{name:>8}" for name in COLUMNS))
         answer[file.name] = []
         for method in BARS:
             with tempfile.TemporaryDirectory() as folder:
-                rows = compare(lines, method, splits, Path(folder))
-            for row in rows:
-                keys = ("median_size", "largest", "within_bar", "floor_median", "floor_within_bar")
-                shown = "".join(f"{row[key]:9.1%}" for key in keys)
-                print(f"{method:8}{row['batch']:6}{row['forecasts']:5}{row['mean_error']:+9.1%}{shown}", flush=True)
-            answer[file.name] += rows
+                answer[file.name] += compare(lines, method, splits, Path(folder))
+        print(pd.DataFrame(answer[file.name]).to_string(index=False, float_format="{:.1%}".format), flush=True)
     print(json.dumps(answer))
 
 
