@@ -162,12 +162,9 @@ def _value_and_schema(scenario: Scenario, key: str) -> tuple[Any, Mapping[str, A
         while get_args(annotation):
             annotation = get_args(annotation)[0]
         model = annotation
-    schema = _properties(model)[name]
+    schema = _schema(model)["properties"][name]
     # A key that may be absent is any of its type and null.
     return getattr(section, name, None), schema | schema.get("anyOf", [{}])[0]
 
 
-@functools.cache
-def _properties(model: type[BaseModel]) -> dict[str, dict[str, Any]]:
-    properties: dict[str, dict[str, Any]] = model.model_json_schema()["properties"]
-    return properties
+_schema = functools.cache(lambda model: model.model_json_schema())

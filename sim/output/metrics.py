@@ -190,24 +190,21 @@ def _emitted(at_s: float, first_s: FloatArray, finish_s: FloatArray, tokens: Flo
     return np.where(at_s >= first_s, 1 + share * (tokens - 1), 0.0)
 
 
-def _distribution(name: str, values_s: FloatArray) -> dict[str, float]:
-    """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
-    values_s = values_s[np.isfinite(values_s)]
-    if values_s.size == 0:
-        return {f"{statistic}_{name}_s": math.nan for statistic in STATISTICS}
-    return _named(name, values_s.mean(), values_s.std(), np.percentile(values_s, PERCENTILES))
-
-
 def _named(name: str, mean: float, std: float, points: FloatArray) -> dict[str, float]:
     figures = zip(STATISTICS, (mean, points[0], std, *points), strict=True)
     return {f"{statistic}_{name}_s": float(figure) for statistic, figure in figures}
 
 
 def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
+    """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
     done = c.finished[kept]
     result: dict[str, float] = {}
     for name, series in (("ttft", c.ttft_s), ("tpot", c.tpot_s), ("e2el", c.e2el_s), ("queue_time", c.queue_s)):
-        result |= _distribution(name, series[kept][done])
+        values_s = series[kept][done]
+        values_s = values_s[np.isfinite(values_s)]
+        if not values_s.size:
+            values_s = np.array([math.nan])
+        result |= _named(name, values_s.mean(), values_s.std(), np.percentile(values_s, PERCENTILES))
     return result
 
 

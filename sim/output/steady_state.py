@@ -212,19 +212,15 @@ def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:
     number = np.interp(arrivals - arrivals[0], at_s, missing)
     later = np.zeros(n)
     if "session" in runs[0]:
-        into_s = np.concatenate([_into_session_s(run)[half] for run, half in zip(runs, late, strict=True)])
+        # Seconds from the beginning of its session until each request of the later half is sent.
+        since_s = ((run["arrival_s"] - run.groupby("session")["arrival_s"].transform("min")).to_numpy() for run in runs)
+        into_s = np.concatenate([seconds[half] for seconds, half in zip(since_s, late, strict=True)])
         later = 1 - np.searchsorted(np.sort(into_s), arrivals - arrivals[0], side="right") / into_s.size
         number = np.minimum(number + later / (1 - of_time), 1.0)
     over = np.flatnonzero(max(1.0, of_ttft) * number <= FORGOTTEN)
     cut = int(over[0]) if over.size else n
     latency = np.maximum(number * (of_time if not closed_loop else 1.0), later)
     return Warmup(min(cut, n // 2), cut <= n // 2, latency)
-
-
-def _into_session_s(requests: pd.DataFrame) -> FloatArray:
-    """Seconds from the beginning of its session until each request is sent."""
-    arrival_s = requests["arrival_s"]
-    return np.asarray(arrival_s - arrival_s.groupby(requests["session"]).transform("min"), np.float64)
 
 
 def _elasticities(columns: Sequence[RequestColumns], residence_s: float) -> tuple[float, float]:
