@@ -15,7 +15,7 @@ from draftcast.calibration.profile.hardware import hardware_names, is_bundled_de
 from draftcast.dashboards.session.answers import answer, question_key
 from draftcast.dashboards.session.session import Question, Session, View, literal, number_of, some_of
 from draftcast.dashboards.widgets.controls import control, filled, view_choice
-from draftcast.dashboards.widgets.page import Cell, Link, Report, html_table, long_answer, verdict_line
+from draftcast.dashboards.widgets.page import Report, html_table, link, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import parse_prices
@@ -132,15 +132,12 @@ def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
 def _show_candidates(session: Session, report: Report, answered: CapacityPlan, settings: PlanSettings) -> None:
     st.subheader("GPUs by type")
     head, *rows = plan_rows(answered)
-    linked: list[list[Cell]] = []
-    for sizing, row in zip(answered.sizings, rows, strict=True):
-        cells: list[Cell] = list(row)
+    for sizing, cells in zip(answered.sizings, rows, strict=True):
         if sizing.feasible:
             scenario = cluster_scenario(sizing.candidate.scenario, sizing.replicas, sizing.target_rps)
             href = Question(session.question.base, scenario).href
-            cells[0] = Link(row[0], href, f"What-if of {sizing.candidate.label} at the target, in a new tab")
-        linked.append(cells)
-    st.html(html_table(head, linked, name="Candidates"))
+            cells[0] = link(cells[0], href, f"What-if of {sizing.candidate.label} at the target, in a new tab")
+    st.html(html_table(head, rows, name="Candidates"))
     if settings.prices and settings.unpriced:
         st.caption(f"For costs a price is missing: {literal(', '.join(settings.unpriced))}.")
     if sum(sizing.feasible for sizing in answered.sizings) > 1:

@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
 from draftcast.dashboards.session.session import Question, Session, View, check_names, literal
 from draftcast.dashboards.widgets.controls import WORDS, button, control, filled, label_of, view_choice
-from draftcast.dashboards.widgets.page import Cell, Link, Report, cannot_run, clicked, html_table, verdict_line
+from draftcast.dashboards.widgets.page import Report, cannot_run, clicked, html_table, link, verdict_line
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.schema import Scenario
@@ -82,15 +81,13 @@ class SweepJob(threading.Thread):
             if self.stopping.is_set():
                 return
         try:
-            how: dict[str, Any] = {"folder": self._folder, "progress": self._report, "stop": self.stopping.is_set}
-            self.result = sweep(self._scenario, self._grid, **how)
+            report = partial(setattr, self, "progress")
+            stop = self.stopping.is_set
+            self.result = sweep(self._scenario, self._grid, folder=self._folder, progress=report, stop=stop)
         except InputError as error:
             self.error = error
         finally:
             TURN.release()
-
-    def _report(self, progress: SweepProgress) -> None:
-        self.progress = progress
 
 
 def render(session: Session, report: Report) -> None:
@@ -192,11 +189,11 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
     if sweep_report.metrics_of(result):
         _pictures(session, report, result, grid)
     numbers = {id(cell): number for number, cell in enumerate(result.cells)}
-    rows: list[Sequence[Cell]] = []
+    rows = []
     for cell, texts in sweep_report.sweep_rows(result):
         scenario = grid.points[numbers[id(cell)]].scenario
         href = Question(session.question.base, scenario).href if scenario is not None else ""
-        rows.append([*texts, Link("What-if", href, cell.label) if href else "–"])
+        rows.append([*texts, link("What-if", href, cell.label) if href else "–"])
     head = [*grid.labels, *sweep_report.sweep_head(result)[len(grid.axes) :], "open"]
     st.html(html_table(head, rows, name="Cells of the sweep"))
     frame = result.frame()

@@ -17,7 +17,7 @@ from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.session.uploads import VALIDATION
 from draftcast.dashboards.widgets.controls import WORDS, uploader, view_choice
-from draftcast.dashboards.widgets.page import Bad, Cell, Report, html_table, verdict_line
+from draftcast.dashboards.widgets.page import Report, html_table, verdict_line
 from draftcast.errors import HardwareError
 from draftcast.files import read_bytes
 from draftcast.scenarios.compare.model_error import stratum_of
@@ -28,7 +28,6 @@ from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.plots import OFF, ON, on_page
 from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
-from draftcast.scenarios.show.tables import MISSED
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
 
 
@@ -143,9 +142,8 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     with st.expander(f"Checks and tables of {literal(name)}"):
         st.caption("  \n".join(map(literal, lines)))
         for title, (head, *body) in sweep.tables().items():
-            cells: list[list[Cell]] = [[Bad(cell) if MISSED in cell else cell for cell in row] for row in body]
             st.caption(title)
-            st.html(html_table(head, cells, facts=title == "Bars", name=f"{title}: {name}"))
+            st.html(html_table(head, body, facts=title == "Bars", name=f"{title}: {name}"))
             report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
         if sweep.notes:
             st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))

@@ -55,9 +55,8 @@ class Answer:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        figures = {}
-        if self.own.has_figures:
-            figures = {name: estimate.mean for name, estimate in self.run.summary["figures"].items()}
+        known = self.run.summary["figures"] if self.own.has_figures else {}
+        figures = {name: estimate.mean for name, estimate in known.items()}
         rate = self.scenario.rate_rps if self.own.state != "overloaded" else None
         return limits_at(self.scenario, Fluid.of(self.scenario), figures, rate)
 

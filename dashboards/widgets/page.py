@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import streamlit as st
@@ -28,7 +28,7 @@ from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import dump_scenario
 from draftcast.scenarios.show.run_plots import LATENCIES, colour_of, latency_figure
-from draftcast.scenarios.show.tables import html_report, json_bytes
+from draftcast.scenarios.show.tables import MISSED, html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -151,32 +151,28 @@ def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **d
     st.html(f"<p class='{look}'{attributes}>{head}{escape(text[bold:])}</p>{below}")
 
 
-class Link(NamedTuple):
+class Html(str):
+    """A cell of a table that is HTML already."""
+
+
+def link(text: str, href: str, hint: str) -> Html:
     """A cell that leads somewhere; ``hint`` says where for those who cannot see the table."""
-
-    text: str
-    href: str
-    hint: str
-
-
-class Bad(NamedTuple):
-    """A cell that stands out."""
-
-    text: str
-
-
-Cell = str | Link | Bad
+    target = f"href='{escape(href)}' target='_blank' rel='noopener' title='{escape(hint)}'"
+    return Html(f"<a {target}>{escape(text)}</a>")
 
 
 def html_table(
     head: Sequence[str],
-    rows: Sequence[Sequence[Cell]],
+    rows: Sequence[Sequence[str]],
     *,
     facts: bool = False,
     name: str,
     marked: Sequence[int] = (),
 ) -> str:
-    """A scrolling table; ``facts``: text to the left; ``marked``: rows that stand out. An empty head is left out."""
+    """A scrolling table; ``facts``: text to the left; ``marked``: rows that stand out, as cells that hold `MISSED` do.
+
+    An empty head is left out.
+    """
     heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
     body = ""
     for index, row in enumerate(rows):
@@ -190,13 +186,10 @@ def html_table(
     )
 
 
-def _cell(cell: Cell) -> str:
-    if isinstance(cell, Bad):
-        return f"<b class='dc-worse'>{escape(cell.text)}</b>"
-    if not isinstance(cell, Link):
-        return escape(cell)
-    href, hint = escape(cell.href), escape(cell.hint)
-    return f"<a href='{href}' target='_blank' rel='noopener' title='{hint}'>{escape(cell.text)}</a>"
+def _cell(cell: str) -> str:
+    if isinstance(cell, Html):
+        return cell
+    return f"<b class='dc-worse'>{escape(cell)}</b>" if MISSED in cell else escape(cell)
 
 
 @dataclass

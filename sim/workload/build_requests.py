@@ -69,10 +69,8 @@ def build_requests(
     if counted == 0:
         raise ScenarioError("no request arrives; raise the rate or the duration", key="workload.arrivals")
     if not arrival_s[-1] <= MOST_SECONDS:
-        message = f"the last of {counted} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s"
-        raise ScenarioError(
-            f"{message} (30 years) are simulated: raise the rate or send fewer", key="workload.arrivals"
-        )
+        message = f"the last of {counted} requests would arrive after {arrival_s[-1]:.3g} s; at most 1e9 s (30 years)"
+        raise ScenarioError(f"{message} are simulated: raise the rate or send fewer", key="workload.arrivals")
     if goes_on and not is_list(workload, arrival_s):
         drawn, arrival_s = arrive(2 * counted, None, [])
     n = len(arrival_s)
@@ -81,8 +79,7 @@ def build_requests(
         notes += [drawn.note] if drawn.note else []
     else:
         shares = np.array([entry.share for entry in classes], dtype=np.float64)
-        one = len(shares) == 1
-        class_id = np.zeros(n, int) if one else pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares)
+        class_id = pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares)
         prompt, output = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
     source_files = np.full(len(classes), "", dtype=object)
     source_lines = np.full(n, -1, dtype=np.int64)

@@ -53,9 +53,7 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
     while True:
         keys = {stream: request_keys(seed, stream, count) for stream in STREAMS}
         turns_u = uniform_array(keys[Stream.SESSION], 0)
-        class_of = np.zeros(count, np.int64)
-        if len(classes) > 1:
-            class_of = pick_weighted(uniform_array(request_keys(seed, Stream.CLASS, count), 0), weights)
+        class_of = pick_weighted(uniform_array(request_keys(seed, Stream.CLASS, count), 0), weights)
         members = [np.flatnonzero(class_of == index) for index in range(len(classes))]
         drawn = [
             draw_requests(part[0], part[1], turns_u[mine], {s: k[mine] for s, k in keys.items()}, *part[2:])

@@ -61,16 +61,11 @@ def read_columns(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[
     for name in columns:
         if name not in found:
             raise trace.error(f"missing column (found: {short_list(found)})", 1, name)
-    values = _read_fast(trace, columns) if found == trace.text.split("\n", 1)[0].rstrip("\r").split(",") else None
-    if values is not None:
-        n = len(next(iter(values.values())))
-        lines = _line_numbers(trace.text, n)
-        if lines is not None:
-            return values, lines
-    return _read_slow(trace, found, columns)
+    is_plain = found == trace.text.split("\n", 1)[0].rstrip("\r").split(",")
+    return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, found, columns)
 
 
-def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> dict[str, NDArray[Any]] | None:
+def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
     """All columns by Arrow, or None when anything is not as expected."""
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
@@ -104,7 +99,8 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> dict[str, NDA
         most = LARGEST.get(kind.type)
         if most is not None and not (values[name].min() >= 0 and values[name].max() <= most):  # NaN neither
             return None
-    return values
+    lines = _line_numbers(trace.text, len(table))
+    return None if lines is None else (values, lines)
 
 
 def _line_numbers(text: str, n: int) -> IntArray | None:
