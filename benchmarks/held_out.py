@@ -93,7 +93,7 @@ def halves_of(lines: list[str], seed: int, folder: Path) -> list[Path]:
 
 def compare(lines: list[str], method: str, splits: int, folder: Path) -> list[dict[str, Any]]:
     """A row a batch size: errors of 2 * splits forecasts, and the noise floor."""
-    errors: dict[int, list[float]] = {users: [] for users in BATCH_SIZES}
+    errors = []
     whole = folder / "whole.jsonl"
     whole.write_text("\n".join(lines) + "\n", encoding="utf-8")
     floor = noise_floor(whole, method)
@@ -104,20 +104,14 @@ def compare(lines: list[str], method: str, splits: int, folder: Path) -> list[di
             for half, other, own in zip(halves, reversed(fitted), replayed, strict=True):
                 # Without speculation both take as long: the error of the throughput is that of the speed-up.
                 recorded = throughput(half, users, method, own)
-                errors[users].append(throughput(half, users, method, other) / recorded - 1)
-    return [
-        {
-            "method": method,
-            "batch": users,
-            "forecasts": 2 * splits,
-            "mean_error": float(np.mean(errors[users])),
-            "median_size": float(np.median(np.abs(errors[users]))),
-            "largest": float(np.abs(errors[users]).max()),
-            "within_bar": float(np.mean(np.abs(errors[users]) <= BARS[method])),
-            **floor,
-        }
-        for users in BATCH_SIZES
-    ]
+                errors.append((users, throughput(half, users, method, other) / recorded - 1))
+    rows = []
+    for users, error in pd.DataFrame(errors).groupby(0)[1]:
+        size = error.abs()
+        figures = {"mean_error": error.mean(), "median_size": size.median(), "largest": size.max()}
+        figures |= {"within_bar": (size <= BARS[method]).mean(), **floor}
+        rows.append({"method": method, "batch": int(users), "forecasts": len(error), **figures})
+    return rows
 
 
 def main(
