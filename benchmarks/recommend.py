@@ -21,14 +21,11 @@ from draftcast.scenarios.compare.recommend import ComparedLoad, recommend
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.sim.statistics.intervals import replication_interval
 
-RATE = "workload.arrivals.request_rate_rps"
+RATE, CLIENTS = "workload.arrivals.request_rate_rps", "workload.arrivals.concurrency"
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     *(("default", f"{rate:g} req/s", {RATE: rate}) for rate in (2.0, 10.0, 30.0, 50.0, 60.0, 66.0)),
     *(("ngram-code-editing", f"{rate:g} req/s", {RATE: rate}) for rate in (1.0, 4.0, 8.0)),
-    *(
-        ("closed-loop-classes", f"{clients} clients", {"workload.arrivals.concurrency": clients})
-        for clients in (8, 64, 256)
-    ),
+    *(("closed-loop-classes", f"{clients} clients", {CLIENTS: clients}) for clients in (8, 64, 256)),
     ("azure-conversation", "recorded", {}),
     ("azure-conversation", "20 req/s", {RATE: 20.0}),
 )

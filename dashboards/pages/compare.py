@@ -27,11 +27,7 @@ from draftcast.scenarios.show.run_plots import ratio_figure
 from draftcast.sim.output.metrics import summarise
 
 FIGURES = (
-    *(
-        Figure(figure.name, f"{tile.title} {figure.label}", figure.unit, figure.factor)
-        for tile in tiles.LATENCY_TILES
-        for figure in tile.figures
-    ),
+    *(figure._replace(label=f"{tile.title} {figure.label}") for tile in tiles.LATENCY_TILES for figure in tile.figures),
     Figure("request_throughput", "throughput", "req/s"),
     Figure("output_throughput", "token goodput", "tok/s"),
     *tiles.THROUGHPUT_TILE.figures,

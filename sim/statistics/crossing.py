@@ -82,6 +82,10 @@ class Probe:
             return False
         return found.low / (1 + self.slack_low) > 1 - EVEN and found.high * (1 + self.slack_high) < 1 + EVEN
 
+    def is_open(self, confidence: float) -> bool:
+        """Whether there is a value and it might still turn out to be above 1 or below."""
+        return self.has_value and not self.sign(confidence) and not self.is_even(confidence)
+
 
 @dataclass(frozen=True)
 class Crossing:
@@ -143,7 +147,7 @@ def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
     if not changes:
         if points and all(p.is_even(confidence) for p in points):
             return without_crossing("even")
-        is_open = any(p.has_value and not p.sign(confidence) and not p.is_even(confidence) for p in points)
+        is_open = any(p.is_open(confidence) for p in points)
         return without_crossing("unclear" if is_open or not known else "always" if above else "never")
     (left, _), (right, _) = changes[0]
     falls = changes[0][0][1] > 0

@@ -114,14 +114,8 @@ class _Search:
 
     def _repeat(self) -> bool:
         """No sign anywhere: more replications wherever a value is not sure. False when they are spent."""
-        unsure = [
-            x
-            for x, probe in sorted(self.probes.items())
-            if probe.has_value
-            and not probe.sign(self.confidence)
-            and not probe.is_even(self.confidence)
-            and self.repeated[x] < MAX_REPLICATIONS
-        ]
+        known = sorted(self.probes.items())
+        unsure = [x for x, p in known if p.is_open(self.confidence) and self.repeated[x] < MAX_REPLICATIONS]
         for x in unsure:
             self.probe(x, min(4 * self.repeated[x], MAX_REPLICATIONS))
         return bool(unsure)

@@ -70,21 +70,14 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[st
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
 
-    types = {
-        "int64": pa.int64(),
-        "float64": pa.float64(),
-        "timestamp": pa.timestamp("ns"),
-        "timestamp_utc": pa.timestamp("ns", tz="UTC"),
-    }
+    times = {"timestamp": pa.timestamp("ns"), "timestamp_utc": pa.timestamp("ns", tz="UTC")}
+    types = {name: times.get(column.type) or pa.type_for_alias(column.type) for name, column in columns.items()}
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(trace.text.encode()),
             # Threads that Arrow has started may abort a process that ends right afterwards, say with an error.
             read_options=arrow_csv.ReadOptions(use_threads=False),
-            convert_options=arrow_csv.ConvertOptions(
-                column_types={name: types[column.type] for name, column in columns.items()},
-                include_columns=list(columns),
-            ),
+            convert_options=arrow_csv.ConvertOptions(column_types=types, include_columns=list(columns)),
         )
     except (pa.ArrowInvalid, pa.ArrowKeyError):
         return None
