@@ -44,8 +44,8 @@ def main(coverage: int = 0, shortfall: bool = False, axes: bool = False) -> None
     for line in [headline(answer), *detail_lines(answer)]:
         print(line)
     print(f"{wall:.1f} s, {cpu:.1f} s of one core")
-    result: dict[str, object] = {"cutover_rps": [answer.crossing.low, answer.crossing.high]}
-    result |= {"seconds": round(wall, 2), "core_seconds": round(cpu, 2)}
+    span = [answer.crossing.low, answer.crossing.high]
+    result = {"cutover_rps": span, "seconds": round(wall, 2), "core_seconds": round(cpu, 2)}
     if axes:
         result |= every_axis()
     if coverage:

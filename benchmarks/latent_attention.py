@@ -63,15 +63,13 @@ def ratios(source: Path, device: str, operator: str, name: str, gemm_type: str, 
 
 def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigurator_core")]) -> None:
     rows = []
-    for device in DEVICES:
-        blocks = [(operator, name) for operator, names in MODULES.items() for name in names]
-        for block, gemm_type, tp in itertools.product(blocks, FORMATS, DEGREES):
-            found = ratios(source, device, *block, gemm_type, tp)
-            if len(found):
-                what = dict(zip(("block", "model"), block, strict=True))
-                place = {"device": device, **what, "matrices": gemm_type, "tp": tp, "points": len(found)}
-                figures = zip(("p10", "median", "p90"), np.quantile(found, (0.1, 0.5, 0.9)).tolist(), strict=True)
-                rows.append({**place, **dict(figures)})
+    blocks = [(operator, name) for operator, names in MODULES.items() for name in names]
+    for device, (operator, name), gemm_type, tp in itertools.product(DEVICES, blocks, FORMATS, DEGREES):
+        found = ratios(source, device, operator, name, gemm_type, tp)
+        if len(found):
+            place = {"device": device, "block": operator, "model": name, "matrices": gemm_type, "tp": tp}
+            p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9)).tolist()
+            rows.append({**place, "points": len(found), "p10": p10, "median": median, "p90": p90})
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.2f}".format))
     print(json.dumps(rows))
 

@@ -14,7 +14,7 @@ import streamlit as st
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
 from draftcast.dashboards.session.session import Question, Session, View, literal, number_of, some_of
-from draftcast.dashboards.widgets.controls import control, filled, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, control, filled, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, link, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
@@ -81,13 +81,8 @@ def render(session: Session, report: Report) -> None:
 
 
 def _invite(session: Session) -> None:
-    st.info(
-        "A plan needs an SLO: give a bound on TTFT, TPOT or E2E latency in the sidebar, and the share of requests that "
-        "must keep it.",
-        icon=":material/flag:",
-    )
-    label = "Begin with TTFT {ttft_ms:g} ms and TPOT {tpot_ms:g} ms for {attainment:.0%} of requests"
-    label = label.format(**USUAL_SLO)
+    st.info(WORDS["slo"]["missing"], icon=":material/flag:")
+    label = WORDS["slo"]["usual"].format(**USUAL_SLO)
     st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
