@@ -76,7 +76,6 @@ class SweepJob(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Wait for its turn and compute."""
         while not TURN.acquire(timeout=LOOK_EVERY_S):
             if self.stopping.is_set():
                 return

@@ -91,7 +91,6 @@ def waits_for_acceptance(session: Session) -> bool:
 
 
 def finish(session: Session, report: Report, own: Answer) -> None:
-    """Footer and files of a run."""
     verdict = own.point.verdict
     rows = [(name, figure.mean, figure.low, figure.high) for name, figure in own.run.summary["figures"].items()]
     report.tables["Figures"] = pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])

@@ -55,7 +55,6 @@ class Question:
 
     @classmethod
     def opening(cls, base: str) -> Self:
-        """What a page asks first of a base."""
         return cls.of(base, opened(base), own_length=False)
 
     @property

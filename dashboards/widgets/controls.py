@@ -87,7 +87,6 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
 
 
 def word_of(value: Any) -> str:
-    """What a choice is called."""
     return "not given" if value is None else WORDS["choices"].get(value, str(value))
 
 
