@@ -150,6 +150,20 @@ def test_closed_loop_over_replicas_by_hand(serve: Serve) -> None:
     assert requests["finish_s"].tolist() == [2.0, 2.0, 4.0, 4.0, 6.0, 6.0]
 
 
+def test_sessions_by_hand(build_case: Any) -> None:
+    # Request 1 is the next turn of request 0's user, who has the answer at 2 s and thinks half a second. Request 2 is
+    # another's. Steps begin at 0 s (request 0), 1 s (0 and 2), 2 s (2) and 3 s (1).
+    case = build_case([1, 4, 1], [2, 1, 2], arrival_s=[0.0, 0.0, 0.5], cost=ONE_SECOND, async_scheduling=False)
+    table = dataclasses.replace(case.table, session=np.array([0, 0, 1]), think_s=np.array([0.0, 0.5, 0.0]))
+    cluster = Cluster(case.replicas, table, ROUTERS["round_robin"](table, 1, 0))
+    cluster.run()
+    requests = case.requests(cluster.assigned)
+    assert cluster.order.tolist() == [0, 2, 1]
+    assert requests["arrival_s"].tolist() == [0.0, 2.5, 0.5]
+    assert requests["first_scheduled_s"].tolist() == [0.0, 3.0, 1.0]
+    assert requests["finish_s"].tolist() == [2.0, 4.0, 3.0]
+
+
 # ---- driven in one piece or in parts ----
 
 

@@ -60,6 +60,15 @@ def test_users_of_a_closed_loop_only_mix_their_ages() -> None:
     assert closed.missing[0] == 1.0
 
 
+def test_the_time_before_the_first_request_does_not_count() -> None:
+    early = run(drawn(1) * np.linspace(1.0, 1.2, 4000))
+    late = early.copy()
+    late[["arrival_s", "first_scheduled_s", "first_token_s", "finish_s"]] += 40.0
+    found = [find_warmup([requests], closed_loop=False) for requests in (early, late)]
+    assert found[0].requests == found[1].requests
+    assert found[0].missing == pytest.approx(found[1].missing)
+
+
 def test_a_run_shorter_than_its_warmup_is_not_warm() -> None:
     found = find_warmup([run(drawn(seed, n=400)) for seed in range(3)], closed_loop=False)
     assert (found.requests, found.is_over) == (200, False)

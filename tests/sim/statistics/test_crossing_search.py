@@ -77,6 +77,30 @@ def test_a_capacity_is_bracketed_without_a_value(end: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("grid", "target", "looked_at"),
+    [
+        # The interval from 14 to 18 is as wide as asked for: a quarter of its middle.
+        ((14.0, 18.0), 0.25, [14.0, 18.0]),
+        # The gap is halved until it is an eighth of the target wide: 0.125 of 14.125.
+        ((12.0, 16.0, 18.0), 0.08, [12.0, 14.0, 14.125, 14.25, 14.5, 15.0, 16.0, 18.0]),
+    ],
+)
+def test_a_bound_is_closed_in_on_no_further_than_the_target_asks(
+    grid: tuple[float, ...], target: float, looked_at: list[float]
+) -> None:
+    """Values end at 14, from 18 on it surely costs; nothing between them settles."""
+
+    def ask(x: float, replications: int, effort: int) -> Probe:
+        if x > 14.0:
+            return Probe(x, sure=-1 if x >= 18.0 else 0)
+        return process(2, lambda _: 1.5)(x, replications, effort)
+
+    found = find(ask, grid, target=target)
+    assert [probe.x for probe in found.probes] == looked_at
+    assert (found.crossing.low, found.crossing.high) == (14.0, 18.0)
+
+
+@pytest.mark.parametrize(
     ("advantage", "kind"),
     [(lambda _: 1.3, "always"), (lambda _: 0.8, "never"), (lambda x: 1 + 0.3 * math.sin(x / 4), "more than once")],
 )
