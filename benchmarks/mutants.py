@@ -2,11 +2,11 @@
 
     python benchmarks/mutants.py [--seed 0] [--mutants 60] [--source COMMIT]
 
-Each mutant changes one expression in a temporary copy of the checkout, and the tests of its package (``tests/sim/...``)
-run against it: a failure or a run over the time limit kills it. Mutants are drawn by function name and expression, so
-that two commits get the same ones as far as both have them, also where a file moved. Where a package's tests pass
-without the compiler (``NUMBA_DISABLE_JIT``) within the limit they run so; where they do not pass at all, nothing can be
-judged. Prints a row a mutant and one JSON line.
+Each mutant changes one expression in a temporary copy of the checkout, and the test files of its package
+(``tests/sim/...``) run against it: a failure or a run over the time limit kills it. Mutants are drawn by function name
+and expression, so that two commits get the same ones as far as both have them, also where a file moved. Files that pass
+without the compiler (``NUMBA_DISABLE_JIT``) in an eighth of the limit run so and first; where one does not pass at all,
+nothing can be judged. Prints a row a mutant and one JSON line.
 """
 
 import ast
@@ -19,6 +19,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -96,28 +97,40 @@ def checkout(commit: str | None, folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
 
 
-def passes(folder: Path, package: str, compiled: bool, limit_s: float) -> bool:
-    """Whether the package's tests pass within the limit."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", f"tests/sim/{package}"]
+def passes(folder: Path, compiled: bool, path: Path, limit_s: float) -> bool:
+    """Whether a file's tests pass within the limit, or within a quarter of it without the compiler."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(folder / "src"), "NUMBA_DISABLE_JIT": str(int(not compiled))}
+    most_s = limit_s if compiled else limit_s / 4
     try:
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=limit_s, check=False)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=most_s, check=False)
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
+
+
+@cache
+def tests_of(folder: Path, package: str, limit_s: float) -> list[tuple[bool, Path]]:
+    """The package's test files, those that need the compiler (True) last; none where one does not pass."""
+    tests = []
+    for path in (folder / "tests/sim" / package).glob("test_*.py"):
+        compiled = not passes(folder, False, path, limit_s / 2)
+        if compiled and not passes(folder, True, path, limit_s):
+            return []
+        tests.append((compiled, path.relative_to(folder)))
+    return sorted(tests)
 
 
 def main(
     seed: int = 0,
     mutants: int = 60,
     source: Annotated[str | None, typer.Option(metavar="COMMIT", help="a commit; without it the working tree")] = None,
-    limit: Annotated[float, typer.Option(help="seconds for a package's tests")] = 600.0,
+    limit: Annotated[float, typer.Option(help="seconds for a file's tests")] = 600.0,
     package: Annotated[list[str] | None, typer.Option(help="of sim alone, e.g. workload; repeatable")] = None,
 ) -> None:
-    compiled: dict[str, bool | None] = {}  # by package; None: its tests do not pass in time without a mutant
     outcomes: dict[str, list[str]] = {"killed": [], "SURVIVED": [], "not judged": []}
     with tempfile.TemporaryDirectory(prefix="draftcast-mutants-") as temporary:
-        folder = Path(temporary)
+        folder, copied = Path(temporary, "original"), Path(temporary, "mutant")
         checkout(source, folder)
         packages = sorted(path.name for path in (folder / "tests/sim").iterdir() if path.is_dir())
         packages = [name for name in packages if not package or name in package]
@@ -127,18 +140,15 @@ def main(
             key=lambda mutant: hashlib.sha256(f"{seed} {mutant.identity}".encode()).digest(),
         )[:mutants]
         for mutant in drawn:
-            tested, original = mutant.file.relative_to(folder / "sim").parts[0], mutant.file.read_bytes()
-            if tested not in compiled:
-                modes = (mode for mode in (False, True) if passes(folder, tested, mode, limit))
-                compiled[tested] = next(modes, None)
-            outcome, mode = "not judged", compiled[tested]
-            if mode is not None:
-                mutant.file.write_bytes(mutant.source())
-                outcome = "SURVIVED" if passes(folder, tested, mode, limit) else "killed"
-                mutant.file.write_bytes(original)
+            place = mutant.file.relative_to(folder)
+            outcome, tests = "not judged", tests_of(folder, place.parts[1], limit)
+            if tests:
+                shutil.copytree(folder, copied, symlinks=True)  # with machine code, good where nothing compiled changes
+                (copied / place).write_bytes(mutant.source())
+                outcome = "SURVIVED" if all(passes(copied, *test, limit) for test in tests) else "killed"
+                shutil.rmtree(copied)
             outcomes[outcome].append(mutant.identity)
-            where = f"{mutant.file.relative_to(folder)}:{mutant.old.lineno}"
-            print(f"{outcome:<11} {mutant.kind:<15} {where}  {mutant.identity}", flush=True)
+            print(f"{outcome:<11} {mutant.kind:<15} {place}:{mutant.old.lineno}  {mutant.identity}", flush=True)
     print(json.dumps({"seed": seed, "mutants": len(drawn), **{k.lower(): v for k, v in outcomes.items()}}))
 
 
