@@ -16,6 +16,7 @@ from samples import closed_loop
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
@@ -188,6 +189,18 @@ def test_an_idle_engine_waits_for_the_next_arrival(build_case: Any) -> None:
     assert [(s.schedule_s, s.collect_s) for s in case.log()] == [(1.0, 2.5), (10.0, 11.5)]
     assert case.replica.state.engine[0]["idle_s"] == 1.0 + 7.5
     assert parts(case, 1) == {"prefill": 1.5}
+
+
+def test_a_rank_is_busy_as_long_as_the_longest_rank_s_batch(build_case: Any) -> None:
+    # Prompts of 1 and 8 tokens: 8 rows and the head keep both ranks busy for 2 + 0.5 s. Then the first verifies a draft
+    # alone: 2 rows, 1.25 + 0.5 s.
+    eagle = {"method": "eagle", "k": 1, "cost": {"draft_s": 0.5}}
+    case = build_case([1, 8], [2, 1], replicas=2, **eagle, **SYNC)
+    group = DataParallel(case.replicas, lockstep=True)
+    for rank, request in zip(group.ranks, ([0], [1]), strict=True):
+        rank.submit(request)
+    group.advance(np.inf)
+    assert [float(rank.state.engine[0]["busy_s"]) for rank in group.ranks] == [4.25, 2.5]
 
 
 def test_max_num_seqs_makes_requests_wait(build_case: Any) -> None:
@@ -548,6 +561,17 @@ def test_a_tree_of_medusa_runs_each_head_once_and_verifies_every_node(build_case
     ]
     assert case.requests()["num_accepted_tokens"].tolist() == [4]
     assert case.requests()["num_draft_tokens"].tolist() == [16]
+
+
+# ---- blocks that are only counted ----
+
+
+def test_blocks_of_windows_and_of_states_all_come_back(build_case: Any) -> None:
+    # A block for states, 2 for 8 tokens and as many in the group of layers with a window of 4: 5. Of the group's the
+    # first falls behind the window at 8 tokens, when the ninth takes one more of each, and the second at 11.
+    blocks = {"fixed_blocks": 1, "window_groups": 1, "sliding_window": 4}
+    case = build_case([8], [6], **blocks, **SYNC).serve()
+    assert case.replica.steps()["kv_used_blocks"].tolist() == [5, 6, 6, 6, 5, 0]
 
 
 # ---- prefix cache ----
