@@ -52,6 +52,15 @@ def test_layers_are_spread_as_vllm_spreads_them(num_layers: int, stages: int, la
     assert stage_layers(num_layers, stages) == layers
 
 
+def test_a_hop_between_stages_takes_the_link_s_latency_and_its_rows_time() -> None:
+    config = EngineConfig(weight_dtype="fp8", max_model_len=4096)
+    whole, halves = (cost(replace(config, pipeline_parallel_size=stages), LLAMA) for stages in (1, 2))
+    assert (whole.params["hop_s"], whole.params["hop_row_s"]) == (0.0, 0.0)
+    assert halves.params["hop_s"] == H200.link_latency_s
+    assert halves.params["hop_row_s"] == 2 * LLAMA.hidden_size / H200.link_bandwidth_bytes_per_s  # in 16 bits
+    assert halves.stages.tolist() == [0.5, 0.5]
+
+
 def test_the_stage_with_the_fewest_blocks_counts() -> None:
     config = EngineConfig(weight_dtype="fp8", max_model_len=4096)
     whole, half = memory(replace(config), LLAMA), memory(replace(config, pipeline_parallel_size=2), LLAMA)

@@ -346,6 +346,11 @@ def test_compiled_policies_share_no_state() -> None:
             assert not np.shares_memory(a, b)
 
 
+def test_a_table_has_drafts_for_every_batch_size() -> None:
+    tables = [policy.compile(3, 4).table.tolist() for policy in (Off(), Fixed(), BatchSchedule([[1, 2, 5], [3, 8, 1]]))]
+    assert tables == [[0] * 5, [3] * 5, [0, 3, 3, 1, 1]]  # of 0 to 4 requests; no more than 3 drafts
+
+
 def test_a_policy_that_cannot_be_copied_says_so() -> None:
     class Streaming(Policy):
         def __init__(self) -> None:
