@@ -11,6 +11,7 @@ import pytest
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.data_parallel import ApiServer, Coordinator, DataParallel
 from draftcast.sim.cluster.routers import ROUTERS
+from draftcast.sim.cost.step_time import PIECEWISE_GRAPHS
 from draftcast.sim.state.engine import STOP_FINISHED
 
 
@@ -36,6 +37,19 @@ def test_a_step_lasts_as_long_as_the_longest_rank_s(build_case: Any) -> None:
     assert ends(group) == [[1.125, 3.125, 4.25, 5.375], [3.125, 4.25]]
     parts = case.requests().iloc[0]
     assert parts["time_verify_s"] + parts["time_prefill_s"] == 5.375  # the wait for the other's prompt is in it
+
+
+@pytest.mark.parametrize(("graph_rows", "step_s"), [(16, 2.0), (0, 1.25)])
+def test_experts_see_the_rows_of_all_ranks(build_case: Any, table_cost: Any, graph_rows: int, step_s: float) -> None:
+    # An eighth of a second a row: in a graph both ranks pad to the 8 rows of the second, without one they are 2 + 8.
+    experts = np.zeros((17, 3))
+    experts[:, 0] = np.arange(17) / 8
+    cost = table_cost([0.0] * 17)._replace(experts=experts)
+    cost.params["ranks"] = 2
+    cost.params["cuda_graph_rows"], cost.params["mixed_mode"] = graph_rows, PIECEWISE_GRAPHS
+    group = group_of(build_case([2, 8], [1, 1], replicas=2, cost=cost, async_scheduling=False), [[0], [1]])
+    group.advance(math.inf)
+    assert ends(group) == [[step_s], [step_s]]
 
 
 def test_idle_ranks_step_on_until_all_agree_that_nothing_is_left(build_case: Any) -> None:
