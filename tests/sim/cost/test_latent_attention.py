@@ -147,6 +147,15 @@ def test_layers_without_an_indexer_of_their_own_are_not_taken_for_measured() -> 
     assert (kinds["layers"][at.DECODE_WINDOW], kinds["grid"][at.DECODE]) == (78, -1)
 
 
+def test_an_indexer_multiplies_in_fp8() -> None:
+    profile, model = profile_of("h200"), load_model("DeepSeek-V3.2")
+    kind = np.zeros(1, at.ATTENTION)[0]
+    OperatorTables(profile, 8, "fp8").add_indexer(kind, model, "prefill")
+    # 61 layers of 64 heads of 128, at the share of the peak that the model's attention reaches in bf16.
+    reached = profile.operator("mla_prefill", "bf16").e_c * profile.hardware.ceilings("linear", "fp8")[0]
+    assert kind["qkv_s"] == pytest.approx(61 * 2 * 64 * 128 / reached)
+
+
 def test_norms_and_rotary_of_the_latents_are_counted_once() -> None:
     """The element-wise kernels of a layer are two norms of the hidden state and those of its feed-forward part."""
     profile = profile_of("h200")

@@ -10,9 +10,12 @@ import pytest
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
+from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import (
     FEATURES,
@@ -93,6 +96,16 @@ def test_contexts_shared_out_save_long_reads_and_cost_exchanges() -> None:
     seconds = [[decode_step_seconds(c, 64, 0, context) for c in (plain, shared)] for context in (100.0, 60_000.0)]
     assert seconds[0][0] < seconds[0][1]
     assert seconds[1][1] < 0.5 * seconds[1][0]
+
+
+def test_experts_of_a_group_take_what_was_measured_or_else_what_their_matrices_take() -> None:
+    rows = np.array([1, 64, 4096])
+    measured, fitted = (
+        OperatorTables(load_profile(None, load_hardware(name)), 8, "fp8") for name in ("h200", "rtx-4090")
+    )
+    assert measured.routed(DEEPSEEK, rows)[:, Origin.EXTRAPOLATED].tolist() == [0.0] * 3
+    matrices = (layer for layer in linear_layers(DEEPSEEK, 8) if layer.num_experts)
+    assert fitted.routed(DEEPSEEK, rows).tolist() == fitted.matrices(matrices, rows).tolist()
 
 
 def test_experts_of_many_rows_shrink_less_than_by_the_number_of_ranks() -> None:
