@@ -196,6 +196,17 @@ def test_prefill_beside_decode_by_hand() -> None:
     assert alone["prefill_s"] == alone["target_s"] > 0
 
 
+@pytest.mark.parametrize("origin", Origin)
+def test_prefill_beside_decode_takes_what_the_decode_alone_would_not(origin: Origin) -> None:
+    fit = OperatorFit(0.0, 1.0, 1.0, math.inf, origin, "a test")
+    cost = tiny_cost(profile=ideal_profile(linear=fit, elementwise=fit))
+    rows = {"tokens": 17, "seqs": 2, "decode_seqs": 1, "decode_tokens": 1, "prefill_seqs": 1, "prefill_tokens": 16}
+    out = timed(cost, **rows, decode_kv=50, decode_qkv=50, prefill_kv=48, prefill_qkv=16 * (32 + 8.5))
+    attention = 2 * 2.0 * ((48 + 16) * 64 + 16 * 128)
+    extra = tiny_target_bytes(17) - tiny_target_bytes(1) + attention
+    assert out["prefill_s"] == pytest.approx(extra * 1e-12, rel=1e-12)
+
+
 def test_compute_bound_attention_by_hand() -> None:
     slow = HardwareSpec(**(vars(BENCH) | {"peak_flops": {"bf16": 1e9}}))
     cost = tiny_cost(profile=ideal_profile(slow), hardware=slow)
