@@ -56,6 +56,16 @@ def launch_seconds(
     )
 
 
+def test_a_launch_stands_between_the_measured_ones_around_it() -> None:
+    # Nodes that are a plane of the logs: whatever is interpolated between them lies on it.
+    axes = [np.log(axis) for axis in ([16.0, 256.0], [16.0, 64.0, 1040.0], [1.0, 64.0], [128.0, 1024.0, 8192.0])]
+    nodes = sum(weight * each for weight, each in zip((1, 2, 3, 5), np.meshgrid(*axes, indexing="ij"), strict=True))
+    grids = np.concatenate([np.ones(4), [len(axis) for axis in axes], *axes, np.ravel(nodes)])
+    chunk, prefix, seqs, context = 100.0, 200.0, 10.0, 3000.0
+    expected = math.log(chunk) + 2 * math.log(prefix + al.PREFIX_OFFSET) + 3 * math.log(seqs) + 5 * math.log(context)
+    assert al._log_ratio(grids, 4, chunk, prefix, seqs, context) == pytest.approx(expected)
+
+
 def test_decodes_beside_a_prompt_fill_a_row_of_each_tile() -> None:
     # 64 rows x (10,000 tokens + 128 for each sequence) at 1 ps a pair, more than one tile alone on an SM takes.
     shared = 5e-6 + 64 * PAIR_S * (1e4 + 1280)

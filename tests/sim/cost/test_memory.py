@@ -98,6 +98,13 @@ def test_a_nearly_full_device_is_off_by_little_of_its_memory() -> None:
     assert abs(budget.kv_cache_bytes - started) < 0.05 * H100.memory_bytes
 
 
+def test_attention_wider_than_the_mlp_counts_for_activations() -> None:
+    config = EngineConfig(max_num_batched_tokens=8192, max_num_seqs=1)
+    # 3 x 4096, q and output of 4096 each, k and v of 1024 each, in 16 bits.
+    narrow = replace(LLAMA, intermediate_size=64)
+    assert activation_peak_bytes(config, narrow) == 8192 * 2 * (3 * 4096 + 2 * 4096 + 2 * 1024)
+
+
 def test_activations_by_hand() -> None:
     def peak(draft: ModelSpec | None = None, **flags: Any) -> float:
         sizes = {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
