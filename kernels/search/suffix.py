@@ -44,11 +44,22 @@ class _Corpus(NamedTuple):
     """A text that grows. ``previous[i]`` is the last place before i with the same token, ``last[token]`` the newest."""
 
     text: Tokens  # capacity
+    size: IntArray  # of one number, tokens so far
     previous: IntArray  # capacity
     last: IntArray  # vocabulary
 
 
+class _Limits(NamedTuple):
+    k: int
+    depth: int  # and the next two: of `SuffixSettings`
+    factor: np.float32
+    least_share: np.float32
+    least_score: np.float32
+    max_model_len: int
+
+
 class _Scratch(NamedTuple):
+    trial: Tokens  # a draft
     place: IntArray  # places of the last token, newest first
     repeat: IntArray  # tokens that agree up to and including each place
     member: IntArray  # places that still follow the draft, oldest first
@@ -61,12 +72,13 @@ class _Scratch(NamedTuple):
 
 
 @njit(cache=True)
-def _append(corpus: _Corpus, length: int, token: int) -> int:
+def _append(corpus: _Corpus, token: int) -> None:
+    length = corpus.size[0]
     corpus.text[length] = token
     if token >= 0:
         corpus.previous[length] = corpus.last[token]
         corpus.last[token] = length
-    return length + 1
+    corpus.size[0] = length + 1
 
 
 @njit(cache=True)
@@ -129,20 +141,12 @@ def _most_frequent(scratch: _Scratch, text: Tokens, members: int, step: int, len
 
 @njit(cache=True)
 def _search(
-    corpus: _Corpus,
-    floor: int,
-    length: int,
-    context: Tokens,
-    context_length: int,
-    limits: tuple[int, int, np.float32, np.float32],
-    scratch: _Scratch,
-    draft: Tokens,
-    trial: Tokens,
+    corpus: _Corpus, floor: int, context: Tokens, context_length: int, limits: _Limits, scratch: _Scratch, draft: Tokens
 ) -> tuple[int, np.float32]:
-    """(tokens, score) of the best draft for the end of ``context`` in ``corpus.text[floor:length]``, into ``draft``."""
-    k, depth, factor, least = limits
-    text = corpus.text
-    longest_context = min(depth, context_length) - 1
+    """(tokens, score) of the best draft for the end of ``context`` in the corpus from ``floor`` on, into ``draft``."""
+    text, length, trial = corpus.text, corpus.size[0], scratch.trial
+    k = min(limits.k, limits.max_model_len - context_length - 1)
+    longest_context = min(limits.depth, context_length) - 1
     zero = np.float32(0.0)
     if longest_context < 1 or k < 1:
         return 0, zero
@@ -158,7 +162,7 @@ def _search(
         at = corpus.previous[at]
     best, best_score = 0, zero
     for matched in range(longest, 0, -1):
-        most = min(k, int(np.float64(np.float32(matched) * factor) + 1e-6))
+        most = min(k, int(np.float64(np.float32(matched) * limits.factor) + 1e-6))
         if np.float32(most) <= best_score:
             continue  # each token scores 1 at most, and a tie goes to the longer match
         members = 0
@@ -167,13 +171,13 @@ def _search(
                 scratch.member[members] = scratch.place[i]
                 members += 1
         tokens, score, share = 0, zero, np.float32(1.0)
-        while tokens < most and matched + tokens < depth:
+        while tokens < most and matched + tokens < limits.depth:
             step = tokens + 1
             token, count = _most_frequent(scratch, text, members, step, length)
             if count == 0:
                 break
             share = np.float32(share * (np.float32(count) / np.float32(members)))
-            if share < least:
+            if share < limits.least_share:
                 break
             trial[tokens] = token
             tokens += 1
@@ -193,40 +197,27 @@ def _search(
 
 @njit(cache=True)
 def _match_positions(
-    tokens: Tokens,
-    prompt_tokens: int,
-    own: _Corpus,
-    earlier: _Corpus,
-    floor: int,
-    earlier_length: int,
-    use_earlier: bool,
-    limits: tuple[int, int, np.float32, np.float32],
-    max_model_len: int,
-    least_score: np.float32,
-    scratch: _Scratch,
-) -> tuple[Counts, Counts, int]:
-    k, depth, factor, least = limits
+    tokens: Tokens, prompt_tokens: int, own: _Corpus, earlier: _Corpus, floor: int, limits: _Limits, scratch: _Scratch
+) -> tuple[Counts, Counts]:
     outputs = len(tokens) - prompt_tokens
     drafted = np.zeros(outputs, dtype=np.int32)
     accepted = np.zeros(outputs, dtype=np.int32)
-    draft, second, trial = np.zeros(k, np.int32), np.zeros(k, np.int32), np.zeros(k, np.int32)
+    draft, second = np.zeros(limits.k, np.int32), np.zeros(limits.k, np.int32)
+    use_earlier = earlier.text.size > 0
     for i in range(len(tokens)):
         own.last[tokens[i]] = -1
-    length = 0
+    own.size[0] = 0
     for i in range(prompt_tokens):
-        length = _append(own, length, tokens[i])
+        _append(own, tokens[i])
     for position in range(outputs):
-        most = min(k, max_model_len - length - 1)
-        limits_here = (most, depth, factor, least)
-        count, score = _search(own, 0, length, tokens, length, limits_here, scratch, draft, trial)
+        length = prompt_tokens + position
+        count, score = _search(own, 0, tokens, length, limits, scratch, draft)
         if use_earlier:
-            other, other_score = _search(
-                earlier, floor, earlier_length, tokens, length, limits_here, scratch, second, trial
-            )
+            other, other_score = _search(earlier, floor, tokens, length, limits, scratch, second)
             if other_score > score:
                 count, score = other, other_score
                 draft[:count] = second[:count]
-        if score < least_score:
+        if score < limits.least_score:
             count = 0
         drafted[position] = count
         same = 0
@@ -234,11 +225,11 @@ def _match_positions(
             same += 1
         accepted[position] = same
         if use_earlier:
-            earlier_length = _append(earlier, earlier_length, tokens[length])
-        length = _append(own, length, tokens[length])
+            _append(earlier, tokens[length])
+        _append(own, tokens[length])
     if use_earlier:
-        earlier_length = _append(earlier, earlier_length, END)
-    return drafted, accepted, earlier_length
+        _append(earlier, END)
+    return drafted, accepted
 
 
 def match_positions(
@@ -248,11 +239,7 @@ def match_positions(
     max_model_len: int = UNLIMITED,
     least_score: float = 0.0,
 ) -> Iterator[tuple[Counts, Counts]]:
-    """What a round started at each output position would draft, and how much of it the known output confirms.
-
-    Position p of a request sees its prompt, its first p output tokens and the outputs of the requests before it. Under
-    greedy decoding exactly the drafts that equal the output are accepted, and drafts never change the text, so these
-    arrays hold every round that any schedule of drafts could run. A draft beyond the output's end counts as rejected.
+    """`ngram.match_positions` of this search, where a request also sees the outputs of those before it.
 
     Args:
         requests: (prompt, output) token ids, in order of arrival.
@@ -277,23 +264,19 @@ def match_positions(
 
     def corpus(capacity: int) -> _Corpus:
         previous, last = np.full(capacity, -1, np.int64), np.full(len(vocabulary), -1, np.int64)
-        return _Corpus(np.zeros(capacity, np.int32), previous, last)
+        return _Corpus(np.zeros(capacity, np.int32), np.zeros(1, np.int64), previous, last)
 
     room = max(own_capacity, earlier_capacity) + 2
     place, repeat, member, counts, before, after, first = np.zeros((7, room), np.int64)
     slot, token = np.full(len(vocabulary), -1, np.int64), np.zeros(room, np.int32)
-    scratch = _Scratch(place, repeat, member, slot, token, counts, before, after, first)
+    scratch = _Scratch(np.zeros(k, np.int32), place, repeat, member, slot, token, counts, before, after, first)
     own, earlier = corpus(own_capacity), corpus(earlier_capacity)
-    limits = (k, settings.max_tree_depth, np.float32(settings.max_spec_factor), np.float32(settings.min_token_prob))
-    least = np.float32(least_score)
+    factor, share, score = map(np.float32, (settings.max_spec_factor, settings.min_token_prob, least_score))
+    limits = _Limits(k, settings.max_tree_depth, factor, share, score, max_model_len)
     starts: list[int] = []
-    length = 0
     for index, head in enumerate(heads):
-        starts.append(length)
+        starts.append(int(earlier.size[0]))
         floor = starts[max(0, index + 1 - cached)] if cached else 0
         there = len(heads) + index
         text = np.concatenate((dense[cuts[index] : cuts[index + 1]], dense[cuts[there] : cuts[there + 1]]))
-        drafted, accepted, length = _match_positions(
-            text, len(head), own, earlier, floor, length, cached > 0, limits, max_model_len, least, scratch
-        )
-        yield drafted, accepted
+        yield _match_positions(text, len(head), own, earlier, floor, limits, scratch)
