@@ -100,11 +100,11 @@ def easy_cost(
     params[0]["host_hides"] = host_hides and is_async
     params[0]["plan"] = as_method(method).plan
     params[0]["host_fixed_s"] = host_s
-    params[0]["fit_target_s"] = step_s
-    params[0]["fit_row_s"] = row_s
-    params[0]["fit_kv_s"] = kv_s
-    params[0]["fit_draft_s"] = draft_s
-    params[0]["fit_draft_token_s"] = draft_token_s
+    params[0]["fit_target"]["fixed_s"] = step_s
+    params[0]["fit_target"]["row_s"] = row_s
+    params[0]["fit_target"]["kv_token_s"] = kv_s
+    params[0]["fit_draft"]["fixed_s"] = draft_s
+    params[0]["fit_draft"]["draft_token_s"] = draft_token_s
     params[0]["fit_search_fraction"] = search_fraction
     params[0]["fit_high_seqs"] = 1e9
     return st.cost_without_tables(params)

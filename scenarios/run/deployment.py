@@ -550,7 +550,7 @@ def with_excess(cost: StepCost, decode: float, prompt: float | None = None, seco
     for name, share in (("decode_excess", decode), ("prompt_excess", decode if prompt is None else prompt)):
         p[name] = (1.0 + p[name]) * (1.0 + share) - 1.0
     if seconds and p["affine"]:
-        p["fit_target_s"] += seconds / (1.0 + decode)
+        p["fit_target"]["fixed_s"] += seconds / (1.0 + decode)
     elif seconds:
         target = target.copy()
         target[1:, Origin.EXTRAPOLATED] += seconds / (1.0 + decode)

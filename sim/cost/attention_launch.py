@@ -38,8 +38,7 @@ TAIL = 0.5
 """Share of the time that a tile takes alone for what the longest context has beyond the mean. `measured_launches` finds
 0.46 to 0.69 in the launches over unequal contexts of an RTX 4090, 0.37 to 0.41 in those of RTX PRO 6000; a device whose
 launches were not timed takes the middle. Provisional: two devices."""
-PREFIX_OFFSET = 16.0
-"""Added to a prompt's earlier tokens on their axis, whose logs are taken."""
+PREFIX_OFFSET = 16.0  # added to a prompt's earlier tokens on their axis, whose logs are taken
 
 
 def fill_launch(kind: Any, kernel: str, multiprocessors: int, heads: int, kv_heads: int, pair_s: float) -> None:

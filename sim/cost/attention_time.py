@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, never_falling
 from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
-from draftcast.kernels.arrays import FloatArray
+from draftcast.kernels.arrays import FloatArray, record_type
 
 
 class Sums(NamedTuple):
@@ -55,34 +55,30 @@ class Spot(NamedTuple):
 
 # One kind. Seconds are already those of all layers of the kind. Linear attention has no context: every sequence counts
 # as one context token (its state), every row as one pair.
-ATTENTION = np.dtype(
-    [
-        ("t0_s", "f8"),
-        ("qkv_s", "f8"),  # compute seconds per (query, context token) pair
-        ("kv_s", "f8"),  # memory seconds per context token, read once however many queries attend to it
-        ("row_s", "f8"),  # memory seconds per row (queries in, attention out)
-        ("p", "f8"),
-        ("origin", "i8"),
-        ("low_rows", "f8"),
-        ("high_rows", "f8"),
-        ("window", "f8"),  # window of the draft's own layers (the target's sums come cut)
-        ("layers", "i8"),  # 0: the model has no such layer
-        ("grid", "i8"),  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
-        ("is_prefill", "i8"),  # 1: the grid's axes are prefill's
-        # Of decode's kinds, see `draftcast.sim.cost.attention_launch`.
-        ("tile_kv_s", "f8"),  # in a launch shared with prompts, seconds per context token; 0: a launch of its own
-        ("serial_kv_s", "f8"),  # seconds per context token of one tile that has a multiprocessor to itself
-        ("decode_tail_kv_s", "f8"),  # seconds per token by which the longest context exceeds the mean, decodes alone
-        ("shared_tail_kv_s", "f8"),  # the same in a shared launch
-        ("split_seqs", "f8"),  # sequences from which contexts are not split over multiprocessors
-        ("verify_measured", "i8"),  # 1: its grid has measured times of several queries a sequence
-        ("launch_grid", "i8"),  # where the measured launches start in StepCost.attention_grids, -1: none
-    ],
-    align=True,
+ATTENTION = record_type(
+    ("t0_s", "f8"),
+    ("qkv_s", "f8"),  # compute seconds per (query, context token) pair
+    ("kv_s", "f8"),  # memory seconds per context token, read once however many queries attend to it
+    ("row_s", "f8"),  # memory seconds per row (queries in, attention out)
+    ("p", "f8"),
+    ("origin", "i8"),
+    ("low_rows", "f8"),
+    ("high_rows", "f8"),
+    ("window", "f8"),  # window of the draft's own layers (the target's sums come cut)
+    ("layers", "i8"),  # 0: the model has no such layer
+    ("grid", "i8"),  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
+    ("is_prefill", "i8"),  # 1: the grid's axes are prefill's
+    # Of decode's kinds, see `draftcast.sim.cost.attention_launch`.
+    ("tile_kv_s", "f8"),  # in a launch shared with prompts, seconds per context token; 0: a launch of its own
+    ("serial_kv_s", "f8"),  # seconds per context token of one tile that has a multiprocessor to itself
+    ("decode_tail_kv_s", "f8"),  # seconds per token by which the longest context exceeds the mean, decodes alone
+    ("shared_tail_kv_s", "f8"),  # the same in a shared launch
+    ("split_seqs", "f8"),  # sequences from which contexts are not split over multiprocessors
+    ("verify_measured", "i8"),  # 1: its grid has measured times of several queries a sequence
+    ("launch_grid", "i8"),  # where the measured launches start in StepCost.attention_grids, -1: none
 )
 
-NEAR = 1e-9
-"""Logs that differ by less are one node."""
+NEAR = 1e-9  # logs that differ by less are one node
 EXTRAPOLATED = int(Origin.EXTRAPOLATED)
 INTERPOLATED = int(Origin.INTERPOLATED)
 

@@ -23,19 +23,13 @@ class DraftPlan(IntEnum):
     """How the draft of a step is run; the values are parameters of the compiled step cost and never change."""
 
     NONE = 0
-    """No draft."""
+    # First pass over the target's rows (also with k = 0), then k-1 passes of one row (or tree level) per request.
     AUTOREGRESSIVE = 1
-    """First pass over the target's rows (also with k = 0), then k-1 passes of one row (or tree level) per request."""
-    PARALLEL = 2
-    """One pass over the target's rows and the masked rows of every request."""
-    HEADS = 3
-    """One head after the other on the last hidden state of each request, no KV."""
-    CONTEXT_BLOCK = 4
-    """Context K/V projection over the target's rows, then one pass over a block of rows per request."""
-    HOST_SEARCH = 5
-    """No device work; the host searches text."""
-    DEVICE_SEARCH = 6
-    """The device searches text."""
+    PARALLEL = 2  # one pass over the target's rows and the masked rows of every request
+    HEADS = 3  # one head after the other on the last hidden state of each request, no KV
+    CONTEXT_BLOCK = 4  # context K/V projection over the target's rows, then one pass over a block of rows per request
+    HOST_SEARCH = 5  # no device work; the host searches text
+    DEVICE_SEARCH = 6  # the device searches text
 
 
 @dataclass(frozen=True, slots=True)

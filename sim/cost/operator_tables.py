@@ -25,6 +25,7 @@ from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, sparse_
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import Record, empty_record
 
 # Gathered latents keep the matrix units waiting: 0.4 of the peak FLOP/s over prompts of 4,096 and 8,192 tokens on H200,
@@ -51,29 +52,25 @@ class OperatorTables:
     """Seconds of operators on one device and rank, as ``(rows, 3)`` tables by origin.
 
     Attributes:
-        tp: tensor-parallel ranks.
-        dp: data-parallel ranks that step together; routed experts are spread over ``tp x dp`` ranks.
-        expert_parallel: the ranks hold whole experts, not a part of each.
-        dcp: tensor-parallel ranks that share out the tokens of the KV cache.
-        triton_experts: formats whose experts run by Triton's kernels where they were timed.
-        engine: whose kernels run: those it alone has come before the others.
+        tp, dtype: tensor-parallel ranks and format of the weights, the target's or the draft's.
+        config: the engine; where none is given, of one rank.
         grids: what ``StepCost.attention_grids`` consists of: the measured grids of the kinds of attention asked for.
     """
 
     profile: RooflineProfile
     tp: int
     dtype: str
-    dp: int = 1
-    expert_parallel: bool = False
-    dcp: int = 1
-    triton_experts: tuple[str, ...] = ()
-    engine: str = "vllm"
+    config: EngineConfig = field(default_factory=EngineConfig)
     grids: list[FloatArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.act_bytes = activation_bytes(self.dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
         self.wide_dtype = wide_dtype(self.dtype)
+        # Routed experts are spread over tp x dp ranks: data-parallel ones step together.
+        self.dp = self.config.lockstep_ranks
+        # Ranks that share out the tokens of the KV cache; a draft with a degree of its own holds all of them.
+        self.dcp = self.config.decode_context_parallel_size if self.tp == self.config.tensor_parallel_size else 1
 
     def fitted(self, family: str, dtype: str, work: Work, rows: IntArray, launches: float = 1.0) -> FloatArray:
         """Table of a family's roofline: ``launches`` kernels whose work sums to ``work``; zero rows take no time."""
@@ -86,9 +83,12 @@ class OperatorTables:
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
     ) -> FloatArray | None:
         """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
-        without = "flashinfer" if operator == "moe" and dtype in self.triton_experts else ""
-        tables, seconds = self.profile.times_for(self.engine), self.profile.seconds_of(family, dtype)
-        found = (times.curves(operator, dtype, seconds, name, **group) for name in (without, "") for times in tables)
+        generation = self.config.generation
+        # Triton's kernels run experts in some formats, where they were timed.
+        triton = operator == "moe" and dtype in generation.triton_experts(self.config.version)
+        tables, seconds = self.profile.times_for(generation.engine), self.profile.seconds_of(family, dtype)
+        names = ("flashinfer", "") if triton else ("",)
+        found = (times.curves(operator, dtype, seconds, name, **group) for name in names for times in tables)
         curves = next((curves for curves in found if curves is not None), None)
         return None if curves is None else _split(*curves.seconds(x, key))
 
@@ -155,11 +155,13 @@ class OperatorTables:
         """
         if self.dp > 1:
             return np.zeros((len(rows), 3))
-        return self.routed(model, rows) if self.expert_parallel else self._measured(self._routed_layers(model), rows)
+        if self.config.enable_expert_parallel:
+            return self.routed(model, rows)
+        return self._measured(self._routed_layers(model), rows)
 
     def _routed_layers(self, model: ModelSpec) -> list[layers.LinearLayer]:
-        matrices = layers.linear_layers(model, self.tp, 1 if self.expert_parallel else self.tp * self.dp)
-        return [layer for layer in matrices if layer.num_experts]
+        split_over = 1 if self.config.enable_expert_parallel else self.tp * self.dp
+        return [layer for layer in layers.linear_layers(model, self.tp, split_over) if layer.num_experts]
 
     def routed(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """All layers' routed experts on the fullest rank, and between data-parallel ranks the exchange of rows.
@@ -167,14 +169,14 @@ class OperatorTables:
         ``rows`` are those of all ranks. vLLM 0.32's default (``allgather_reducescatter``) gathers every rank's rows on
         every other and sums up the outputs the same way.
         """
-        ranks = self.tp * self.dp
+        ranks, whole_experts = self.tp * self.dp, self.config.enable_expert_parallel
         routed = self._routed_layers(model)
         table = self._measured(routed, rows)
         if table is None:
             table = self.matrices(routed, rows)
         if not routed:
             return table
-        if self.expert_parallel and ranks > 1:
+        if whole_experts and ranks > 1:
             launches = np.where(rows > 0, model.num_moe_layers * self.profile.operator("moe", self.dtype).t0_s, 0.0)
             seconds = table.sum(axis=1)
             launches = np.minimum(launches, seconds)
@@ -185,7 +187,7 @@ class OperatorTables:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
             # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
             hidden = np.asarray(rows * (model.hidden_size * self.act_bytes), dtype=np.float64)
-            table += self.exchange(hidden, rows, ranks if self.expert_parallel else self.dp, 2.0 * model.num_moe_layers)
+            table += self.exchange(hidden, rows, ranks if whole_experts else self.dp, 2.0 * model.num_moe_layers)
         return table
 
     def exchange(self, message: FloatArray, rows: IntArray, ranks: int, count: float) -> FloatArray:
@@ -305,7 +307,7 @@ class OperatorTables:
             flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
         work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
-        kind = self._kind(family, kv_cache_dtype, heads, count, *work)
+        kind = self._kind(family, kv_cache_dtype, heads, count, work)
         if kind["grid"] >= 0 and dcp > 1:
             at.stretch_contexts(self.grids[-1], dcp)
         kind["window"] = window
@@ -323,9 +325,9 @@ class OperatorTables:
             return gated_delta_work(shape, self.wide_dtype, state, chunked=chunked, kind=model.linear_kind)
 
         sequence, one = unit(1.0, 0.0), unit(1.0, 1.0)
-        read, moved = float(sequence.bytes), float(one.bytes - sequence.bytes)
+        work = (float(one.flops), float(sequence.bytes), float(one.bytes - sequence.bytes))
         fields = heads if model.linear_kind == "gated_delta" else None
-        return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, float(one.flops), read, moved)
+        return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, work)
 
     def sparse_decode(self, model: ModelSpec, kv_cache_dtype: str) -> Record:
         """`attention` of the layers with indexers of sparse latent attention in decode, the indexers included."""
@@ -333,7 +335,7 @@ class OperatorTables:
         query = {"batch": 1, "q": 1, **shape}
         row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, kv_cache_dtype) for c in (0, 1))
         work = (float(more.flops - row.flops), float(more.bytes - row.bytes), float(row.bytes))
-        return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, *work)
+        return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, work)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:
         """Add sparse layers' indexers to full attention's row, by the roofline of the model's attention.
@@ -345,8 +347,8 @@ class OperatorTables:
         wide, _ = self.profile.hardware.ceilings(family, "bf16")
         narrow, _ = self.profile.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
         flops = float(pair.flops) * wide / narrow
-        count = model.num_indexed_layers
-        indexer = self._kind(family, "bf16", None, count, flops, float(key.bytes), float(row.bytes))
+        work = (flops, float(key.bytes), float(row.bytes))
+        indexer = self._kind(family, "bf16", None, model.num_indexed_layers, work)
         for name in ("t0_s", "qkv_s", "kv_s", "row_s", "layers"):
             kind[name] += indexer[name]
         for name in ("p", "origin", "low_rows", "high_rows", "grid"):
@@ -354,19 +356,13 @@ class OperatorTables:
         kind["is_prefill"] = phase == "prefill"
 
     def _kind(
-        self,
-        family: str,
-        dtype: str,
-        heads: dict[str, int] | None,
-        count: int,
-        pair_flops: float,
-        kv_bytes: float,
-        row_bytes: float,
+        self, family: str, dtype: str, heads: dict[str, int] | None, count: int, work: tuple[float, float, float]
     ) -> Record:
-        """``count`` layers of a family, from the work of a (query, token) pair, a token read and a row.
+        """``count`` layers of a family; ``work``: FLOPs of a (query, token) pair, bytes of a token read and of a row.
 
         Without ``heads`` nothing of the kind was measured.
         """
+        pair_flops, kv_bytes, row_bytes = work
         entry = self.profile.operator(family, dtype)
         peak_flops, bandwidth = self.profile.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
@@ -391,7 +387,7 @@ class OperatorTables:
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
         seconds = self.profile.seconds_of(family, kv_cache_dtype)
-        times = self.profile.times_for(self.engine)
+        times = self.profile.times_for(self.config.generation.engine)
         grids = (each.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for each in times)
         return next((grid for grid in grids if grid is not None), None)
 
@@ -404,9 +400,9 @@ class OperatorTables:
         _, heads = layer_shape(model, "decode", self.tp)
         hardware = self.profile.hardware
         kernel = hardware.attention_kernel
-        # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py), and SGLang's
-        # first.
-        if kernel == "flash_attention_2" and (self.engine == "sglang" or KV_BYTES[kv_cache_dtype] < 2.0):
+        # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py) and SGLang's.
+        is_sglang = self.config.generation.engine == "sglang"
+        if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[kv_cache_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
         fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)

@@ -108,19 +108,10 @@ def _affine(params: Record, profile: AffineProfile, config: EngineConfig) -> Ste
     p = params[0]
     p["affine"] = 1
     p["host_fixed_s"] = profile.overhead_s
-    p["fit_target_s"] = profile.target.fixed_s
-    p["fit_row_s"] = profile.target.row_s
-    p["fit_kv_s"] = profile.target.kv_token_s
-    p["fit_seq_s"] = profile.target.sequence_s
-    p["fit_query_kv_s"] = profile.target.query_kv_s
-    p["fit_prefill_query_kv_s"] = profile.target.prefill_query_kv_s
-    p["fit_logit_row_s"] = profile.target.logit_row_s
+    for fit, seconds in ((p["fit_target"], profile.target), (p["fit_draft"], profile.draft)):
+        for name in fit.dtype.names:
+            fit[name] = getattr(seconds, name)
     p["fit_high_rows"] = profile.target.rows[-1][0] if profile.target.rows else 0.0
-    p["fit_draft_s"] = profile.draft.fixed_s
-    p["fit_draft_pass_s"] = profile.draft.pass_s
-    p["fit_draft_row_s"] = profile.draft.row_s
-    p["fit_draft_token_s"] = profile.draft.draft_token_s
-    p["fit_draft_kv_s"] = profile.draft.kv_token_s
     p["fit_search_fraction"] = profile.ngram.fraction_of_target
     p["search_step_s"] = profile.ngram.step_s
     p["search_seq_s"] = profile.ngram.sequence_s

@@ -12,7 +12,6 @@ from dataclasses import replace
 import numpy as np
 
 from draftcast.calibration.profile.engines import GRAPH_KERNELS
-from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -86,7 +85,7 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
     return tuple(sorted(size for size in sizes if size <= limit))
 
 
-def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...]) -> FloatArray:
+def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: tuple[int, ...] = ()) -> FloatArray:
     """``of_rows`` for 0..last rows, each padded up to the next capture size; shape (last + 1, 3), never falling."""
     rows = np.arange(last + 1, dtype=np.int64)
     if sizes:
@@ -132,16 +131,7 @@ def fill_roofline(
             key="max_num_batched_tokens",
             value=config.max_num_batched_tokens,
         )
-    device = OperatorTables(
-        profile,
-        config.tensor_parallel_size,
-        config.weight_dtype,
-        dp=config.lockstep_ranks,
-        expert_parallel=config.enable_expert_parallel,
-        dcp=config.decode_context_parallel_size,
-        triton_experts=config.generation.triton_experts(config.version),
-        engine=config.generation.engine,
-    )
+    device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype, config)
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)
     sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
@@ -150,49 +140,40 @@ def fill_roofline(
     p["window"] = model.sliding_window if model.num_sliding_layers else 0
     p["window_kind"] = WINDOWS.index(model.window_kind)
     p["cuda_graph_rows"] = sizes[-1] if sizes else 0
-    _fill_generation(p, config, model, profile.hardware, device.launches(model))
-    attention = np.zeros(at.N_KINDS, at.ATTENTION)
+    _fill_generation(p, device, model)
+    cost = st.cost_without_tables(params)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
-    _fill_attention(attention, at.DECODE, device, model, config.kv_dtype, 0)
+    _fill_attention(cost.attention, at.DECODE, device, model, config.kv_dtype, 0)
     if model.num_linear_layers:
         p["linear_layers"] = model.num_linear_layers
-        attention[at.LINEAR_DECODE] = device.linear_attention(model, "decode")
-        attention[at.LINEAR_PREFILL] = device.linear_attention(model, "prefill")
-    experts = empty = np.zeros((1, 3))
+        cost.attention[at.LINEAR_DECODE] = device.linear_attention(model, "decode")
+        cost.attention[at.LINEAR_PREFILL] = device.linear_attention(model, "prefill")
     if config.lockstep_ranks > 1:
         p["ranks"] = config.lockstep_ranks
-        experts = _padded_table(lambda rows: device.routed(model, rows), last_row * config.lockstep_ranks, ())
+        last_of_all = last_row * config.lockstep_ranks
+        cost = cost._replace(experts=_padded_table(lambda rows: device.routed(model, rows), last_of_all))
     stages = stage_layers(model.num_hidden_layers, config.pipeline_parallel_size)
     if len(stages) > 1:
         bandwidth = profile.hardware.link_bandwidth_bytes_per_s
         p["hop_s"] = profile.hardware.link_latency_s
         p["hop_row_s"] = model.hidden_size * device.act_bytes / bandwidth
-    cost = StepCost(
-        params=params,
+    cost = cost._replace(
         target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
         logits=_padded_table(
-            lambda rows: device.lm_head(model, rows) + device.sampler(model, rows, verify_rows), last_logit, ()
+            lambda rows: device.lm_head(model, rows) + device.sampler(model, rows, verify_rows), last_logit
         ),
-        draft_first=empty,
-        draft_next=empty,
-        draft_logits=empty,
-        draft_serial=empty,
-        attention=attention,
-        attention_grids=np.zeros(0),
-        experts=experts,
         stages=np.array(stages) / model.num_hidden_layers,
     )
     _fill_search(p, profile, config)
     head = head_of(method, model, draft_model, method.of_head(config.num_speculative_tokens))
     if head is not None:
-        cost = _fill_draft(cost, device, model, head, config, sizes)
+        cost = _fill_draft(cost, device, model, head, sizes)
     return cost._replace(attention_grids=np.concatenate([np.zeros(0), *device.grids]))
 
 
-def _fill_generation(
-    p: Record, config: EngineConfig, model: ModelSpec, hardware: HardwareSpec, launches: float
-) -> None:
+def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> None:
     """What the engine generation adds to the target's pass and to verification, by how the pass runs."""
+    config, launches = device.config, device.launches(model)
     engine, name = config.generation, config.method.name
     constants = engine.constants
     uniform, mixed = MODES[config.cudagraph_mode]
@@ -213,7 +194,8 @@ def _fill_generation(
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.of(name)
     p["expands"] = engine.batch_expansion
-    p["decode_excess"] = p["prompt_excess"] = engine.attention_ratio(config.version, model, hardware) - 1.0
+    excess = engine.attention_ratio(config.version, model, device.profile.hardware) - 1.0
+    p["decode_excess"] = p["prompt_excess"] = excess
 
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
@@ -246,17 +228,12 @@ def _fill_attention(
 
 
 def _fill_draft(
-    cost: StepCost,
-    target: OperatorTables,
-    model: ModelSpec,
-    head: ModelSpec,
-    config: EngineConfig,
-    sizes: tuple[int, ...],
+    cost: StepCost, target: OperatorTables, model: ModelSpec, head: ModelSpec, sizes: tuple[int, ...]
 ) -> StepCost:
-    method = config.method
+    config, method = target.config, target.config.method
     tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
     # Its grids are appended to the target's: both share the list.
-    device = replace(target, tp=tp, dtype=config.draft_weight_dtype, dcp=target.dcp if tp == target.tp else 1)
+    device = replace(target, tp=tp, dtype=config.draft_weight_dtype)
     if config.lockstep_ranks > 1 and head.is_moe:
         # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
         usual = np.array([config.max_num_seqs])
@@ -269,30 +246,27 @@ def _fill_draft(
     cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
     cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name)
     _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
-    logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next, ())
+    logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:
-        serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs, ())
+        serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs)
         return cost._replace(
-            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), config.max_num_seqs, ()),
+            draft_first=_padded_table(lambda rows: device.scope(head, rows, "context"), config.max_num_seqs),
             draft_serial=serial + logits[: config.max_num_seqs + 1],
         )
     if method.plan == DraftPlan.CONTEXT_BLOCK:
         keys_values = layers.LinearLayer(
-            "context_kv",
-            head.hidden_size,
-            head.kv_elements_per_layer(tp),
-            head.num_hidden_layers,
+            "context_kv", head.hidden_size, head.kv_elements_per_layer(tp), head.num_hidden_layers
         )
         first = _padded_table(
             lambda rows: device.scope(head, rows, "context") + device.linear(keys_values, rows), last_row, sizes
         )
     else:
         first = _padded_table(lambda rows: device.model_pass(head, rows, ("pass", "context")), last_row, sizes)
-    serial = np.zeros((1, 3))
+    serial = cost.draft_serial
     if head.markov_rank:
         # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
         serial = _padded_table(
-            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), config.max_num_seqs, ()
+            lambda rows: device.scope(head, rows, "position") + device.argmax(head, rows), config.max_num_seqs
         )
     return cost._replace(
         draft_first=first,

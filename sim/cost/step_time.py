@@ -14,149 +14,123 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.roofline import Origin
-from draftcast.kernels.arrays import FloatArray
+from draftcast.kernels.arrays import FloatArray, record_type
 from draftcast.kernels.model.spec import WINDOWS
-from draftcast.sim.compiled.borrowed import borrowed, reference
+from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import launch_seconds
-from draftcast.sim.cost.attention_time import (
-    ATTENTION,
-    DECODE,
-    DECODE_WINDOW,
-    DRAFT_DECODE,
-    DRAFT_DECODE_WINDOW,
-    DRAFT_PREFILL,
-    DRAFT_PREFILL_WINDOW,
-    LINEAR_DECODE,
-    LINEAR_PREFILL,
-    N_KINDS,
-    PREFILL,
-    Sums,
-    attention_seconds,
-    sums_of,
-)
+from draftcast.sim.cost.attention_time import Sums, attention_seconds, sums_of
 from draftcast.sim.cost.methods import DraftPlan
 
-Record = Any
-"""One row of a structured array: numba's fields are attributes, NumPy's are items."""
+Record = Any  # one row of a structured array: numba's fields are attributes, NumPy's are items
 NO_SUMS = Sums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 # What one step consists of. S is the context a request attends to, its new tokens included.
-FEATURES = np.dtype(
-    [
-        ("tokens", "f8"),  # all scheduled target rows: decode, verify and prefill
-        ("seqs", "f8"),  # scheduled requests
-        ("decode_seqs", "f8"),  # requests decoding or verifying
-        ("decode_tokens", "f8"),  # their rows, sum(1 + k_i)
-        ("decode_kv", "f8"),  # sum(S_i)
-        ("decode_qkv", "f8"),  # sum((1 + k_i) * S_i)
-        ("decode_longest", "f8"),  # the largest S_i
-        ("prefill_seqs", "f8"),
-        ("prefill_tokens", "f8"),  # sum of chunks c
-        ("prefill_kv", "f8"),  # sum(context before + c)
-        ("prefill_qkv", "f8"),  # sum(c * (context before + (c + 1) / 2))
-        # The same four with S cut to the target's window; only read of a model with one (`window_of_decode`).
-        ("win_decode_kv", "f8"),
-        ("win_decode_qkv", "f8"),
-        ("win_prefill_kv", "f8"),
-        ("win_prefill_qkv", "f8"),
-        ("logit_rows", "f8"),  # rows through lm_head and sampler
-        ("draft_seqs", "f8"),  # requests for which drafts are made (searched, for text search) in this step
-        ("draft_tokens", "f8"),  # drafts to make, summed
-        ("draft_passes", "f8"),  # the largest number of drafts of one request (the depth of a tree)
-        ("draft_kv", "f8"),  # context of the drafting requests, summed
-        ("ahead_seqs", "f8"),  # of the drafting requests those whose drafts were made while others were verified
-        ("all_ahead", "f8"),  # of mean steps the share in which those of all were, and ahead_seqs of the other steps
-        ("propose_tokens", "f8"),  # context tokens searched on the host (0 for methods that search no text there)
-        # Of data-parallel ranks that step together, see `sim/cluster/data_parallel.py`.
-        ("group_tokens", "f8"),  # rows of all ranks, 0: as many on each
-        ("graph_mode", "i8"),  # how all their passes run, only read where ``group_tokens`` is not 0
-    ],
-    align=True,
+FEATURES = record_type(
+    ("tokens", "f8"),  # all scheduled target rows: decode, verify and prefill
+    ("seqs", "f8"),  # scheduled requests
+    ("decode_seqs", "f8"),  # requests decoding or verifying
+    ("decode_tokens", "f8"),  # their rows, sum(1 + k_i)
+    ("decode_kv", "f8"),  # sum(S_i)
+    ("decode_qkv", "f8"),  # sum((1 + k_i) * S_i)
+    ("decode_longest", "f8"),  # the largest S_i
+    ("prefill_seqs", "f8"),
+    ("prefill_tokens", "f8"),  # sum of chunks c
+    ("prefill_kv", "f8"),  # sum(context before + c)
+    ("prefill_qkv", "f8"),  # sum(c * (context before + (c + 1) / 2))
+    # The same four with S cut to the target's window; only read of a model with one (`window_of_decode`).
+    ("win_decode_kv", "f8"),
+    ("win_decode_qkv", "f8"),
+    ("win_prefill_kv", "f8"),
+    ("win_prefill_qkv", "f8"),
+    ("logit_rows", "f8"),  # rows through lm_head and sampler
+    ("draft_seqs", "f8"),  # requests for which drafts are made (searched, for text search) in this step
+    ("draft_tokens", "f8"),  # drafts to make, summed
+    ("draft_passes", "f8"),  # the largest number of drafts of one request (the depth of a tree)
+    ("draft_kv", "f8"),  # context of the drafting requests, summed
+    ("ahead_seqs", "f8"),  # of the drafting requests those whose drafts were made while others were verified
+    ("all_ahead", "f8"),  # of mean steps the share in which those of all were, and ahead_seqs of the other steps
+    ("propose_tokens", "f8"),  # context tokens searched on the host (0 for methods that search no text there)
+    # Of data-parallel ranks that step together, see `sim/cluster/data_parallel.py`.
+    ("group_tokens", "f8"),  # rows of all ranks, 0: as many on each
+    ("graph_mode", "i8"),  # how all their passes run, only read where ``group_tokens`` is not 0
 )
 
-TIMES = np.dtype(
-    [
-        ("host_s", "f8"),
-        ("draft_s", "f8"),  # drafting on the device, or the host's text search
-        ("target_s", "f8"),  # the target pass without lm_head
-        ("sample_s", "f8"),  # lm_head and sampler
-        ("prefill_s", "f8"),  # the part of target_s that would not be there without prefill rows
-        ("by_origin_s", "f8", (3,)),  # draft_s + target_s + sample_s by `Origin`
-        # What prefill rows took in each kind of attention layers: parts of the above, and most of what a step's time
-        # takes to compute.
-        ("prefill_attention_s", "f8", (N_KINDS,)),
-        ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
-        ("verify_s", "f8"),  # what verification took besides kernels
-        ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
-        ("draft_overhead_s", "f8"),  # the same of the draft's passes, a part of draft_s
-    ],
-    align=True,
+TIMES = record_type(
+    ("host_s", "f8"),
+    ("draft_s", "f8"),  # drafting on the device, or the host's text search
+    ("target_s", "f8"),  # the target pass without lm_head
+    ("sample_s", "f8"),  # lm_head and sampler
+    ("prefill_s", "f8"),  # the part of target_s that would not be there without prefill rows
+    ("by_origin_s", "f8", (3,)),  # draft_s + target_s + sample_s by `Origin`
+    # What prefill rows took in each kind of attention layers: parts of the above, and most of what a step's time
+    # takes to compute.
+    ("prefill_attention_s", "f8", (at.N_KINDS,)),
+    ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
+    ("verify_s", "f8"),  # what verification took besides kernels
+    ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
+    ("draft_overhead_s", "f8"),  # the same of the draft's passes, a part of draft_s
+)
+
+TARGET_FIT, DRAFT_FIT = (
+    record_type(*((name, "f8") for name in names.split()))
+    for names in (
+        "fixed_s row_s kv_token_s sequence_s query_kv_s prefill_query_kv_s logit_row_s",
+        "fixed_s pass_s row_s draft_token_s kv_token_s",
+    )
 )
 
 # Scalars of a StepCost.
-PARAMS = np.dtype(
-    [
-        ("affine", "i8"),  # 1: whole-step affine fit, 0: roofline
-        ("host_hides", "i8"),  # 1: the host's time hides behind the device's, 0: it adds to it
-        ("window", "f8"),  # tokens that the target's layers with a window see, 0: none
-        ("window_kind", "i8"),  # SLIDING, CHUNKED or TOP_K
-        ("ranks", "f8"),  # data-parallel ranks that step together, 0: none
-        ("draft_experts", "f8"),  # the draft's routed experts as a share of the target's
-        ("hop_s", "f8"),  # from one pipeline stage to the next, and each row's part
-        ("hop_row_s", "f8"),
-        ("linear_layers", "i8"),  # the target's layers of linear attention
-        ("host_fixed_s", "f8"),
-        ("host_seq_s", "f8"),
-        ("stream_seq_s", "f8"),  # of the API servers, beside the engine: to send one request's tokens of a step
-        ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
-        ("uniform_rows", "f8"),  # rows a request of a uniform decode batch, 0: any equal number
-        ("uniform_mode", "i8"),  # how uniform decode batches run, EAGER to FULL_GRAPH
-        ("mixed_mode", "i8"),  # and all others
-        ("uncaptured_mode", "i8"),  # and what exceeds the captured sizes
-        ("target_mode_s", "f8", (4,)),  # seconds that each of these modes adds to the target's pass
-        ("draft_mode_s", "f8", (2,)),  # and the first two to a pass of the draft
-        ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
-        ("draft_launch_s", "f8"),  # the same for one pass of the draft
-        ("draft_pass_s", "f8"),  # a draft pass besides its kernels
-        ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
-        ("expands", "i8"),  # 1: each verified row is a sequence of its own
-        ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
-        ("extra_first_rows", "f8"),
-        ("block_rows_beyond_k", "f8"),
-        ("drafts_ahead", "f8"),  # 1: on GPUs of their own, while the target verifies those before them
-        ("head_drafts", "f8"),  # of a head beside a text search, 0: all drafts are the head's
-        ("tree_width", "f8"),
-        ("max_tree_nodes", "f8"),  # 0: no limit
-        ("tree_parents", "f8"),  # the most nodes of a level that grow children
-        ("is_tree", "i8"),
-        ("pads_searches", "i8"),  # 1: rows for drafts are there also where a text search finds none
-        ("search_seq_s", "f8"),  # text search: seconds per request searched
-        ("search_token_s", "f8"),  # seconds per context token searched on the host
-        ("search_step_s", "f8"),  # seconds per step with a search
-        # The affine fit's.
-        ("fit_target_s", "f8"),
-        ("fit_row_s", "f8"),
-        ("fit_kv_s", "f8"),
-        ("fit_draft_s", "f8"),
-        ("fit_draft_token_s", "f8"),
-        ("fit_draft_kv_s", "f8"),
-        ("fit_search_fraction", "f8"),
-        ("fit_low_seqs", "f8"),
-        ("fit_high_seqs", "f8"),
-        ("fit_target_origin", "i8"),
-        ("fit_draft_origin", "i8"),
-        ("fit_seq_s", "f8"),
-        ("fit_draft_pass_s", "f8"),
-        ("fit_query_kv_s", "f8"),
-        ("fit_prefill_query_kv_s", "f8"),
-        ("fit_logit_row_s", "f8"),
-        ("fit_draft_row_s", "f8"),
-        ("fit_high_rows", "f8"),  # end of the fit's curve over rows, 0: it has none
-        # Share by which a step takes longer than predicted, without and with prompts; used to attribute errors.
-        ("decode_excess", "f8"),
-        ("prompt_excess", "f8"),
-    ],
-    align=True,
+PARAMS = record_type(
+    ("affine", "i8"),  # 1: whole-step affine fit, 0: roofline
+    ("host_hides", "i8"),  # 1: the host's time hides behind the device's, 0: it adds to it
+    ("window", "f8"),  # tokens that the target's layers with a window see, 0: none
+    ("window_kind", "i8"),  # SLIDING, CHUNKED or TOP_K
+    ("ranks", "f8"),  # data-parallel ranks that step together, 0: none
+    ("draft_experts", "f8"),  # the draft's routed experts as a share of the target's
+    ("hop_s", "f8"),  # from one pipeline stage to the next, and each row's part
+    ("hop_row_s", "f8"),
+    ("linear_layers", "i8"),  # the target's layers of linear attention
+    ("host_fixed_s", "f8"),
+    ("host_seq_s", "f8"),
+    ("stream_seq_s", "f8"),  # of the API servers, beside the engine: to send one request's tokens of a step
+    ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
+    ("uniform_rows", "f8"),  # rows a request of a uniform decode batch, 0: any equal number
+    ("uniform_mode", "i8"),  # how uniform decode batches run, EAGER to FULL_GRAPH
+    ("mixed_mode", "i8"),  # and all others
+    ("uncaptured_mode", "i8"),  # and what exceeds the captured sizes
+    ("target_mode_s", "f8", (4,)),  # seconds that each of these modes adds to the target's pass
+    ("draft_mode_s", "f8", (2,)),  # and the first two to a pass of the draft
+    ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
+    ("draft_launch_s", "f8"),  # the same for one pass of the draft
+    ("draft_pass_s", "f8"),  # a draft pass besides its kernels
+    ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
+    ("expands", "i8"),  # 1: each verified row is a sequence of its own
+    ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
+    ("extra_first_rows", "f8"),
+    ("block_rows_beyond_k", "f8"),
+    ("drafts_ahead", "f8"),  # 1: on GPUs of their own, while the target verifies those before them
+    ("head_drafts", "f8"),  # of a head beside a text search, 0: all drafts are the head's
+    ("tree_width", "f8"),
+    ("max_tree_nodes", "f8"),  # 0: no limit
+    ("tree_parents", "f8"),  # the most nodes of a level that grow children
+    ("is_tree", "i8"),
+    ("pads_searches", "i8"),  # 1: rows for drafts are there also where a text search finds none
+    ("search_seq_s", "f8"),  # text search: seconds per request searched
+    ("search_token_s", "f8"),  # seconds per context token searched on the host
+    ("search_step_s", "f8"),  # seconds per step with a search
+    # The affine fit's, as in `calibration/profile/spec.AffineProfile`.
+    ("fit_target", TARGET_FIT),
+    ("fit_draft", DRAFT_FIT),
+    ("fit_search_fraction", "f8"),
+    ("fit_low_seqs", "f8"),
+    ("fit_high_seqs", "f8"),
+    ("fit_target_origin", "i8"),
+    ("fit_draft_origin", "i8"),
+    ("fit_high_rows", "f8"),  # end of the fit's curve over rows, 0: it has none
+    # Share by which a step takes longer than predicted, without and with prompts; used to attribute errors.
+    ("decode_excess", "f8"),
+    ("prompt_excess", "f8"),
 )
 
 AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = (
@@ -198,7 +172,7 @@ def cost_without_tables(params: NDArray[Any], curve: FloatArray | None = None) -
     """A step cost of its scalars alone, and of a curve over rows if there is one: all that an affine fit needs."""
     none = np.zeros((1, 3))
     target = none if curve is None else curve
-    kinds = np.zeros(N_KINDS, ATTENTION)
+    kinds = np.zeros(at.N_KINDS, at.ATTENTION)
     return StepCost(params, target, none, none, none, none, none, kinds, none[0], none, np.ones(1))
 
 
@@ -207,21 +181,15 @@ def empty_record(dtype: np.dtype[Any]) -> Record:
     return np.zeros(1, dtype)[0]
 
 
-@njit(cache=True, forceinline=True)
-def _book(out: Record, origin: int, seconds: float) -> None:
-    # In a function of its own: dead-code elimination drops such a store where others are inlined (see `borrowed`).
-    out.by_origin_s[origin] += seconds
-
-
 @njit(cache=True, error_model="numpy")
 def _book_difference(out: Record, seconds: float, measured: bool) -> None:
     """What a shared launch takes more than launches apart, or less: the least certain seconds go first."""
     if seconds >= 0.0:
-        _book(out, INTERPOLATED if measured else EXTRAPOLATED, seconds)
+        out.by_origin_s[INTERPOLATED if measured else EXTRAPOLATED] += seconds
         return
     for origin in (EXTRAPOLATED, INTERPOLATED, MEASURED):
         part = min(-seconds, out.by_origin_s[origin])
-        _book(out, origin, -part)
+        out.by_origin_s[origin] -= part
         seconds += part
 
 
@@ -251,9 +219,9 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
     measured = scale * table[i, 0]
     interpolated = scale * table[i, 1]
     extrapolated = scale * table[i, 2]
-    _book(out, MEASURED, measured)
-    _book(out, INTERPOLATED, interpolated)
-    _book(out, EXTRAPOLATED, extrapolated)
+    out.by_origin_s[MEASURED] += measured
+    out.by_origin_s[INTERPOLATED] += interpolated
+    out.by_origin_s[EXTRAPOLATED] += extrapolated
     return float(measured + interpolated + extrapolated)
 
 
@@ -275,7 +243,7 @@ def graph_mode(p: Record, f: Record) -> int:
 def _with_overhead(seconds: float, added_s: float, floor_s: float, out: Record) -> float:
     """``seconds`` and what the engine adds; an eager pass lasts at least as long as the host launches its kernels."""
     added_s = max(added_s, floor_s - seconds)
-    _book(out, EXTRAPOLATED, added_s)
+    out.by_origin_s[EXTRAPOLATED] += added_s
     return seconds + added_s
 
 
@@ -315,7 +283,7 @@ def _target_attention(
     """Seconds of the target's layers of kind ``row`` (of decodes): with the prompts, and without."""
     kind = cost.attention[row]
     grids = cost.attention_grids
-    prefill_s = _prefill_attention(cost, row + PREFILL, prompts, new_prefill, out)
+    prefill_s = _prefill_attention(cost, row + at.PREFILL, prompts, new_prefill, out)
     decode_s = attention_seconds(kind, grids, decode, 1.0, out)
     alone = launch_seconds(kind, grids, decode_s, decode, longest, 0.0, NO_SUMS)
     both = launch_seconds(kind, grids, decode_s, decode, longest, prefill_s, prompts)
@@ -323,7 +291,7 @@ def _target_attention(
     return both, alone
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy", forceinline=True)
 def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> None:
     p = cost.params[0]
     grids = cost.attention_grids
@@ -334,7 +302,7 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
     seconds = _add_table(cost.target, rows, 1.0, out)
     if p.ranks > 0.0:
         seconds += _experts(cost.experts, p, f, rows, 1.0, out)
-    both, alone = _target_attention(cost, DECODE, decode, f.decode_longest, prompts, new_prefill, out)
+    both, alone = _target_attention(cost, at.DECODE, decode, f.decode_longest, prompts, new_prefill, out)
     without_prefill = seconds + alone
     seconds += both
     if p.window > 0.0:
@@ -342,14 +310,14 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
         decode = sums_of(grids, f.win_decode_qkv, kv, decode_rows, decode.seqs)
         cut = sums_of(grids, f.win_prefill_qkv, f.win_prefill_kv, f.prefill_tokens, f.prefill_seqs)
         longest = min(f.decode_longest, p.window)
-        both, alone = _target_attention(cost, DECODE_WINDOW, decode, longest, cut, new_prefill, out)
+        both, alone = _target_attention(cost, at.DECODE_WINDOW, decode, longest, cut, new_prefill, out)
         without_prefill += alone
         seconds += both
     if p.linear_layers > 0:
         states = sums_of(grids, f.prefill_tokens, f.prefill_seqs, f.prefill_tokens, f.prefill_seqs)
-        prefill_s = _prefill_attention(cost, LINEAR_PREFILL, states, new_prefill, out)
+        prefill_s = _prefill_attention(cost, at.LINEAR_PREFILL, states, new_prefill, out)
         states = sums_of(grids, decode_rows, f.decode_seqs, decode_rows, f.decode_seqs)
-        decode_s = attention_seconds(cost.attention[LINEAR_DECODE], grids, states, 1.0, out)
+        decode_s = attention_seconds(cost.attention[at.LINEAR_DECODE], grids, states, 1.0, out)
         without_prefill += decode_s
         seconds += decode_s
         seconds += prefill_s
@@ -375,49 +343,20 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
         out.prefill_s = max(seconds - alone, 0.0)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
-def _draft_over_target_rows(
-    cost: StepCost,
-    f: Record,
-    extra_rows: float,
-    extra_qkv: float,
-    decode: Sums,
-    prompts: Sums,
-    new_prefill: float,
-    out: Record,
-) -> float:
-    """Seconds of a draft pass over every target row and ``extra_rows`` more, without lm_head."""
-    p = cost.params[0]
-    grids = cost.attention_grids
-    rows = f.tokens + extra_rows
-    seconds = _add_table(cost.draft_first, rows, 1.0, out)
-    if p.draft_experts > 0.0:
-        seconds += _experts(cost.experts, p, f, rows, p.draft_experts, out)
-    # Requests that draft right after their prefill attend through draft_kv alone.
-    if extra_rows != 0.0:
-        decode = sums_of(grids, f.decode_qkv + extra_qkv, f.decode_kv, f.decode_tokens + extra_rows, f.decode_seqs)
-    for row in (DRAFT_DECODE, DRAFT_DECODE_WINDOW):
-        seconds += attention_seconds(cost.attention[row], grids, decode, 1.0, out)
-    for row in (DRAFT_PREFILL, DRAFT_PREFILL_WINDOW):
-        seconds += _prefill_attention(cost, row, prompts, new_prefill, out)
-    return _drafted(seconds, rows, 1.0, p, out)
-
-
 @njit(cache=True, error_model="numpy")
 def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float, out: Record) -> float:
     """``times`` x seconds of a draft pass over ``rows`` rows of the drafting requests with ``kv`` context tokens."""
-    c = borrowed(cost)
-    p = c.params[0]
-    seconds = _add_table(c.draft_next, rows, times, out)
+    p = cost.params[0]
+    seconds = _add_table(cost.draft_next, rows, times, out)
     if p.draft_experts > 0.0:
-        seconds += _experts(c.experts, p, f, rows, times * p.draft_experts, out)
-    batch = sums_of(c.attention_grids, kv * rows / f.draft_seqs, kv, rows, f.draft_seqs)
-    for row in (DRAFT_DECODE, DRAFT_DECODE_WINDOW):
-        seconds += attention_seconds(c.attention[row], c.attention_grids, batch, times, out)
+        seconds += _experts(cost.experts, p, f, rows, times * p.draft_experts, out)
+    batch = sums_of(cost.attention_grids, kv * rows / f.draft_seqs, kv, rows, f.draft_seqs)
+    for row in (at.DRAFT_DECODE, at.DRAFT_DECODE_WINDOW):
+        seconds += attention_seconds(cost.attention[row], cost.attention_grids, batch, times, out)
     return _drafted(seconds, rows, times, p, out)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy", forceinline=True)
 def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> float:
     p = cost.params[0]
     plan = p.plan
@@ -433,7 +372,19 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
         if plan == PARALLEL:
             extra = max(tokens + p.block_rows_beyond_k * seqs, 0.0) if drafting else 0.0
             extra_qkv = kv * extra / seqs if drafting else 0.0
-        seconds = _draft_over_target_rows(cost, f, extra, extra_qkv, decode, prompts, new_prefill, out)
+        rows = f.tokens + extra
+        seconds = _add_table(cost.draft_first, rows, 1.0, out)
+        if p.draft_experts > 0.0:
+            seconds += _experts(cost.experts, p, f, rows, p.draft_experts, out)
+        # Requests that draft right after their prefill attend through draft_kv alone.
+        if extra != 0.0:
+            decode_rows = f.decode_tokens + extra
+            decode = sums_of(cost.attention_grids, f.decode_qkv + extra_qkv, f.decode_kv, decode_rows, f.decode_seqs)
+        for row in (at.DRAFT_DECODE, at.DRAFT_DECODE_WINDOW):
+            seconds += attention_seconds(cost.attention[row], cost.attention_grids, decode, 1.0, out)
+        for row in (at.DRAFT_PREFILL, at.DRAFT_PREFILL_WINDOW):
+            seconds += _prefill_attention(cost, row, prompts, new_prefill, out)
+        seconds = _drafted(seconds, rows, 1.0, p, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens if plan == PARALLEL else seqs, 1.0, out)
         later = passes - 1.0 + p.drafts_ahead  # one more: the guess at the token that the target adds
@@ -450,7 +401,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             seconds = _drafted(seconds, seqs, 1.0, p, out)
         if f.propose_tokens > 0.0:  # the search comes before the head's passes, for all requests
             search = p.search_step_s + p.search_seq_s * f.seqs
-            _book(out, EXTRAPOLATED, search)
+            out.by_origin_s[EXTRAPOLATED] += search
             seconds += search
     elif plan == CONTEXT_BLOCK:
         seconds = _add_table(cost.draft_first, f.tokens, 1.0, out)
@@ -461,7 +412,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             seconds += _add_table(cost.draft_serial, seqs, passes, out)
     elif plan >= HOST_SEARCH and (seqs > 0.0 or f.propose_tokens > 0.0):
         seconds = p.search_step_s + p.search_seq_s * seqs + p.search_token_s * f.propose_tokens
-        _book(out, EXTRAPOLATED, seconds)
+        out.by_origin_s[EXTRAPOLATED] += seconds
     return seconds
 
 
@@ -475,7 +426,6 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     Args:
         before: ``by_origin_s`` without the draft.
     """
-    c = borrowed(cost)
     share = max(1.0 - (out.target_s + out.sample_s) / out.draft_s, 0.0) if out.draft_s > 0.0 else 0.0
     for origin in range(3):
         out.by_origin_s[origin] = before[origin] + share * (out.by_origin_s[origin] - before[origin])
@@ -486,35 +436,37 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     if anew > 0.0 and f.draft_passes > 0.0:
         f.draft_seqs = anew
         passes = f.draft_passes * (1.0 - f.all_ahead)
-        seconds += _draft_block(c, f, anew, f.draft_kv * anew / seqs + anew * f.draft_passes / 2.0, passes, out)
-        seconds += _add_table(c.draft_logits, anew, passes, out)
+        seconds += _draft_block(cost, f, anew, f.draft_kv * anew / seqs + anew * f.draft_passes / 2.0, passes, out)
+        seconds += _add_table(cost.draft_logits, anew, passes, out)
         f.draft_seqs = seqs
     return float(seconds)
 
 
-@njit(cache=True, error_model="numpy", inline="always")
+@njit(cache=True, error_model="numpy", forceinline=True)
 def _affine(cost: StepCost, f: Record, out: Record) -> None:
     p = cost.params[0]
     # The fit counts the KV tokens that stand in the cache before the step.
     prefill_kv = f.prefill_kv - f.prefill_tokens
     kv = f.decode_kv - f.decode_tokens + prefill_kv
     curve = _table_seconds(cost.target, f.tokens)
-    target = p.fit_target_s + p.fit_row_s * f.tokens + p.fit_kv_s * kv + p.fit_seq_s * f.seqs
-    target += curve + p.fit_query_kv_s * f.decode_qkv + p.fit_prefill_query_kv_s * f.prefill_qkv
-    target += p.fit_logit_row_s * f.logit_rows
+    fit = p.fit_target
+    target = fit.fixed_s + fit.row_s * f.tokens + fit.kv_token_s * kv + fit.sequence_s * f.seqs
+    target += curve + fit.query_kv_s * f.decode_qkv + fit.prefill_query_kv_s * f.prefill_qkv
+    target += fit.logit_row_s * f.logit_rows
     out.target_s = target
     if f.decode_tokens > 0.0:
-        prefill = p.fit_row_s * f.prefill_tokens + p.fit_kv_s * prefill_kv
+        prefill = fit.row_s * f.prefill_tokens + fit.kv_token_s * prefill_kv
         prefill += curve - _table_seconds(cost.target, f.decode_tokens)
-        prefill += p.fit_prefill_query_kv_s * f.prefill_qkv
-        prefill += p.fit_logit_row_s * (f.logit_rows - f.decode_tokens)
-        out.prefill_s = prefill + p.fit_seq_s * f.prefill_seqs
+        prefill += fit.prefill_query_kv_s * f.prefill_qkv
+        prefill += fit.logit_row_s * (f.logit_rows - f.decode_tokens)
+        out.prefill_s = prefill + fit.sequence_s * f.prefill_seqs
     else:
         out.prefill_s = target
     draft = 0.0
     if p.plan == AUTOREGRESSIVE:
-        draft = p.fit_draft_s + p.fit_draft_token_s * f.draft_tokens + p.fit_draft_kv_s * kv
-        draft += p.fit_draft_pass_s * f.draft_passes + p.fit_draft_row_s * f.tokens
+        drafted = p.fit_draft
+        draft = drafted.fixed_s + drafted.draft_token_s * f.draft_tokens + drafted.kv_token_s * kv
+        draft += drafted.pass_s * f.draft_passes + drafted.row_s * f.tokens
     elif p.plan >= HOST_SEARCH and (f.draft_seqs > 0.0 or f.propose_tokens > 0.0):
         draft = p.fit_search_fraction * target + p.search_step_s + p.search_seq_s * f.draft_seqs
         draft += p.search_token_s * f.draft_kv
@@ -525,8 +477,8 @@ def _affine(cost: StepCost, f: Record, out: Record) -> None:
         target_origin = draft_origin = EXTRAPOLATED
     if f.tokens > p.fit_high_rows > 0.0:
         target_origin = EXTRAPOLATED
-    _book(out, target_origin, target)
-    _book(out, draft_origin, draft)
+    out.by_origin_s[target_origin] += target
+    out.by_origin_s[draft_origin] += draft
 
 
 @njit(cache=True, error_model="numpy")
@@ -537,8 +489,7 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
     not computed again, and graphs and verification cost what they did. The flag is a float because numba compiles a
     function anew for every literal number.
     """
-    c = borrowed(cost)
-    p = c.params[0]
+    p = cost.params[0]
     _clear_times(out)
     if f.tokens <= 0.0:
         return
@@ -547,17 +498,17 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         out.verify_s = p.verify_s if f.decode_tokens > f.decode_seqs else 0.0
     out.host_s = p.host_fixed_s + p.host_seq_s * (f.seqs + p.expands * (f.decode_tokens - f.decode_seqs))
     if p.affine:
-        _affine(c, f, out)
+        _affine(cost, f, out)
     else:
-        decode = sums_of(c.attention_grids, f.decode_qkv, f.decode_kv, f.decode_tokens, f.decode_seqs)
-        prompts = sums_of(c.attention_grids, f.prefill_qkv, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
-        _target_seconds(c, f, decode, prompts, new_prefill, out)
-        sample = _add_table(c.logits, f.logit_rows, 1.0, out)
+        decode = sums_of(cost.attention_grids, f.decode_qkv, f.decode_kv, f.decode_tokens, f.decode_seqs)
+        prompts = sums_of(cost.attention_grids, f.prefill_qkv, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
+        _target_seconds(cost, f, decode, prompts, new_prefill, out)
+        sample = _add_table(cost.logits, f.logit_rows, 1.0, out)
         out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
         before = (out.by_origin_s[0], out.by_origin_s[1], out.by_origin_s[2])
-        out.draft_s = _draft_seconds(c, f, decode, prompts, new_prefill, out)
+        out.draft_s = _draft_seconds(cost, f, decode, prompts, new_prefill, out)
         if p.drafts_ahead > 0.0:
-            out.draft_s = _shown_ahead(c, f, before, out)
+            out.draft_s = _shown_ahead(cost, f, before, out)
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess
     if excess != 0.0:
         _stretch_times(out, 1.0 + excess)
@@ -600,7 +551,7 @@ def step_time(cost: StepCost, f: Record, out: Record) -> None:
 def step_seconds(cost: StepCost, out: Record) -> float:
     """Seconds of a whole step from its times: the host's hide behind the device's where ``host_hides`` says so."""
     device_s = out.draft_s + out.target_s + out.sample_s
-    if borrowed(cost).params[0].host_hides:
+    if cost.params[0].host_hides:
         return float(max(device_s, out.host_s))
     return float(device_s + out.host_s)
 
@@ -654,7 +605,7 @@ def decode_features(cost: StepCost, num_seqs: int, k: int, mean_context: float, 
 
     ``mean_context`` is a request's tokens in the KV cache before the step. For a tree method ``k`` is the depth.
     """
-    p = borrowed(cost).params[0]
+    p = cost.params[0]
     nodes = float(k)
     if p.is_tree:
         nodes = 0.0

@@ -91,7 +91,7 @@ def fill_row_seconds(s: Engine) -> None:
     p = cost.params[0]
     for rows in range(row_s.size):
         if p.affine:
-            row_s[rows] = p.fit_row_s * rows
+            row_s[rows] = p.fit_target.row_s * rows
             continue
         i = min(rows, cost.target.shape[0] - 1)
         j = min(rows, cost.logits.shape[0] - 1)

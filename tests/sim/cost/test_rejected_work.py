@@ -45,8 +45,8 @@ def test_kept_rows_and_their_drafts_are_not_rejected_work(build_case: Any) -> No
 
 def test_queries_of_rejected_rows_and_their_samples_count(build_case: Any, easy_cost: Any) -> None:
     cost = easy_cost(method="eagle")
-    cost.params[0]["fit_query_kv_s"] = 1 / 64
-    cost.params[0]["fit_logit_row_s"] = 1 / 16
+    cost.params[0]["fit_target"]["query_kv_s"] = 1 / 64
+    cost.params[0]["fit_target"]["logit_row_s"] = 1 / 16
     case = build_case([4, 4], [2, 3], method="eagle", k=2, accept=[[0, 0], [0, 1, 1]], cost=cost).serve()
     # 8 rows with 2 samples: 2.125 s. Then 3 rows each that attend to 7 tokens; without the drafts rejected 1 row to 5
     # tokens and 2 to 6.
