@@ -10,36 +10,23 @@ servers, which get requests in turn. Messages take no time here, and nothing is 
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
-from draftcast.sim.compiled.borrowed import Held
-from draftcast.sim.cost.step_time import (
-    FEATURES,
-    PIECEWISE_GRAPHS,
-    TIMES,
-    decode_features,
-    empty_record,
-    graph_mode,
-    step_time,
-)
+from draftcast.sim.cost import step_time as st
 from draftcast.sim.engine import schedule, step
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.state.engine import FINISHED, STOP_FINISHED, STOP_IDLE, STOP_TIME, Engine
 
-SYNC_INTERVAL = 16
-"""``dp_sync_interval``; the ranks also agree in the first step of a wave."""
+SYNC_INTERVAL = 16  # ``dp_sync_interval``; the ranks also agree in the first step of a wave
 PUBLISH_MS = 100
-QUIET_MS = 5000
-"""Longest time between two publications where nothing changes."""
-SAME_STEP_MS = 50
-"""Least wait for a message, so that all ranks' counts of one step are in before they are published."""
-Counts = list[list[float]]
-"""Of each rank: waiting and running requests, share of the KV blocks in use."""
+QUIET_MS = 5000  # longest time between two publications where nothing changes
+SAME_STEP_MS = 50  # least wait for a message, so that all ranks' counts of one step are in before they are published
+Counts = list[list[float]]  # of each rank: waiting and running requests, share of the KV blocks in use
 
 
 class Coordinator:
@@ -124,17 +111,6 @@ class ApiServer:
 SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 
 
-class _Parts(NamedTuple):
-    """The compiled parts of a step, bound to a rank's arrays, in the order in which they run."""
-
-    arrive: Callable[..., Any]
-    schedule: Callable[..., Any]
-    prepare: tuple[Callable[..., Any], ...]  # the batch in a slot: draws, drafts, tokens counted as computed
-    time_batch: Callable[..., Any]
-    send_batch: Callable[..., Any]
-    collect: Callable[..., Any]
-
-
 class DataParallel:
     """A replica of several ranks, with the calls of a `Replica` that a cluster makes.
 
@@ -156,7 +132,6 @@ class DataParallel:
         self._servers = [ApiServer(index, servers, n) for index in range(servers)]
         self._told = [[0.0, 0.0]] * n
         self._next = [SCHEDULE] * n
-        self._bound: list[tuple[Engine, Held, _Parts] | None] = [None] * n
         self._found_s = self._started_s = 0.0
         self._runs, self.wave = False, 0
         self.steps = [0] * n  # of this wave
@@ -173,7 +148,6 @@ class DataParallel:
         self._pending.extend(int(request) for request in requests)
 
     def abort(self, request: int) -> bool:
-        """As a `Replica`'s."""
         if request in self._pending:
             self._pending.remove(request)
             self._rows["status"][request] = FINISHED
@@ -186,24 +160,20 @@ class DataParallel:
 
     @property
     def num_waiting(self) -> int:
-        """Requests queued, and those sent but not yet seen by a scheduler."""
         return sum(rank.num_waiting for rank in self.ranks) + len(self._pending)
 
     @property
     def just_finished(self) -> NDArray[np.uint32]:
-        """Requests that ended in the step after which ``advance(stop_on_finish=True)`` returned STOP_FINISHED."""
         return np.array(self._finished, np.uint32)
 
     @property
     def next_event_s(self) -> float:
-        """When a rank schedules or takes an output next; infinite when there is nothing to do."""
         arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
         if not self._lockstep or not self._runs:
             return min(arrival_s, *(rank.next_event_s for rank in self.ranks))
         return min(arrival_s, *(self._time(rank) for rank in range(len(self.ranks))))
 
     def advance(self, until_s: float, *, stop_on_finish: bool = False) -> int:
-        """Run until ``until_s``, as `Replica.advance`; the reason it stopped."""
         self._finished = []
         while True:
             arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
@@ -314,26 +284,10 @@ class DataParallel:
             else:
                 self._collect(rank, stop_on_finish)
 
-    def _calls(self, rank: int) -> _Parts:
-        """The parts of a rank's step; they are others when its step records have grown.
-
-        Those that the engine's own loop consists of are compiled with it; one function of them would be compiled anew.
-        """
-        state = self.ranks[rank].state
-        known = self._bound[rank]
-        if known is None or known[0] is not state:
-            real, whole = types.float64, types.int64
-            held = Held(state)
-            bound = _Parts(
-                held.bind(step.arrive),
-                held.bind(schedule.schedule),
-                tuple(held.bind(part, whole) for part in (step.draw, step.decide_drafts, step.commit)),
-                held.bind(step.time_batch, real, real, real, whole),
-                held.bind(step.send_batch, real, real, real, real),
-                held.bind(step.collect),
-            )
-            known = self._bound[rank] = (state, held, bound)
-        return known[2]
+    def _call(self, rank: int, part: Any, *arguments: float) -> Any:
+        """Run a part of the engine's own loop, compiled with it; one function of several would be compiled anew."""
+        kinds = (types.int64 if isinstance(argument, int) else types.float64 for argument in arguments)
+        return self.ranks[rank].held.bind(part, *kinds)(*arguments)
 
     @staticmethod
     def _slot(state: Engine) -> int:
@@ -352,14 +306,13 @@ class DataParallel:
     def _schedule(self, rank: int) -> None:
         state = self.ranks[rank].state
         e = state.engine[0]
-        calls = self._calls(rank)
-        calls.arrive()
+        self._call(rank, step.arrive)
         self._tell(rank, float(e["host_s"]))
         slot = self._slot(state)
-        if calls.schedule():
-            for part in calls.prepare:
-                part(slot)
-            state.features[0]["graph_mode"] = graph_mode(state.cost.params[0], state.features[0])
+        if self._call(rank, schedule.schedule):
+            for part in (step.draw, step.decide_drafts, step.commit):
+                self._call(rank, part, slot)
+            state.features[0]["graph_mode"] = st.graph_mode(state.cost.params[0], state.features[0])
             self._next[rank] = BATCH_READY
         else:
             self._next[rank] = COLLECT_IDLE if e["in_flight"] else DUMMY_READY
@@ -371,8 +324,8 @@ class DataParallel:
         features = [self.ranks[index].state.features[0] for index in real]
         ready_s, device_s = (max(float(e[name]) for e in engines) for name in ("host_s", "device_s"))
         rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(each["tokens"]) for each in features]
-        mode = min((int(each["graph_mode"]) for each in features), default=PIECEWISE_GRAPHS)
-        padded = mode >= PIECEWISE_GRAPHS
+        mode = min((int(each["graph_mode"]) for each in features), default=st.PIECEWISE_GRAPHS)
+        padded = mode >= st.PIECEWISE_GRAPHS
         longest_s, draft_s, target_s, prefill_s = self._dummy_s, 0.0, self._dummy_s, 0.0
         group = max(rows) * len(rows) if padded else sum(rows)
         for index in real:
@@ -380,7 +333,8 @@ class DataParallel:
             e = state.engine[0]
             own = float(state.features[0]["tokens"])
             others = sorted(rows)[-2] if own == max(rows) else max(rows)
-            self._calls(index).time_batch(max(rows) if padded else own, others if padded else 0.0, group, mode)
+            shared = (max(rows), others) if padded else (own, 0.0)
+            self._call(index, step.time_batch, *shared, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
             took_s = float(times["draft_s"] + times["target_s"])
@@ -392,7 +346,7 @@ class DataParallel:
             state = rank.state
             e = state.engine[0]
             if self._next[index] == BATCH_READY:
-                self._calls(index).send_batch(start_s, draft_s, target_s, prefill_s)
+                self._call(index, step.send_batch, start_s, draft_s, target_s, prefill_s)
                 if e["in_flight"] == state.config[0]["depth"]:
                     self._next[index] = COLLECT
                     continue
@@ -409,7 +363,7 @@ class DataParallel:
 
     def _collect(self, rank: int, stop_on_finish: bool) -> None:
         state = self.ranks[rank].state
-        ended = self._calls(rank).collect()
+        ended = self._call(rank, step.collect)
         if ended and stop_on_finish:
             self._finished += state.finished[:ended].tolist()
             self._found_s = float(state.engine[0]["host_s"])
@@ -440,7 +394,7 @@ class DataParallel:
 
 def _dummy_seconds(state: Engine, k: int) -> float:
     """Device seconds of a step in which no rank has a request: a pass of as many rows as one request verifies."""
-    features, times = empty_record(FEATURES), empty_record(TIMES)
-    decode_features(state.cost, 1, k, 1.0, features)
-    step_time(state.cost, features, times)
+    features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(state.cost, 1, k, 1.0, features)
+    st.step_time(state.cost, features, times)
     return float(times["target_s"] + times["draft_s"])

@@ -8,6 +8,13 @@ from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dt
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.cost.methods import METHODS, Method
 
+COUNTS = (
+    "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
+    "draft_tensor_parallel_size max_num_batched_tokens max_num_seqs max_model_len api_server_count "
+    "num_speculative_tokens"
+)
+"""Fields that must be at least 1, drafts only of a method that makes any."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -106,18 +113,7 @@ class EngineConfig:
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)
-        for name in (
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "decode_context_parallel_size",
-            "draft_tensor_parallel_size",
-            "max_num_batched_tokens",
-            "max_num_seqs",
-            "max_model_len",
-            "api_server_count",
-            "num_speculative_tokens",
-        ):
+        for name in COUNTS.split():
             least = 0 if name == "num_speculative_tokens" and not self.method.drafts else 1
             if getattr(self, name) < least:
                 raise ScenarioError(f"must be at least {least}", key=name, value=getattr(self, name))
@@ -130,11 +126,6 @@ class EngineConfig:
     def generation(self) -> EngineGeneration:
         """What the version's steps cost besides their kernels."""
         return generation_of(self.version, is_moe=self.is_moe)
-
-    @property
-    def num_ranks(self) -> int:
-        """GPUs of one replica; decode-context parallelism divides tensor-parallel ranks."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def lockstep_ranks(self) -> int:
@@ -190,22 +181,12 @@ class EngineConfig:
         return not self.is_dynamic and self.max_drafts > 0
 
     @property
-    def prompts_alone(self) -> bool:
-        """Whether prompts run in steps of their own, before all decoding."""
-        return self.generation.prompts_alone
-
-    @property
-    def retracts(self) -> bool:
-        """Whether the request with the fewest output tokens is preempted, and waits behind all others."""
-        return self.generation.retracts
-
-    @property
     def reserves_outputs(self) -> bool:
         """Whether room is kept for outputs when requests are admitted.
 
         With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
         """
-        return self.retracts and (not self.sliding_window or WINDOWS[self.window_kind] == "top_k")
+        return self.generation.retracts and (not self.sliding_window or WINDOWS[self.window_kind] == "top_k")
 
     @property
     def drops_last_hit(self) -> bool:

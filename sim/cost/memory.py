@@ -163,7 +163,8 @@ def _stage_budget(
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = 0.0 if config.enforce_eager else cuda_graph_bytes(layers, config.max_num_seqs, k)
-    non_torch = _NON_TORCH_BYTES if config.num_ranks == 1 else _NON_TORCH_PARALLEL_BYTES
+    one_rank = tp * stages * config.data_parallel_size == 1
+    non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
     engine = config.generation
     beside = rest if engine.memory_beside else 0.0 if engine.counts_graphs(config.version) else graphs

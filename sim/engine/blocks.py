@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.cost.step_time import CHUNKED
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import BLOCK, Array, Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys and then those of texts stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
@@ -33,26 +33,12 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return (tokens + block_size - 1) // block_size
 
 
-@njit(cache=True)
-def reset_blocks(s: Engine) -> None:
-    """All blocks free, in order, none hashed. Block 0 is vLLM's null block and is never handed out."""
-    c = s.config[0]
-    e = s.engine[0]
-    e.free_blocks = c.num_gpu_blocks - 1
-    n = s.block_table.shape[0]
-    for row in range(n):
-        s.free_table[row] = n - 1 - row
-    e.num_free_tables = n
-    if not c.enable_prefix_caching:
-        return
-    head = c.num_gpu_blocks
-    previous = head
-    for block in range(1, c.num_gpu_blocks):
-        s.blocks[previous].next = block
-        s.blocks[block].prev = previous
-        previous = block
-    s.blocks[previous].next = head
-    s.blocks[head].prev = previous
+def free_list(num_blocks: int) -> Array:
+    """``BLOCK[num_blocks + 1]``: all free, in order, none hashed; block 0 is vLLM's null block and never handed out."""
+    blocks = np.zeros(num_blocks + 1, BLOCK)
+    ring = np.append(np.arange(1, num_blocks), num_blocks)
+    blocks["next"][ring], blocks["prev"][ring] = np.roll(ring, -1), np.roll(ring, 1)
+    return blocks
 
 
 # ---- hash table: key -> first block with that key; twins follow in order of insertion ----
@@ -145,32 +131,27 @@ def block_hash(s: Engine, i: int, index: int) -> int:
 
 
 @njit(cache=True)
-def find_hits(s: Engine, i: int) -> int:
-    """Leading blocks of request ``i`` that are cached; at least the last token is always recomputed."""
+def find_hits(s: Engine, i: int) -> tuple[int, int]:
+    """Leading blocks of request ``i`` that are cached, and how many of them are free: adopting those takes free blocks.
+
+    At least the last token is always recomputed.
+    """
     c = s.config[0]
     r = s.requests[i]
     most = (r.tokens - 1) // c.block_size
-    hits = 0
+    hits = evictable = last_is_free = 0
     while hits < most:
         key = block_hash(s, i, hits)
         # Blocks of its own are listed once the request has been preempted, not before.
-        if (key >= OWN_KEY and r.preemptions == 0) or _find(s, key) < 0:
+        slot = -1 if key >= OWN_KEY and r.preemptions == 0 else _find(s, key)
+        if slot < 0:
             break
+        last_is_free = int(s.blocks[s.cache_block[slot]].refs == 0)
+        evictable += last_is_free
         hits += 1
     if c.drops_last_hit and hits > 0:
-        hits -= 1
-    return hits
-
-
-@njit(cache=True)
-def count_evictable(s: Engine, i: int, hits: int) -> int:
-    """Hit blocks that stand in the free list: adopting them takes free blocks too."""
-    count = 0
-    for index in range(hits):
-        block = s.cache_block[_find(s, block_hash(s, i, index))]
-        if s.blocks[block].refs == 0:
-            count += 1
-    return count
+        return hits - 1, evictable - last_is_free
+    return hits, evictable
 
 
 @njit(cache=True)

@@ -9,7 +9,7 @@ from numba import types
 from numpy.typing import NDArray
 
 from draftcast.errors import CapacityError, SimulationError
-from draftcast.kernels.arrays import IntArray
+from draftcast.kernels.arrays import BoolArray, IntArray
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import Held
 from draftcast.sim.compiled.cache import engine_compilation
@@ -17,40 +17,34 @@ from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import FEATURES, TIMES, StepCost
 from draftcast.sim.engine import step
-from draftcast.sim.engine.blocks import reset_blocks
+from draftcast.sim.engine.blocks import free_list
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
 from draftcast.sim.policies.registry import number_of
-from draftcast.sim.state.engine import (
-    BATCH,
-    BLOCK,
-    ENGINE,
-    ENTRY,
-    FINISHED,
-    N_CLOCKS,
-    PHASE_COLLECT,
-    REQUEST,
-    RUNNING,
-    STEP,
-    STOP_DECIDE,
-    STOP_MAX_STEPS,
-    STOP_STEPS_FULL,
-    STOP_STUCK,
-    Array,
-    Engine,
-    aligned_zeros,
-    config_row,
-    num_slots,
-)
+from draftcast.sim.state import engine as state
+from draftcast.sim.state.engine import FINISHED, RUNNING, Array, Engine, aligned_zeros
 from draftcast.sim.workload.request_table import RequestTable
 
 engine_compilation.watch(step.advance)
+
+# Of a recorded step, and where its batch has them.
+STEP_COLUMNS = {
+    "start_s": "schedule_s",
+    **{name: name for name in ("duration_s", "host_s", "draft_s", "target_s")},
+    "num_seqs": "size",
+    "num_tokens": "tokens",
+    "prefill_tokens": "prefill_tokens",
+    "num_drafts": "drafts",
+    "num_accepted": "accepted",
+    "k": "max_next_drafts",
+    **{name: name for name in ("running", "waiting", "kv_used_blocks")},
+}
 
 
 def request_rows(table: RequestTable) -> Array:
     """The engine's mutable request rows (``REQUEST[n]``) for a table; extra requests have a segment of their own."""
     n = len(table)
-    rows = aligned_zeros(n, REQUEST)
+    rows = aligned_zeros(n, state.REQUEST)
     rows["prompt"] = table.prompt_tokens
     rows["max_tokens"] = table.output_tokens
     rows["tokens"] = table.prompt_tokens
@@ -85,41 +79,30 @@ def check_fits(config: EngineConfig, rows: Array) -> None:
         CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or, without
             chunked prefill, its tokens could not be recomputed in one step.
     """
-    too_long = np.flatnonzero(rows["prompt"] >= config.max_model_len)
-    if too_long.size:
-        i = int(too_long[0])
-        raise CapacityError(
-            f"must be below max_model_len = {config.max_model_len} so that a token can be generated",
-            key=f"workload.lengths (request {i}: prompt_tokens)",
-            value=int(rows["prompt"][i]),
-        )
+
+    def refuse(unfit: BoolArray, message: str, what: str, tokens: Array) -> None:
+        if unfit.any():
+            i = int(unfit.argmax())
+            raise CapacityError(message, key=f"workload.lengths (request {i}: {what})", value=int(tokens[i]))
+
+    message = f"must be below max_model_len = {config.max_model_len} so that a token can be generated"
+    refuse(rows["prompt"] >= config.max_model_len, message, "prompt_tokens", rows["prompt"])
     longest = most_slots(config, rows)
     need = -(-longest // config.block_size)
     assert not (config.enable_prefix_caching and config.fixed_blocks)  # only counted: no table has room for them
     need += config.fixed_blocks + config.window_groups * np.minimum(need, config.window_cap)
     # One block is vLLM's null block; a lone request is admitted without the watermark.
-    short = np.flatnonzero(need > config.num_gpu_blocks - 1)
-    if short.size:
-        i = int(short[0])
-        raise CapacityError(
-            f"one request needs {int(need[i])} KV blocks of {config.block_size} tokens, "
-            f"the engine has {config.num_gpu_blocks - 1}",
-            key=f"workload.lengths (request {i}: prompt_tokens + output_tokens)",
-            value=int(longest[i]),
-        )
+    blocks = config.num_gpu_blocks - 1
+    first = next(iter(need[need > blocks]), 0)
+    message = f"one request needs {first} KV blocks of {config.block_size} tokens, the engine has {blocks}"
+    refuse(need > blocks, message, "prompt_tokens + output_tokens", longest)
     if config.enable_chunked_prefill:
         return
     budget = min(config.max_num_batched_tokens - config.slots, config.max_num_scheduled_tokens)
     # After a preemption everything but the next token is prefilled again.
     tokens = np.minimum(rows["prompt"] + rows["max_tokens"] - 1, config.max_model_len - 1)
-    long = np.flatnonzero(tokens > budget)
-    if long.size:
-        i = int(long[0])
-        raise CapacityError(
-            f"without chunked prefill a step must hold them all, and it holds {budget} tokens",
-            key=f"workload.lengths (request {i}: prompt_tokens + output_tokens - 1)",
-            value=int(tokens[i]),
-        )
+    message = f"without chunked prefill a step must hold them all, and it holds {budget} tokens"
+    refuse(tokens > budget, message, "prompt_tokens + output_tokens - 1", tokens)
 
 
 class Replica:
@@ -149,7 +132,7 @@ class Replica:
         record_steps: bool = False,
     ) -> None:
         n = rows.size
-        seqs, slots = config.max_num_seqs, num_slots(config)
+        seqs, slots = config.max_num_seqs, state.num_slots(config)
         caching = config.enable_prefix_caching
         has_hashes = caching and table.hash_ids is not None
         if has_hashes and table.hash_block_tokens % config.block_size:
@@ -163,20 +146,20 @@ class Replica:
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
         self.config = config
         self._policy = policy
-        state = Engine(
-            config=config_row(config, table.hash_block_tokens if has_hashes else 0, number_of(policy)),
-            engine=np.zeros(1, ENGINE),
+        arrays = Engine(
+            config=state.config_row(config, table.hash_block_tokens if has_hashes else 0, number_of(policy)),
+            engine=np.zeros(1, state.ENGINE),
             requests=rows,
             running=np.zeros(seqs, np.uint32),
             queue=np.zeros(n, np.uint32),
             arrivals=np.zeros(n, np.uint32),
-            batch=np.zeros(slots, BATCH),
-            entries=aligned_zeros(slots * seqs, ENTRY).reshape(slots, seqs),
+            batch=np.zeros(slots, state.BATCH),
+            entries=aligned_zeros(slots * seqs, state.ENTRY).reshape(slots, seqs),
             stage_free_s=np.zeros(cost.stages.size),
             skipped=np.zeros(seqs + 8, np.uint32),
             block_table=np.zeros((seqs, width), np.uint32),
-            free_table=np.zeros(seqs, np.int32),
-            blocks=np.zeros(pool + 1, BLOCK),
+            free_table=np.arange(seqs, dtype=np.int32)[::-1].copy(),
+            blocks=free_list(pool),
             cache_key=np.zeros(cache_size, np.int64),
             cache_block=np.zeros(cache_size, np.int32),
             hash_ids=np.asarray(table.hash_ids, np.int64) if has_hashes else np.zeros(0, np.int64),
@@ -187,14 +170,14 @@ class Replica:
             features=np.zeros(1, FEATURES),
             kept_features=np.zeros(1, FEATURES),
             times=np.zeros(1, TIMES),
-            clocks=np.zeros(N_CLOCKS),
+            clocks=np.zeros(state.N_CLOCKS),
             itl=np.zeros((ITL_SEGMENTS + 1, ITL_BINS), np.int64),
             rounds_by_accepted=np.zeros((ITL_SEGMENTS + 1, config.max_drafts + 1), np.int64),
-            steps=np.zeros(1024 if record_steps else 0, STEP),
+            steps=np.zeros(1024 if record_steps else 0, state.BATCH),
             finished=np.zeros(seqs + 1, np.uint32),
         )
-        self._hold(state)
-        self._held.bind(reset_blocks)()
+        arrays.engine["free_blocks"], arrays.engine["num_free_tables"] = config.num_gpu_blocks - 1, seqs
+        self._hold(arrays)
 
     def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""
@@ -221,7 +204,7 @@ class Replica:
             s.requests["status"][request] = FINISHED
             return True
         if request in s.running[: e["num_running"]] or request in s.queue[: e["num_waiting"]]:
-            self._held.bind(step.abort, types.int64)(request)
+            self.held.bind(step.abort, types.int64)(request)
             return True
         return False
 
@@ -235,15 +218,15 @@ class Replica:
         while True:
             left = max_steps - (self._num_collected - before) if max_steps >= 0 else -1
             if left == 0:
-                return STOP_MAX_STEPS
+                return state.STOP_MAX_STEPS
             stop = self.run(until_s, stop_on_finish, left)
-            if stop == STOP_DECIDE:
+            if stop == state.STOP_DECIDE:
                 batch = Batch(self.state)
                 decision = self._policy.decide(batch)
                 write_decision(self.state, batch.num_seqs, decision, f"{type(self._policy).__name__}.decide")
-            elif stop == STOP_STUCK:
+            elif stop == state.STOP_STUCK:
                 raise SimulationError("the engine can run nothing although requests wait")
-            elif stop != STOP_STEPS_FULL:
+            elif stop != state.STOP_STEPS_FULL:
                 return stop
 
     def run(self, until_s: float, stop_on_finish: bool = False, max_steps: int = -1) -> int:
@@ -259,20 +242,17 @@ class Replica:
         """Make room for more step records where there is none left."""
         steps = self.state.steps
         if steps.size and int(self.state.engine[0]["recorded"]) == steps.size:
-            grown = np.zeros(2 * steps.size, STEP)
-            grown[: steps.size] = steps
-            self._hold(self.state._replace(steps=grown))
+            self._hold(self.state._replace(steps=np.concatenate([steps, np.zeros_like(steps)])))
 
     @property
     def ranks(self) -> list[Self]:
         """Itself: a replica of one rank."""
         return [self]
 
-    def _hold(self, state: Engine) -> None:
-        """Make ``state`` the engine's arrays, in compiled code too."""
-        self.state = state
-        self._held = Held(state)
-        self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.int64)
+    def _hold(self, arrays: Engine) -> None:
+        """Make ``arrays`` the engine's, in compiled code too."""
+        self.state, self.held = arrays, Held(arrays)
+        self._advance = self.held.bind(step.advance, types.float64, types.boolean, types.int64)
 
     @property
     def _num_collected(self) -> int:
@@ -285,7 +265,7 @@ class Replica:
         """When this replica schedules or takes an output next; infinite when it has nothing to do."""
         e = self.state.engine[0]
         host_s = float(e["host_s"])
-        if e["phase"] == PHASE_COLLECT:
+        if e["phase"] == state.PHASE_COLLECT:
             return max(host_s, float(self.state.batch[e["first_batch"]]["end_s"]))
         if e["num_running"] or e["num_waiting"] or e["in_flight"]:
             return host_s
@@ -311,7 +291,8 @@ class Replica:
 
     def steps(self) -> pd.DataFrame:
         """The recorded steps."""
-        return pd.DataFrame(self.state.steps[: int(self.state.engine[0]["recorded"])])
+        recorded = self.state.steps[: int(self.state.engine[0]["recorded"])]
+        return pd.DataFrame({name: recorded[field] for name, field in STEP_COLUMNS.items()})
 
     def check_integrity(self) -> None:
         """Assert that blocks, queues and counters agree; for tests, at any point between calls."""

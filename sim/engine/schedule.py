@@ -241,13 +241,7 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
 
 @njit(cache=True)
 def _admit(
-    s: Engine,
-    entries: Array,
-    size: int,
-    token_budget: int,
-    input_budget: int,
-    threshold: int,
-    prefill_scheduled: bool,
+    s: Engine, entries: Array, size: int, token_budget: int, input_budget: int, threshold: int, prefill_scheduled: bool
 ) -> int:
     """Admit waiting requests in order until one does not fit; the batch's new size."""
     c = s.config[0]
@@ -266,7 +260,9 @@ def _admit(
             num_skipped += 1
             continue
 
-        hits = blocks.find_hits(s, i) if c.enable_prefix_caching else 0
+        hits = evictable = 0
+        if c.enable_prefix_caching:
+            hits, evictable = blocks.find_hits(s, i)
         hit_tokens = hits * c.block_size
         request_budget = min(token_budget, input_budget - c.slots)
         n = r.tokens - hit_tokens
@@ -287,7 +283,6 @@ def _admit(
 
         # The whole prompt must fit, and the watermark must stay free, before the first chunk may start.
         watermark = c.watermark_blocks if e.num_running > 0 else 0
-        evictable = blocks.count_evictable(s, i, hits) if hits else 0
         whole = max(blocks.blocks_for(min(r.tokens, max_model_len), c.block_size) - hits, 0) + evictable
         slots_for = min(hit_tokens + n + c.lookahead, max_model_len)
         first = max(blocks.blocks_for(slots_for, c.block_size) - hits, 0) + evictable

@@ -17,27 +17,8 @@ from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.registry import PYTHON, decide, learn
-from draftcast.sim.state.engine import (
-    CLOCK_DRAFT,
-    CLOCK_HOST,
-    CLOCK_PREFILL,
-    CLOCK_REJECTED,
-    CLOCK_VERIFY,
-    FINISHED,
-    PHASE_COLLECT,
-    PHASE_DECIDE,
-    PHASE_SCHEDULE,
-    RUNNING,
-    STOP_DECIDE,
-    STOP_FINISHED,
-    STOP_IDLE,
-    STOP_MAX_STEPS,
-    STOP_STEPS_FULL,
-    STOP_STUCK,
-    STOP_TIME,
-    WAITING,
-    Engine,
-)
+from draftcast.sim.state import engine as state
+from draftcast.sim.state.engine import FINISHED, RUNNING, WAITING, Engine
 
 
 @njit(cache=True)
@@ -148,7 +129,6 @@ def commit(s: Engine, slot: int) -> None:
     logit_rows = decode_tokens + prefill_logit_rows
     batch.tokens = decode_tokens + prefill_tokens
     batch.drafts = decode_tokens - decode_seqs + prefill_drafts  # a decoding request has one row besides its drafts
-    batch.decode_tokens = decode_tokens
     batch.prefill_tokens = prefill_tokens
     batch.max_next_drafts = verified
     batch.rejected_rows = rejected_rows
@@ -207,8 +187,7 @@ def _pass_stages(s: Engine, slot: int) -> None:
     free_s = s.stage_free_s
     last = free_s.size - 1
     hop_s = p.hop_s + batch.tokens * p.hop_row_s
-    batch.launch_s = max(batch.launch_s - max(e.host_s, e.device_s) + e.host_s, free_s[0])
-    now = batch.launch_s
+    now = batch.launch_s = max(batch.launch_s - max(e.host_s, e.device_s) + e.host_s, free_s[0])
     for stage in range(last + 1):
         now = max(now, free_s[stage]) + shares[stage] * s.times[0].target_s
         if stage == last:
@@ -337,15 +316,15 @@ def _advance_clocks(s: Engine, slot: int, now: float) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
     e = s.engine[0]
     batch = s.batch[slot]
-    elapsed = now - e.mark_s
+    elapsed = batch.elapsed_s = now - e.mark_s
     e.mark_s = now
     busy = batch.draft_s + batch.target_s
     scale = 1.0 if busy <= elapsed else elapsed / busy
-    s.clocks[CLOCK_PREFILL] += scale * batch.prefill_s
-    s.clocks[CLOCK_DRAFT] += scale * (batch.draft_s - batch.rejected_draft_s)
-    s.clocks[CLOCK_VERIFY] += scale * (batch.target_s - batch.prefill_s - batch.rejected_target_s)
-    s.clocks[CLOCK_REJECTED] += scale * (batch.rejected_draft_s + batch.rejected_target_s)
-    s.clocks[CLOCK_HOST] += elapsed - scale * busy
+    s.clocks[state.CLOCK_PREFILL] += scale * batch.prefill_s
+    s.clocks[state.CLOCK_DRAFT] += scale * (batch.draft_s - batch.rejected_draft_s)
+    s.clocks[state.CLOCK_VERIFY] += scale * (batch.target_s - batch.prefill_s - batch.rejected_target_s)
+    s.clocks[state.CLOCK_REJECTED] += scale * (batch.rejected_draft_s + batch.rejected_target_s)
+    s.clocks[state.CLOCK_HOST] += elapsed - scale * busy
     e.kv_block_seconds += elapsed * (s.config[0].num_gpu_blocks - 1 - e.free_blocks)
 
 
@@ -447,20 +426,11 @@ def collect(s: Engine) -> int:
     now = max(e.host_s, batch.end_s)
     e.host_s = now
 
-    elapsed_s = now - e.mark_s
     _advance_clocks(s, slot, now)
-
-    ended = 0
-    ended_running = 0
-    rounds = 0
-    total_accepted = 0
-    rejections = 0
-    sampled = 0
-    emitted = 0
+    ended = ended_running = rounds = total_accepted = rejections = sampled = emitted = 0
     # Most requests of a step waited equally long: their gaps go to the histogram together.
     gap_s = 0.0
-    gap_segment = 0
-    gaps = 0
+    gap_segment = gaps = 0
     for j in range(batch.size):
         x = entries[j]
         i = x.request
@@ -530,7 +500,6 @@ def collect(s: Engine) -> int:
     batch.rejections = rejections
     batch.sampled = sampled
     batch.emitted = emitted
-    batch.elapsed_s = elapsed_s
     learn(c.policy, s, int(slot))
     if s.steps.size:
         _record(s, slot, now)
@@ -541,21 +510,11 @@ def collect(s: Engine) -> int:
 def _record(s: Engine, slot: int, now: float) -> None:
     e = s.engine[0]
     batch = s.batch[slot]
-    row = s.steps[e.recorded]
-    row.start_s = batch.schedule_s
-    row.duration_s = now - batch.schedule_s
-    row.host_s = batch.host_s
-    row.draft_s = batch.draft_s
-    row.target_s = batch.target_s
-    row.num_seqs = batch.size
-    row.num_tokens = batch.tokens
-    row.prefill_tokens = batch.prefill_tokens
-    row.num_drafts = batch.drafts
-    row.num_accepted = batch.accepted
-    row.k = batch.max_next_drafts
-    row.running = e.num_running
-    row.waiting = e.num_waiting
-    row.kv_used_blocks = s.config[0].num_gpu_blocks - 1 - e.free_blocks
+    batch.duration_s = now - batch.schedule_s
+    batch.running = e.num_running
+    batch.waiting = e.num_waiting
+    batch.kv_used_blocks = s.config[0].num_gpu_blocks - 1 - e.free_blocks
+    s.steps[e.recorded] = batch
     e.recorded += 1
 
 
@@ -584,60 +543,60 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> 
     e = s.engine[0]
     collected = 0
     while True:
-        if e.phase == PHASE_SCHEDULE:
+        if e.phase == state.PHASE_SCHEDULE:
             if e.num_running == 0 and e.num_waiting == 0 and e.in_flight == e.empty_batches:
                 # Empty batches that are left are taken at once, or the clock would stand still.
                 e.in_flight = e.empty_batches = 0
                 if e.next_arrival == e.num_arrivals:
-                    return STOP_IDLE
+                    return state.STOP_IDLE
                 arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s
                 if arrival_s > e.host_s:
                     if arrival_s >= until_s:
-                        return STOP_TIME
+                        return state.STOP_TIME
                     e.idle_s += arrival_s - e.host_s
                     e.host_s = arrival_s
                     e.mark_s = arrival_s
             if e.host_s >= until_s:
-                return STOP_TIME
+                return state.STOP_TIME
             arrive(s)
             slot = (e.first_batch + e.in_flight) & c.last_slot
             num_preemptions = e.num_preemptions
             size = schedule(s)
             if size > 0:
                 draw(s, slot)
-                e.phase = PHASE_DECIDE
+                e.phase = state.PHASE_DECIDE
                 if c.policy == PYTHON:
                     show_batch(s, slot)
-                    return STOP_DECIDE
+                    return state.STOP_DECIDE
                 decide_drafts(s, slot)
             elif e.in_flight > 0:
                 keep_empty(s, slot)
-                e.phase = PHASE_COLLECT
+                e.phase = state.PHASE_COLLECT
             elif e.num_preemptions > num_preemptions:
                 continue  # the step's only candidate gave way to itself; those behind it, and the queue, come next
             elif e.next_arrival < e.num_arrivals:
                 arrival_s = s.requests[s.arrivals[e.next_arrival]].arrival_s
                 if arrival_s >= until_s:
-                    return STOP_TIME
+                    return state.STOP_TIME
                 e.host_s = max(e.host_s, arrival_s)
             else:
-                return STOP_STUCK
-        if e.phase == PHASE_DECIDE:
+                return state.STOP_STUCK
+        if e.phase == state.PHASE_DECIDE:
             slot = (e.first_batch + e.in_flight) & c.last_slot
             if c.policy == PYTHON:
                 take_decision(s, slot)
             launch(s, slot)
-            e.phase = PHASE_COLLECT if e.in_flight == c.depth else PHASE_SCHEDULE
-        if e.phase == PHASE_COLLECT:
+            e.phase = state.PHASE_COLLECT if e.in_flight == c.depth else state.PHASE_SCHEDULE
+        if e.phase == state.PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
-                return STOP_TIME
+                return state.STOP_TIME
             collected += s.batch[e.first_batch].size > 0
             ended = collect(s)
-            e.phase = PHASE_SCHEDULE
+            e.phase = state.PHASE_SCHEDULE
             if ended and stop_on_finish:
                 s.finished[s.finished.size - 1] = ended
-                return STOP_FINISHED
+                return state.STOP_FINISHED
             if s.steps.size and e.recorded == s.steps.size:
-                return STOP_STEPS_FULL
+                return state.STOP_STEPS_FULL
             if collected == max_steps:
-                return STOP_MAX_STEPS
+                return state.STOP_MAX_STEPS
