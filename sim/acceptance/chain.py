@@ -16,25 +16,13 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.frozen import Probability, wrong
 from draftcast.kernels.arrays import FloatArray
-from draftcast.sim.acceptance.compiled import (
-    KIND_BESIDE_HEAD,
-    KIND_NGRAM,
-    KIND_RATES,
-    KIND_STATES,
-    MAX_K,
-    N_PARAMS,
-    P_ENTER,
-    P_HEAD,
-    P_LONGER,
-    P_STATIONARY,
-    P_STAY,
-)
+from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD, KIND_NGRAM, KIND_RATES, KIND_STATES, MAX_K, PARAMS
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
@@ -162,20 +150,20 @@ class Chain(AcceptanceModel):
         model._head_drafts = drafts
         return model
 
-    def parameters(self) -> FloatArray:
-        """Shape [bands, N_PARAMS]."""
-        return np.array([self.parameters_at(log_odds) for log_odds in self.log_odds])
+    def parameters(self) -> NDArray[Any]:
+        """``PARAMS[bands]``."""
+        return np.array([self.parameters_at(log_odds) for log_odds in self.log_odds], PARAMS)
 
-    def parameters_at(self, log_odds: float = 0.0) -> FloatArray:
-        """Shape [N_PARAMS], where the odds of a match are so much higher; stretches stay as they are."""
-        share, row = self._share, np.zeros(N_PARAMS)
+    def parameters_at(self, log_odds: float = 0.0) -> Any:
+        """A row of ``PARAMS``, where the odds of a match are so much higher; stretches stay as they are."""
+        share, row = self._share, np.zeros(1, PARAMS)[0]
         if log_odds and self.match_probability is not None:
             share = float(_shifted(np.array(share), log_odds))
-        row[P_STATIONARY], row[P_ENTER] = share, share * (1.0 - self._persistence)
-        row[P_STAY] = share + self._persistence * (1.0 - share)
-        row[P_HEAD] = self._head_drafts
+        row["stationary"], row["enter"] = share, share * (1.0 - self._persistence)
+        row["stay"] = share + self._persistence * (1.0 - share)
+        row["head"] = self._head_drafts
         beyond = (self.mean_match_tokens or 1.0) - max(self._head_drafts, 1)  # a search has no fewer than the head
-        row[P_LONGER] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / (max(beyond, 0.0) + 1.0)
+        row["longer"] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / (max(beyond, 0.0) + 1.0)
         return row
 
     def lag_covariance(self, k: int, lag: int) -> float:
@@ -216,7 +204,7 @@ def _over_rounds(model: Chain, k: int, lag: int = 1) -> _OverRounds:
     return _OverRounds(rates, share, float(product), float(between))
 
 
-def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int = 1) -> _OverRounds:
+def _averages(model: Chain, probabilities: FloatArray, row: Any, lag: int = 1) -> _OverRounds:
     """Long-run averages over rounds of k drafts in one band; ``probabilities``: [bins * states, k].
 
     With T the matrix of the stretches and A_j the diagonal of draft j's rates, a round that starts in state s leaves
@@ -227,8 +215,8 @@ def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int
     """
     k = probabilities.shape[1]
     if model.kind not in (KIND_STATES, KIND_BESIDE_HEAD):
-        rates = np.cumprod(probabilities, axis=1) * row[P_LONGER] ** np.arange(k)
-        drafting = np.array([_draft_share(model, each, row[P_STATIONARY]) for each in rates])
+        rates = np.cumprod(probabilities, axis=1) * row["longer"] ** np.arange(k)
+        drafting = np.array([_draft_share(model, each, row["stationary"]) for each in rates])
         weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
         product = rates.sum(axis=1) ** 2
     else:
@@ -237,7 +225,7 @@ def _averages(model: Chain, probabilities: FloatArray, row: FloatArray, lag: int
         kernel, weighted, arrived = follow(by_bin, row)
         turnover = kernel[:, 0, 1] + kernel[:, 1, 0]
         # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
-        good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row[P_STATIONARY]), where=turnover > 1e-15)
+        good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row["stationary"]), where=turnover > 1e-15)
         law = np.stack((1.0 - good, good), axis=1)
         rates = np.stack([(law * each).sum(axis=1) for each in arrived], axis=1) if k else np.zeros((len(by_bin), 0))
         drafting = np.ones(len(by_bin))
@@ -256,10 +244,10 @@ _Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
 and by draft, [bins, states], P(it and those before it are accepted | start)."""
 
 
-def _along_stretches(by_bin: FloatArray, row: FloatArray) -> _Rounds:
+def _along_stretches(by_bin: FloatArray, row: Any) -> _Rounds:
     """Each draft is accepted by the state at its own position; ``by_bin``: [bins, states, k]."""
     k = by_bin.shape[2]
-    change = np.array([[1.0 - row[P_ENTER], row[P_ENTER]], [1.0 - row[P_STAY], row[P_STAY]]])
+    change = np.array([[1.0 - row["enter"], row["enter"]], [1.0 - row["stay"], row["stay"]]])
     reach = np.broadcast_to(np.eye(2), (len(by_bin), 2, 2))
     kernel, weighted = np.zeros((2, len(by_bin), 2, 2))
     arrived = []
@@ -274,18 +262,18 @@ def _along_stretches(by_bin: FloatArray, row: FloatArray) -> _Rounds:
     return kernel + left, weighted + k * left, arrived
 
 
-def _beside_head(by_bin: FloatArray, row: FloatArray) -> _Rounds:
+def _beside_head(by_bin: FloatArray, row: Any) -> _Rounds:
     """All drafts of a round are accepted by the state at its start: a head's, or those of a search."""
-    k, head = by_bin.shape[2], int(row[P_HEAD])
+    k, head = by_bin.shape[2], int(row["head"])
     reach = np.cumprod(by_bin, axis=2)
     reach[:, 0, head:] = 0.0
-    reach[:, 1] *= row[P_LONGER] ** np.maximum(np.arange(k) - max(head, 1) + 1, 0)
+    reach[:, 1] *= row["longer"] ** np.maximum(np.arange(k) - max(head, 1) + 1, 0)
     ends = np.pad(reach, ((0, 0), (0, 0), (1, 1)))
     ends[:, :, 0] = 1.0
     exactly = ends[:, :, :-1] - ends[:, :, 1:]  # [bins, states, accepted]
     accepted = np.arange(k + 1)
-    match = row[P_STATIONARY]
-    found = match + np.outer((-match, 1.0 - match), (row[P_STAY] - row[P_ENTER]) ** (accepted + 1))
+    match = row["stationary"]
+    found = match + np.outer((-match, 1.0 - match), (row["stay"] - row["enter"]) ** (accepted + 1))
     after = np.stack((1.0 - found, found), axis=1)  # [states, states after, accepted]
     kernel = np.einsum("bsa,sta->bst", exactly, after)
     return kernel, np.einsum("bsa,sta->bst", exactly * accepted, after), list(np.moveaxis(reach, 2, 0))
@@ -330,7 +318,7 @@ def _where_factors_are_1(model: Chain) -> FloatArray:
 def _rates_of_rounds(model: Chain, target: FloatArray) -> FloatArray:
     """`_rows` whose averages over rounds of as many drafts have these conditional rates; the last one goes on."""
     row = model.parameters_at()
-    longer = row[P_LONGER] ** (np.arange(len(target)) > 0)
+    longer = row["longer"] ** (np.arange(len(target)) > 0)
     mean = target.copy()
     for _ in range(200):
         rates = _averages(model, _rows(model, mean), row).rates

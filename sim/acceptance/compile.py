@@ -7,18 +7,9 @@ from numpy.typing import ArrayLike
 
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import FloatArray
+from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.chain import BINS, Chain
-from draftcast.sim.acceptance.compiled import (
-    KIND_BESIDE_HEAD,
-    KIND_NGRAM,
-    KIND_STATES,
-    KIND_TRACE,
-    MAX_K,
-    N_PARAMS,
-    P_CONFIDENCE,
-    P_STATIONARY,
-    AcceptanceArrays,
-)
+from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
 from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
@@ -61,13 +52,13 @@ def compile_acceptance(
     band_jumps = np.zeros((len(models), most), np.int64)
     band_rows = np.zeros(len(models), np.int64)
     bands = max((len(each.log_odds) for each in factors if each is not None), default=1)
-    params = np.zeros((bands, len(models), N_PARAMS))
+    params = np.zeros((bands, len(models)), PARAMS)
     tables: list[FloatArray] = []
     first = np.zeros(len(models), dtype=np.int32)
     row = np.zeros(n, dtype=np.int32)
     for c, model in enumerate(models):
         check_drafts(k, model.max_drafts(), f"the {type(model).__name__} acceptance list")
-        own = np.atleast_2d(model.parameters())
+        own = model.parameters()
         params[: len(own), c] = own
         probabilities = np.atleast_2d(model.draft_probabilities())
         table = np.zeros((len(probabilities), MAX_K))
@@ -85,31 +76,31 @@ def compile_acceptance(
             row[members] += bins * np.int32(band_rows[c] // BINS)
     conditional = np.concatenate(tables)
     for c, discrimination in enumerate(confidence or [None] * len(models)):
-        params[:, c, P_CONFIDENCE] = -1.0 if discrimination is None else discrimination
-    has_confidence = bool((params[0, :, P_CONFIDENCE] >= 0.0).any())
-    draws_matches = bool(np.isin(kinds, (KIND_STATES, KIND_NGRAM, KIND_BESIDE_HEAD)).any())
+        params["confidence"][:, c] = -1.0 if discrimination is None else discrimination
+    has_confidence = bool((params["confidence"][0] >= 0.0).any())
+    draws_matches = bool(np.isin(kinds, (compiled.KIND_STATES, compiled.KIND_NGRAM, compiled.KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    if (kinds == KIND_TRACE).any():
+    if (kinds == compiled.KIND_TRACE).any():
         if offsets is None or lengths is None:
             missing = "acceptance_offsets" if offsets is None else "acceptance_lengths"
             message = "acceptance model trace needs requests with a recorded acceptance"
             raise ScenarioError(message, key=missing, value=None)
         recorded_offsets, recorded_lengths = np.asarray(offsets, np.int64), np.asarray(lengths, np.uint8)
-        bare = np.flatnonzero((np.diff(recorded_offsets) == 0) & (kinds[classes] == KIND_TRACE))
+        bare = np.flatnonzero((np.diff(recorded_offsets) == 0) & (kinds[classes] == compiled.KIND_TRACE))
         if len(bare):
             message = f"acceptance model trace needs a recording for every request; request {bare[0]} has none"
             raise ScenarioError(message, key="acceptance_lengths")
         for c, model in enumerate(models):
             if isinstance(model, Trace):
                 replayed = model.of_recording(recorded_offsets, recorded_lengths)
-                params[:, c, P_STATIONARY] = replayed.missed_share(k)
+                params["stationary"][:, c] = replayed.missed_share(k)
                 if has_confidence:
                     conditional[first[c], :k] = replayed.conditional(k)
-        draws_matches = draws_matches or bool((params[0, kinds == KIND_TRACE, P_STATIONARY] < 1.0).any())
+        draws_matches = draws_matches or bool((params["stationary"][0, kinds == compiled.KIND_TRACE] < 1.0).any())
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,
-        params=params.reshape(-1, N_PARAMS),
+        params=params.reshape(-1),
         band_rows=band_rows,
         band_starts=band_starts,
         band_jumps=band_jumps,

@@ -8,14 +8,13 @@ Every uniform number decides once at most in a run: a round that ends at a rejec
 at position p, is followed by one that starts at p + 1.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.sim.compiled.borrowed import borrowed, put
+from draftcast.kernels.arrays import FloatArray, IntArray, record_type
 from draftcast.sim.compiled.random_streams import mix64, uniform
 
 MAX_K = 128
@@ -28,14 +27,15 @@ KIND_NGRAM = 2  # KIND_RATES, but only rounds that start at a match draft at all
 KIND_TRACE = 3  # recorded lengths
 KIND_BESIDE_HEAD = 4  # rounds that start at a match have a search's drafts, all others those of a head
 
-# Columns of AcceptanceArrays.params. The two-state chain: state 1 is good or matched.
-P_STATIONARY = 0  # P(state 1) at output position 0; trace: P(a round has a draft | it accepted none)
-P_ENTER = 1  # P(1 at p + 1 | 0 at p)
-P_STAY = 2  # P(1 at p + 1 | 1 at p)
-P_LONGER = 3  # searches: P(match longer than j | at least j); 1 never ends a draft early
-P_CONFIDENCE = 4  # discrimination of the draft's confidence, -1 without one
-P_HEAD = 5  # KIND_BESIDE_HEAD: drafts of the head, the least that a search takes a round over with
-N_PARAMS = 6
+# What a class goes by in one band. The two-state chain: state 1 is good or matched.
+PARAMS = record_type(
+    ("stationary", "f8"),  # P(state 1) at output position 0; trace: P(a round has a draft | it accepted none)
+    ("enter", "f8"),  # P(1 at p + 1 | 0 at p)
+    ("stay", "f8"),  # P(1 at p + 1 | 1 at p)
+    ("longer", "f8"),  # searches: P(match longer than j | at least j); 1 never ends a draft early
+    ("confidence", "f8"),  # discrimination of the draft's confidence, -1 without one
+    ("head", "f8"),  # KIND_BESIDE_HEAD: drafts of the head, the least that a search takes a round over with
+)
 
 AT_ONCE = 4  # drafts that are drawn together
 
@@ -48,7 +48,7 @@ class AcceptanceArrays(NamedTuple):
     # or as many for each bin of its requests, or those of every band of its factors one after the other
     conditional: FloatArray
     row: npt.NDArray[np.int32]  # [n] a request's row, of state 0 where there are two
-    params: FloatArray  # [bands * c, N_PARAMS] P_*, of all classes in the first band, in the second, ...
+    params: npt.NDArray[Any]  # PARAMS[bands * c], of all classes in the first band, in the second, ...
     band_rows: IntArray  # [c] rows of one band
     band_starts: IntArray  # [n, s] output positions at which a request changes band; s = 0: no factors
     band_jumps: IntArray  # [c, s] by how many bands
@@ -63,19 +63,17 @@ class AcceptanceArrays(NamedTuple):
 @njit(cache=True, forceinline=True)
 def band_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
     """The band of stated factors that a round or a match at this output position is in."""
-    a = borrowed(arrays)
     band = 0
-    for step in range(a.band_starts.shape[1]):
-        if position >= a.band_starts[request, step]:
-            band += int(a.band_jumps[c, step])
+    for step in range(arrays.band_starts.shape[1]):
+        if position >= arrays.band_starts[request, step]:
+            band += int(arrays.band_jumps[c, step])
     return band
 
 
 @njit(cache=True, forceinline=True)
 def row_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
     """The row of ``conditional`` that a round at this output position goes by, of state 0 where there are two."""
-    a = borrowed(arrays)
-    return int(a.row[request] + band_at(arrays, request, c, position) * a.band_rows[c])
+    return int(arrays.row[request] + band_at(arrays, request, c, position) * arrays.band_rows[c])
 
 
 @njit(cache=True, forceinline=True)
@@ -85,38 +83,36 @@ def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> i
     The chain starts stationary at position 0. A cursor remembers where it stands; a call behind the cursor (a second
     run over the same arrays) walks again from 0, so the answer never depends on the calls before.
     """
-    a = borrowed(arrays)
-    key = a.match_keys[request]
-    cursor = int(a.state[request])
+    key = arrays.match_keys[request]
+    cursor = int(arrays.state[request])
     if cursor >= 0 and cursor >> 1 <= position:
         at = cursor >> 1
         state = cursor & 1
     else:
         at = 0
-        first = c + a.kind.shape[0] * band_at(arrays, request, c, 0)
-        state = 1 if uniform(key, 0) < a.params[first, P_STATIONARY] else 0
+        first = c + arrays.kind.shape[0] * band_at(arrays, request, c, 0)
+        state = 1 if uniform(key, 0) < arrays.params[first].stationary else 0
     while at < position:
         at += 1
-        in_band = c + a.kind.shape[0] * band_at(arrays, request, c, at)
-        enter = a.params[in_band, P_ENTER]
-        stay = a.params[in_band, P_STAY]
+        in_band = c + arrays.kind.shape[0] * band_at(arrays, request, c, at)
+        enter = arrays.params[in_band].enter
+        stay = arrays.params[in_band].stay
         state = 1 if uniform(key, at) < (stay if state == 1 else enter) else 0
-    put(a.state, request, 2 * position + state)
+    arrays.state[request] = 2 * position + state
     return state
 
 
 @njit(cache=True, forceinline=True)
 def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position: int, drafts: int) -> int:
-    a = borrowed(arrays)
     row = row_at(arrays, request, c, position)
-    state = state_at(a, request, c, position)
-    key = a.keys[request]
-    match_key = a.match_keys[request]
-    enter = a.params[c, P_ENTER]
-    stay = a.params[c, P_STAY]
+    state = state_at(arrays, request, c, position)
+    key = arrays.keys[request]
+    match_key = arrays.match_keys[request]
+    enter = arrays.params[c].enter
+    stay = arrays.params[c].stay
     accepted = 0
     while accepted < drafts:
-        if uniform(key, position + accepted) >= a.conditional[row + state, accepted]:
+        if uniform(key, position + accepted) >= arrays.conditional[row + state, accepted]:
             break
         accepted += 1
         # Beyond the cursor: looked at, not stored, since the next round may start nearer.
@@ -126,8 +122,7 @@ def _accepted_in_states(arrays: AcceptanceArrays, request: int, c: int, position
 
 @njit(cache=True, forceinline=True)
 def _accepted_at_rates(arrays: AcceptanceArrays, request: int, row: int, position: int, drafts: int) -> int:
-    a = borrowed(arrays)
-    key = a.keys[request]
+    key = arrays.keys[request]
     done = 0
     accepted = 0
     while done < drafts and accepted == done:
@@ -137,7 +132,7 @@ def _accepted_at_rates(arrays: AcceptanceArrays, request: int, row: int, positio
         alive = 1
         for j in range(done, end):
             # Unsigned: an index that numba need not test for being negative.
-            alive &= int(uniform(key, position + j) < a.conditional[row, np.uint64(j)])
+            alive &= int(uniform(key, position + j) < arrays.conditional[row, np.uint64(j)])
             accepted += alive
         done = end
     return accepted
@@ -149,32 +144,30 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
 
     ``drafts``: draft tokens verified, 0..MAX_K; for a tree its depth.
     """
-    a = borrowed(arrays)
-    c = a.class_id[request]
-    kind = a.kind[c]
+    c = arrays.class_id[request]
+    kind = arrays.kind[c]
     if kind in (KIND_RATES, KIND_NGRAM, KIND_BESIDE_HEAD):
         row = row_at(arrays, request, c, position)
         if kind == KIND_BESIDE_HEAD:
-            row += state_at(a, request, c, position)
-        return _accepted_at_rates(a, request, row, position, drafts)
+            row += state_at(arrays, request, c, position)
+        return _accepted_at_rates(arrays, request, row, position, drafts)
     if kind == KIND_STATES:
-        return _accepted_in_states(a, request, c, position, drafts)
-    at = a.offsets[request] + position
-    recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
+        return _accepted_in_states(arrays, request, c, position, drafts)
+    at = arrays.offsets[request] + position
+    recorded = int(arrays.lengths[at]) if at < arrays.offsets[request + 1] else 0
     return drafts if drafts < recorded else recorded
 
 
 @njit(cache=True, forceinline=True)
 def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: int, k: int) -> int:
-    a = borrowed(arrays)
-    head = int(a.params[c, P_HEAD])
-    if k == 0 or state_at(a, request, c, position) == 0:
+    head = int(arrays.params[c].head)
+    if k == 0 or state_at(arrays, request, c, position) == 0:
         return min(k, head)
-    longer = a.params[c, P_LONGER]
+    longer = arrays.params[c].longer
     if longer >= 1.0:
         return k
     # Geometric match length by repeated products, not by log(): the same bits on every platform.
-    draw = uniform(mix64(a.match_keys[request]), position)
+    draw = uniform(mix64(arrays.match_keys[request]), position)
     proposed = max(head, 1)
     tail = longer
     while proposed < k and draw < tail:
@@ -186,9 +179,8 @@ def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: in
 @njit(cache=True, forceinline=True)
 def drafts_of_head(arrays: AcceptanceArrays, request: int, position: int, k: int) -> int:
     """Of up to k drafts of the round those that a head makes: none where a search takes the round over."""
-    a = borrowed(arrays)
-    c = a.class_id[request]
-    if a.kind[c] == KIND_BESIDE_HEAD and state_at(a, request, c, position) == 1:
+    c = arrays.class_id[request]
+    if arrays.kind[c] == KIND_BESIDE_HEAD and state_at(arrays, request, c, position) == 1:
         return 0
     return k
 
@@ -199,12 +191,11 @@ def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: in
 
     A round without a match proposes 0; with a drawn match length it proposes min(k, length).
     """
-    a = borrowed(arrays)
-    c = a.class_id[request]
-    if a.kind[c] in (KIND_NGRAM, KIND_BESIDE_HEAD):
-        return _proposed_ngram(a, request, c, position, k)
-    if a.kind[c] == KIND_TRACE and a.params[c, P_STATIONARY] < 1.0:
-        at = a.offsets[request] + position
-        found = at < a.offsets[request + 1] and a.lengths[at] > 0
-        return k if found or uniform(a.match_keys[request], position) < a.params[c, P_STATIONARY] else 0
+    c = arrays.class_id[request]
+    if arrays.kind[c] in (KIND_NGRAM, KIND_BESIDE_HEAD):
+        return _proposed_ngram(arrays, request, c, position, k)
+    if arrays.kind[c] == KIND_TRACE and arrays.params[c].stationary < 1.0:
+        at = arrays.offsets[request] + position
+        found = at < arrays.offsets[request + 1] and arrays.lengths[at] > 0
+        return k if found or uniform(arrays.match_keys[request], position) < arrays.params[c].stationary else 0
     return k

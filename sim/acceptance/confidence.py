@@ -25,20 +25,9 @@ import numpy as np
 from numba import njit
 
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.sim.acceptance.compiled import (
-    KIND_BESIDE_HEAD,
-    KIND_RATES,
-    KIND_STATES,
-    KIND_TRACE,
-    P_CONFIDENCE,
-    P_ENTER,
-    P_STAY,
-    AcceptanceArrays,
-    proposed_drafts,
-    row_at,
-    state_at,
-)
-from draftcast.sim.compiled.borrowed import borrowed, put, reference
+from draftcast.sim.acceptance import compiled
+from draftcast.sim.acceptance.compiled import AcceptanceArrays, proposed_drafts, row_at, state_at
+from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, S11, mix64, uniform
 
 S38 = np.uint64(38)
@@ -51,14 +40,13 @@ TWO_52, TWO_52_BITS = 2.0**52, np.uint64(0x4330000000000000)
 
 def has_confidence(arrays: AcceptanceArrays) -> bool:
     """Whether every class has a confidence."""
-    return bool((arrays.params[:, P_CONFIDENCE] >= 0.0).all())
+    return bool((arrays.params["confidence"] >= 0.0).all())
 
 
 @njit(cache=True, forceinline=True)
 def rounds_are_alike(arrays: AcceptanceArrays) -> bool:
     """Whether all rounds of all requests have the same chances, so that `describe_alike` serves."""
-    a = borrowed(arrays)
-    return bool(a.conditional.shape[0] == 1 and a.kind[0] == KIND_RATES)
+    return bool(arrays.conditional.shape[0] == 1 and arrays.kind[0] == compiled.KIND_RATES)
 
 
 @njit(cache=True, forceinline=True)
@@ -83,54 +71,47 @@ def describe_drafts(
         draws: rows of ``stride`` numbers: below which acceptance draw a level is accepted, and the draws' counter.
         alike: `rounds_are_alike`; then `describe_alike` writes the rest, for all rounds at once.
     """
-    a = borrowed(arrays)
-    put(draws, levels * stride + i, np.int64(a.keys[request] + np.uint64(position + 1) * GOLDEN))
+    draws[levels * stride + i] = np.int64(arrays.keys[request] + np.uint64(position + 1) * GOLDEN)
     if alike:
         return
-    c = a.class_id[request]
-    kind = a.kind[c]
-    discrimination = a.params[c, P_CONFIDENCE]
+    c = arrays.class_id[request]
+    kind = arrays.kind[c]
+    discrimination = arrays.params[c].confidence
     recorded = 0
     state = 0
-    if kind == KIND_TRACE:
-        at = a.offsets[request] + position
-        recorded = int(a.lengths[at]) if at < a.offsets[request + 1] else 0
-    elif kind in (KIND_STATES, KIND_BESIDE_HEAD):
+    if kind == compiled.KIND_TRACE:
+        at = arrays.offsets[request] + position
+        recorded = int(arrays.lengths[at]) if at < arrays.offsets[request + 1] else 0
+    elif kind in (compiled.KIND_STATES, compiled.KIND_BESIDE_HEAD):
         state = state_at(arrays, request, c, position)
     proposed = proposed_drafts(arrays, request, position, levels)
     row = row_at(arrays, request, c, position)
     for j in range(levels):
-        p = a.conditional[row + state, j]
-        if kind == KIND_STATES:
-            enter = a.params[c, P_STAY] if state == 1 else a.params[c, P_ENTER]
-            state = 1 if uniform(a.match_keys[request], position + j + 1) < enter else 0
+        p = arrays.conditional[row + state, j]
+        if kind == compiled.KIND_STATES:
+            enter = arrays.params[c].stay if state == 1 else arrays.params[c].enter
+            state = 1 if uniform(arrays.match_keys[request], position + j + 1) < enter else 0
         if j >= proposed:
             p = 0.0
         # draw * 2**-53 < p, the comparison of ``accepted_drafts``, in whole numbers.
         limit = math.ceil(p * TWO_53)
         # What a recording would have accepted after its first rejection is not known: it is drawn.
-        if kind == KIND_TRACE and j <= recorded:
+        if kind == compiled.KIND_TRACE and j <= recorded:
             limit = ALWAYS if j < recorded else 0
-        put(survival, j * stride + i, p)
-        put(draws, j * stride + i, limit)
-    put(survival, levels * stride + i, max(2.0 * discrimination - 1.0, 0.0))
-    put(survival, (levels + 1) * stride + i, max(2.0 * min(discrimination, 1.0 - discrimination), 0.0))
+        survival[j * stride + i] = p
+        draws[j * stride + i] = limit
+    survival[levels * stride + i] = max(2.0 * discrimination - 1.0, 0.0)
+    survival[(levels + 1) * stride + i] = max(2.0 * min(discrimination, 1.0 - discrimination), 0.0)
 
 
 @njit(cache=True)
 def describe_alike(
-    arrays: AcceptanceArrays,
-    levels: int,
-    survival: FloatArray,
-    draws: IntArray,
-    n: int,
-    stride: int,
+    arrays: AcceptanceArrays, levels: int, survival: FloatArray, draws: IntArray, n: int, stride: int
 ) -> None:
     """What ``n`` rounds have in common, several requests at a time; arguments as of `describe_drafts`."""
-    a = borrowed(arrays)
-    discrimination = a.params[0, P_CONFIDENCE]
+    discrimination = arrays.params[0].confidence
     for j in range(levels):
-        p = a.conditional[0, j]
+        p = arrays.conditional[0, j]
         limit = math.ceil(p * TWO_53)
         survival[j * stride : j * stride + n] = p
         draws[j * stride : j * stride + n] = limit
@@ -172,12 +153,7 @@ def forecast_survival(survival: FloatArray, draws: IntArray, n: int, levels: int
 
 
 @njit(cache=True)
-def survivals(
-    arrays: AcceptanceArrays,
-    requests: IntArray,
-    positions: IntArray,
-    out: FloatArray,
-) -> None:
+def survivals(arrays: AcceptanceArrays, requests: IntArray, positions: IntArray, out: FloatArray) -> None:
     """`forecast_survival` of many rounds into ``out``, shape [requests, levels]; for callers in Python."""
     ref = reference(arrays)
     n, levels = out.shape

@@ -8,16 +8,17 @@ rise. Every round meets fresh uniform numbers (see compiled.py), so these formul
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
 from draftcast.kernels.arrays import FloatArray
-from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, N_PARAMS
+from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, PARAMS
 
 
 def _non_increasing(rates: tuple[float, ...]) -> tuple[float, ...]:
@@ -91,9 +92,9 @@ class AcceptanceModel(Frozen):
         """What the engine compares a uniform number with. Shape [rows, max_drafts()], or of one row."""
         return self.conditional(self.max_drafts())
 
-    def parameters(self) -> FloatArray:
-        """The row of ``AcceptanceArrays.params``. Shape [N_PARAMS]."""
-        return np.zeros(N_PARAMS)
+    def parameters(self) -> NDArray[Any]:
+        """The rows of ``AcceptanceArrays.params``: ``PARAMS[bands]``."""
+        return np.zeros(1, PARAMS)
 
 
 def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:

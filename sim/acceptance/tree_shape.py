@@ -63,11 +63,7 @@ def _rates_by_breadth(alpha: float, depth: int, width: int, max_nodes: int) -> F
 
 
 def rates_in_another_tree(
-    rates: Sequence[float],
-    measured: tuple[int, int],
-    wanted: tuple[int, int],
-    depth: int,
-    growth: str = "best",
+    rates: Sequence[float], measured: tuple[int, int], wanted: tuple[int, int], depth: int, growth: str = "best"
 ) -> tuple[float, ...]:
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 

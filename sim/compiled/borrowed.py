@@ -5,15 +5,14 @@ operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer
 
 - ``ref = reference(bundle)`` once, in the function that Python calls; ``ref`` is one address;
 - every function below takes ``ref`` as it would the NamedTuple: attribute access, each field loaded where it is used,
-  owned by nobody; a NamedTuple inside the bundle comes as a reference again;
-- one that may be given the NamedTuple itself begins with ``s = borrowed(ref)``, which then owns nothing either.
+  owned by nobody; a NamedTuple inside the bundle comes as a reference again.
 
 Python, which calls one compiled function over and over, holds the bundle in a :class:`Held` and passes its address.
 
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
 ``inline="always"`` numba's dead-code elimination drops direct stores into borrowed arrays; use ``forceinline=True``
-instead, or :func:`put`.
+instead.
 """
 
 from collections.abc import Callable, Hashable
@@ -65,17 +64,6 @@ def reference(record: RecordT) -> RecordT:
     return record
 
 
-def borrowed(record: RecordT) -> RecordT:
-    """In compiled code a view of the bundle's arrays that owns nothing; in Python the bundle."""
-    return record
-
-
-@njit(cache=True, forceinline=True)
-def put(array: npt.NDArray[Any], index: int, value: Any) -> None:
-    """``array[index] = value`` for an array of a borrowed bundle, safe from dead-code elimination."""
-    array[index] = value
-
-
 def _disowned_array(context: Any, builder: Any, kind: Any, value: Any) -> Any:
     """The array ``value`` with both owners null: counting references of null is a no-op that the optimiser removes."""
     array = context.make_array(kind)(context, builder, value)
@@ -122,13 +110,6 @@ def _reference_typed(typingctx: Any, record: Any) -> Any:
     return Reference(record)(record), codegen
 
 
-def _borrow_value_typed(typingctx: Any, record: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _disowned(context, builder, record, args[0])
-
-    return record(record), codegen
-
-
 def _size_typed(typingctx: Any, record: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return context.get_constant(types.intp, context.get_abi_sizeof(context.get_value_type(record)))
@@ -147,7 +128,6 @@ def _write_typed(typingctx: Any, record: Any, memory: Any) -> Any:
 
 
 _reference: Any = intrinsic(_reference_typed)
-_borrow_value: Any = intrinsic(_borrow_value_typed)
 _size: Any = intrinsic(_size_typed)
 _write: Any = intrinsic(_write_typed)
 
@@ -254,16 +234,3 @@ def _reference_overload(record: Any) -> Any:
     if isinstance(record, Reference):
         return itself
     return address if isinstance(record, types.NamedTuple) else None
-
-
-@overload(borrowed, jit_options={"forceinline": True})
-def _borrowed_overload(record: Any) -> Any:
-    def of_value(record: Any) -> Any:
-        return _borrow_value(record)
-
-    def itself(record: Any) -> Any:
-        return record
-
-    if isinstance(record, Reference):
-        return itself
-    return of_value if isinstance(record, types.NamedTuple) else None

@@ -28,11 +28,7 @@ _STREAM_STEP = 0xD1B54A32D192ED03  # another odd 64-bit constant, so that (seed,
 GOLDEN = np.uint64(_GOLDEN)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
-S11 = np.uint64(11)
-S27 = np.uint64(27)
-S30 = np.uint64(30)
-S31 = np.uint64(31)
-U1 = np.uint64(1)
+S11, S27, S30, S31, U1 = (np.uint64(number) for number in (11, 27, 30, 31, 1))
 TO_UNIT = 2.0**-53
 
 
@@ -55,7 +51,7 @@ class Stream(IntEnum):
     SESSION = 13
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, forceinline=True)
 def mix64(x: np.uint64) -> np.uint64:
     """Mix 64 bits (splitmix64 finaliser). Takes and returns ``uint64``."""
     x = (x ^ (x >> S30)) * MIX_1
@@ -63,7 +59,7 @@ def mix64(x: np.uint64) -> np.uint64:
     return x ^ (x >> S31)
 
 
-@njit(cache=True, inline="always")
+@njit(cache=True, forceinline=True)
 def uniform(key: np.uint64, position: int) -> float:
     """The draw of ``key`` at ``position`` (int, >= -1), a float64 in [0, 1) with 53 random bits."""
     return float(mix64(np.uint64(key) + (np.uint64(position) + U1) * GOLDEN) >> S11) * TO_UNIT

@@ -16,7 +16,7 @@ from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.compiled.borrowed import Held, borrowed, put
+from draftcast.sim.compiled.borrowed import Held, reference
 
 N = 20
 MODELS: list[AcceptanceModel] = [
@@ -124,8 +124,8 @@ def test_requests_without_a_chain_carry_no_cursor() -> None:
 
 @njit
 def _double(record: AcceptanceArrays, index: int) -> int:
-    view = borrowed(record)
-    put(view.state, index, 2 * view.state[index])
+    view = reference(record)
+    view.state[index] = 2 * view.state[index]
     return len(view.keys)
 
 
@@ -134,12 +134,12 @@ def test_borrowed_reads_and_writes_the_caller_s_arrays() -> None:
     arrays.state[4] = 21
     assert _double(arrays, 4) == N
     assert arrays.state[4] == 42
-    assert borrowed(arrays) is arrays
+    assert reference(arrays) is arrays
 
 
 @njit
 def _second_key(record: AcceptanceArrays) -> int:
-    return int(borrowed(record).keys[1])
+    return int(reference(record).keys[1])
 
 
 def test_a_held_bundle_is_read_as_its_own_arrays_are() -> None:
