@@ -1,31 +1,14 @@
 """Draft for all, verify the likeliest for as long as each adds to the batch's tokens per second: DSpark."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import Policy, arrays
-from draftcast.sim.policies.forecast import (
-    draft_levels,
-    fill_profiled_seconds,
-    host_terms,
-    undrafted_seconds,
-    with_host,
-)
-from draftcast.sim.policies.selection import (
-    SURE,
-    TO_SHARE,
-    forecast_drafts,
-    lost_of,
-    pick_likeliest,
-    rank_drafts,
-    request_of,
-    settle,
-    work_spaces,
-)
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.policies import forecast, selection
+from draftcast.sim.policies.forecast import draft_levels, host_terms, with_host
+from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, lost_of
+from draftcast.sim.state.engine import Engine
 
 ADAPTIVE_EARLY_STOP = 0
 MORE = 1.0 + 1e-9
@@ -44,17 +27,17 @@ def decide_adaptive_verification(s: Engine, slot: int) -> None:
     order = s.policy.order
     row_s = s.policy.row_s
     if not early_stop:
-        fill_profiled_seconds(s)
-    rest_s = undrafted_seconds(s, slot, n, n * k, most) - row_s[n]
+        forecast.fill_profiled_seconds(s)
+    rest_s = forecast.undrafted_seconds(s, slot, n, n * k, most) - row_s[n]
     host = host_terms(s)
     if not early_stop:
         rest_s, host = float(s.times[0].draft_s), (0.0, 0.0)
-    first = rank_drafts(s, slot, n, most)
+    first = selection.rank_drafts(s, slot, n, most)
     nodes = k / most
     best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
     taken = lost = 0
     last = first + n * most
-    while last > first and lost_of(order[last - 1]) >= SURE:
+    while last > first and lost_of(order[last - 1]) >= selection.SURE:
         last -= 1  # no chance, no gain: a text search found less than it was asked for
     ahead_s = row_s[n + int(nodes)]
     for levels in range(1, last - first + 1):
@@ -64,7 +47,7 @@ def decide_adaptive_verification(s: Engine, slot: int) -> None:
             ahead_s = row_s[n + (levels + 1 if k == most else int((levels + 1) * nodes))]
             if ahead_s <= here_s * MORE and not early_stop:
                 continue  # one more draft takes no more time (CUDA-graph sizes)
-        tokens = n + levels - lost * TO_SHARE
+        tokens = n + levels - lost * selection.TO_SHARE
         seconds = with_host(rest_s + here_s, host)
         if tokens * best_s > best_tokens * seconds * MORE:
             best_tokens, best_s, taken = tokens, seconds, levels
@@ -73,15 +56,15 @@ def decide_adaptive_verification(s: Engine, slot: int) -> None:
     if early_stop:
         entries = s.entries[slot]
         for at in range(first, first + taken):
-            entries[order[request_of(order[at])]].next_drafts += 1
+            entries[order[selection.request_of(order[at])]].next_drafts += 1
     else:
         n = forecast_drafts(s, slot, most, False)
-        pick_likeliest(s, slot, n, most, taken)
-    settle(s, slot, n, most)
+        selection.pick_likeliest(s, slot, n, most, taken)
+    selection.settle(s, slot, n, most)
 
 
 @dataclass(frozen=True)
-class AdaptiveVerification(Policy):
+class AdaptiveVerification(SelectingPolicy):
     """Every request drafts ``num_speculative_tokens``; the likeliest drafts are verified while throughput rises.
 
     Rule: take the drafts of the batch by falling survival (the product of the confidences up to each) and count a taken
@@ -100,13 +83,8 @@ class AdaptiveVerification(Policy):
     """
 
     early_stop: bool = False  # at the first draft that does not raise throughput (algorithm 1), instead of weighing all
-    name: ClassVar[str] = "adaptive_verification"
-    needs_confidence: ClassVar[bool] = True
     rule = decide_adaptive_verification
 
     def __post_init__(self) -> None:
         if not isinstance(self.early_stop, bool):
             raise ScenarioError("must be true or false", key="policy.early_stop", value=self.early_stop)
-
-    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(params=[float(self.early_stop)], **work_spaces(k, max_num_seqs))

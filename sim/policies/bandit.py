@@ -1,36 +1,26 @@
 """Try draft lengths and keep to the one that works: Nightjar, BanditSpec.
 
 One bandit for every power of two of the batch's size. The loss of a step is its time per emitted token, less what its
-prefill rows took. State: a header, then for every context what is locked, then for every context and arm how often it
-was seen and its mean loss.
+prefill rows took. State: a header, then for every context what is locked. Of every context and arm ``policy.order``
+holds how often it was seen and ``policy.scratch`` its mean loss.
 """
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.compiled.random_streams import Stream, stream_key, uniform
-from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero, draft_alike
+from draftcast.sim.policies.base import AT_LEAST_0, Policy, arrays, check, draft_alike
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import Array, Engine, PolicyArrays
 
 BANDIT_UCB, BANDIT_EXPLORATION, BANDIT_SWITCH_S = 0, 1, 2
 # A step's decision is judged by the next step's output, at most three steps later.
 BANDIT_RECENT, BANDIT_KEY, BANDIT_DRAWS, BANDIT_LAST, BANDIT_CONTEXTS = 0, 4, 5, 6, 7
 LOCK_LEFT, LOCK_ARM, LOCK_BLOCK, LOCK_BIN, LOCK_SIZE = 0, 1, 2, 3, 4
-ARM_SEEN, ARM_LOSS, ARM_SIZE = 0, 1, 2
-
-
-def bandit_state(arms: int, max_num_seqs: int, key: int) -> list[float]:
-    """State with nothing learned; ``key`` is a random 64-bit key, of which a float holds the first 53 bits exactly."""
-    contexts = max_num_seqs.bit_length()
-    header = [0.0] * BANDIT_CONTEXTS
-    header[BANDIT_KEY] = float(key >> 11)
-    return header + [0.0, 0.0, 1.0, 0.0] * contexts + [0.0] * (contexts * arms * ARM_SIZE)
 
 
 @njit(cache=True)
@@ -44,13 +34,6 @@ def context_of(num_seqs: int) -> int:
 
 
 @njit(cache=True)
-def _arms_at(s: Engine, context: int, arms: int) -> int:
-    per_context = LOCK_SIZE + arms * ARM_SIZE
-    contexts = (s.policy.state.size - BANDIT_CONTEXTS) // per_context
-    return int(BANDIT_CONTEXTS + contexts * LOCK_SIZE + context * arms * ARM_SIZE)
-
-
-@njit(cache=True)
 def _draw(s: Engine) -> float:
     state = s.policy.state
     state[BANDIT_DRAWS] += 1.0
@@ -58,30 +41,27 @@ def _draw(s: Engine) -> float:
 
 
 @njit(cache=True)
-def _best_ucb(s: Engine, at: int, arms: int) -> int:
+def _best_ucb(s: Engine, seen: Array, loss: Array) -> int:
     """BanditSpec: the arm with the highest upper confidence bound; arms never seen come first, in order."""
-    state = s.policy.state
-    seen = 0.0
+    steps = 0
     least = math.inf
-    for arm in range(arms):
-        x = at + arm * ARM_SIZE
-        if state[x + ARM_SEEN] == 0.0:
+    for arm in range(seen.size):
+        if seen[arm] == 0:
             return arm
-        seen += state[x + ARM_SEEN]
-        least = min(least, state[x + ARM_LOSS])
+        steps += seen[arm]
+        least = min(least, loss[arm])
     best = 0
     best_bound = -1.0
-    for arm in range(arms):
-        x = at + arm * ARM_SIZE
-        radius = math.sqrt(2.0 * math.log(seen) / state[x + ARM_SEEN])
-        bound = least / state[x + ARM_LOSS] + s.policy.params[BANDIT_EXPLORATION] * radius
+    for arm in range(seen.size):
+        radius = math.sqrt(2.0 * math.log(steps) / seen[arm])
+        bound = least / loss[arm] + s.policy.params[BANDIT_EXPLORATION] * radius
         if bound > best_bound:
             best, best_bound = arm, bound
     return best
 
 
 @njit(cache=True)
-def _best_bin(s: Engine, at: int, context: int, arms: int) -> int:
+def _best_bin(s: Engine, context: int, seen: Array, loss: Array) -> int:
     """Nightjar: an arm is locked for a bin of steps; the b-th bin of a block explores with probability 1/b."""
     state = s.policy.state
     lock = BANDIT_CONTEXTS + context * LOCK_SIZE
@@ -95,19 +75,18 @@ def _best_bin(s: Engine, at: int, context: int, arms: int) -> int:
         state[lock + LOCK_BIN] = 1.0
         length *= 2.0
     if _draw(s) * state[lock + LOCK_BIN] < 1.0:
-        arm = int(_draw(s) * arms)
+        arm = int(_draw(s) * seen.size)
     else:
         arm = 0
         least = math.inf
-        for other in range(arms):
-            x = at + other * ARM_SIZE
-            if state[x + ARM_SEEN] == 0.0:
+        for other in range(seen.size):
+            if seen[other] == 0:
                 continue
-            loss = state[x + ARM_LOSS]
+            other_s = loss[other]
             if state[BANDIT_LAST] == 0.0 and other > 0:
-                loss += s.policy.params[BANDIT_SWITCH_S] / other
-            if loss < least:
-                arm, least = other, loss
+                other_s += s.policy.params[BANDIT_SWITCH_S] / other
+            if other_s < least:
+                arm, least = other, other_s
     state[lock + LOCK_ARM] = arm
     state[lock + LOCK_LEFT] = length - 1.0
     return arm
@@ -119,9 +98,10 @@ def decide_bandit(s: Engine, slot: int) -> None:
     k = s.config[0].max_drafts
     arms = draft_levels(s, k) + 1
     context = context_of(s.batch[slot].size)
-    at = _arms_at(s, context, arms)
+    seen = s.policy.order[context * arms : (context + 1) * arms]
+    loss = s.policy.scratch[context * arms : (context + 1) * arms]
     is_ucb = s.policy.params[BANDIT_UCB] > 0.0
-    arm = _best_ucb(s, at, arms) if is_ucb else _best_bin(s, at, context, arms)
+    arm = _best_ucb(s, seen, loss) if is_ucb else _best_bin(s, context, seen, loss)
     state[BANDIT_RECENT + (s.engine[0].step & 3)] = arm
     state[BANDIT_LAST] = arm
     draft_alike(s, slot, int(arm * k // max(arms - 1, 1)))
@@ -134,12 +114,11 @@ def observe_bandit(s: Engine, slot: int) -> None:
     decode_s = batch.elapsed_s - batch.prefill_s
     if batch.emitted == 0 or decode_s <= 0.0 or batch.step == 0:
         return
-    state = s.policy.state
+    seen, loss = s.policy.order, s.policy.scratch
     arms = draft_levels(s, s.config[0].max_drafts) + 1
-    arm = int(state[BANDIT_RECENT + ((batch.step - 1) & 3)])
-    x = _arms_at(s, context_of(batch.size), arms) + arm * ARM_SIZE
-    state[x + ARM_SEEN] += 1.0
-    state[x + ARM_LOSS] += (decode_s / batch.emitted - state[x + ARM_LOSS]) / state[x + ARM_SEEN]
+    at = context_of(batch.size) * arms + int(s.policy.state[BANDIT_RECENT + ((batch.step - 1) & 3)])
+    seen[at] += 1
+    loss[at] += (decode_s / batch.emitted - loss[at]) / seen[at]
 
 
 ALGORITHMS = ("bin_greedy", "ucb")
@@ -167,19 +146,22 @@ class Bandit(Policy):
     algorithm: str = "bin_greedy"  # or ``ucb``
     exploration: float = 0.1  # weight of the confidence radius of ``ucb``, at least 0
     switch_cost_s: float = 0.0  # cost of resuming that ``bin_greedy`` reckons with
-    name: ClassVar[str] = "bandit"
     rule = decide_bandit
     learn = observe_bandit
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
             raise ScenarioError(f"must be one of {', '.join(ALGORITHMS)}", key="policy.algorithm", value=self.algorithm)
-        check_at_least_zero(self, "exploration")
-        check_at_least_zero(self, "switch_cost_s")
+        check(self, AT_LEAST_0, "exploration", "switch_cost_s")
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        # A tree has fewer levels than nodes; the arms it does not need stay empty.
+        contexts = max_num_seqs.bit_length()
+        header = [0.0] * BANDIT_CONTEXTS
+        header[BANDIT_KEY] = float(stream_key(seed, Stream.POLICY) >> 11)  # a float holds the first 53 bits exactly
+        cells = contexts * (k + 1)  # a tree has fewer levels than nodes; what it does not need stays empty
         return arrays(
             params=[float(self.algorithm == "ucb"), self.exploration, self.switch_cost_s],
-            state=bandit_state(k + 1, max_num_seqs, stream_key(seed, Stream.POLICY)),
+            state=header + [0.0, 0.0, 1.0, 0.0] * contexts,
+            scratch=cells,
+            order=cells,
         )

@@ -11,14 +11,14 @@ from draftcast.errors import ScenarioError
 from draftcast.sim.policies.batch import N_SHOWN, N_SHOWN_FLOATS, N_SHOWN_SCALARS, Batch, Decision, Lengths
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
-Rule = Callable[[Engine, int], None]
-"""A compiled function of the engine and of the slot of a batch."""
+Rule = Callable[[Engine, int], None]  # a compiled function of the engine and of the slot of a batch
 
 
 class Policy:
     """Base of all policies. Subclass it, override ``decide``, and name it by import path in a scenario."""
 
     name: ClassVar[str] = ""
+    """Of a built-in one, from `BUILT_IN`."""
     is_dynamic: ClassVar[bool] = True
     needs_confidence: ClassVar[bool] = False
     rule: ClassVar[Rule | None] = None
@@ -86,26 +86,24 @@ def draft_alike(s: Engine, slot: int, drafts: int) -> None:
 
 
 def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.integer) and not isinstance(value, bool)
 
 
-def check_unit(policy: Policy, field: str, above_zero: bool = False) -> None:
-    """``ScenarioError`` unless the parameter is a number in 0..1 (above 0 if asked)."""
-    value = getattr(policy, field)
-    if not is_number(value) or not 0.0 <= value <= 1.0 or (above_zero and value == 0.0):
-        allowed = "must be above 0 and at most 1" if above_zero else "must be in 0..1"
-        raise ScenarioError(allowed, key=f"policy.{field}", value=value)
+Range = tuple[str, Callable[[Any], bool]]  # what is allowed, in words, and whether a number is
+SHARE: Range = ("must be in 0..1", lambda value: 0.0 <= value <= 1.0)
+SHARE_ABOVE_0: Range = ("must be above 0 and at most 1", lambda value: 0.0 < value <= 1.0)
+AT_LEAST_0: Range = ("must be a number of at least 0", lambda value: 0.0 <= value < float("inf"))
 
 
-def check_count(policy: Policy, field: str, least: int) -> None:
-    """``ScenarioError`` unless the parameter is a whole number of at least ``least``."""
-    value = getattr(policy, field)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ScenarioError(f"must be a whole number of at least {least}", key=f"policy.{field}", value=value)
+def whole(least: int) -> Range:
+    """Whole numbers of at least ``least``."""
+    message = f"must be a whole number of at least {least}"
+    return message, lambda value: isinstance(value, int | np.integer) and int(value) >= least
 
 
-def check_at_least_zero(policy: Policy, field: str) -> None:
-    """``ScenarioError`` unless the parameter is a finite number of at least 0."""
-    value = getattr(policy, field)
-    if not is_number(value) or not 0.0 <= value < float("inf"):
-        raise ScenarioError("must be a number of at least 0", key=f"policy.{field}", value=value)
+def check(policy: Policy, allowed: Range, *parameters: str) -> None:
+    """``ScenarioError`` unless each of the parameters is a number in the range."""
+    for name in parameters:
+        value = getattr(policy, name)
+        if not is_number(value) or not allowed[1](value):
+            raise ScenarioError(allowed[0], key=f"policy.{name}", value=value)

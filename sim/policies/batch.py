@@ -21,8 +21,7 @@ from draftcast.sim.acceptance.confidence import has_confidence, survivals
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.state.engine import Engine
 
-Lengths = int | Sequence[int] | NDArray[np.integer[Any]]
-"""One number for all scheduled requests, or one each."""
+Lengths = int | Sequence[int] | NDArray[np.integer[Any]]  # one number for all scheduled requests, or one each
 NEEDS_CONFIDENCE = (
     "the policy goes by the draft's confidence: say how well that tells accepted drafts from rejected ones, 0 (not at "
     "all) to 1 (surely), as the mean confidence of accepted drafts less that of rejected ones"
@@ -30,15 +29,7 @@ NEEDS_CONFIDENCE = (
 
 SHOWN_SIZE, SHOWN_WAITING, SHOWN_K, N_SHOWN_SCALARS = 0, 1, 2, 3
 SHOWN_NOW_S, SHOWN_KV_USAGE, N_SHOWN_FLOATS = 0, 1, 2
-(
-    SHOWN_REQUEST,
-    SHOWN_OUTPUTS,
-    SHOWN_CONTEXT,
-    SHOWN_DRAFTS,
-    SHOWN_IS_PREFILL,
-    SHOWN_FUTURE,
-    N_SHOWN,
-) = range(7)
+SHOWN_REQUEST, SHOWN_OUTPUTS, SHOWN_CONTEXT, SHOWN_DRAFTS, SHOWN_IS_PREFILL, SHOWN_FUTURE, N_SHOWN = range(7)
 
 
 @njit(cache=True)
@@ -95,6 +86,14 @@ class Decision:
     make: Lengths | None = None  # None: as many as are verified; never fewer than that
 
 
+def _column(number: int, meaning: str) -> cached_property[IntArray]:
+    def read(batch: "Batch") -> IntArray:
+        return np.asarray(batch._columns[number])
+
+    read.__doc__ = meaning
+    return cached_property(read)
+
+
 class Batch:
     """What a Python policy sees of the step being scheduled; arrays have one entry per scheduled request.
 
@@ -126,37 +125,20 @@ class Batch:
         """Share of KV blocks in use."""
         return float(self._floats[SHOWN_KV_USAGE])
 
-    @cached_property
-    def request(self) -> IntArray:
-        """Row in the request table."""
-        return self._column(SHOWN_REQUEST)
-
-    @cached_property
-    def outputs(self) -> IntArray:
-        return self._column(SHOWN_OUTPUTS)
-
-    @cached_property
-    def context(self) -> IntArray:
-        """Tokens in the KV cache after this step."""
-        return self._column(SHOWN_CONTEXT)
-
-    @cached_property
-    def drafts(self) -> IntArray:
-        return self._column(SHOWN_DRAFTS)
+    request = _column(SHOWN_REQUEST, "Row in the request table.")
+    outputs = _column(SHOWN_OUTPUTS, "Output tokens.")
+    context = _column(SHOWN_CONTEXT, "Tokens in the KV cache after this step.")
+    drafts = _column(SHOWN_DRAFTS, "Draft tokens verified in this step.")
 
     @cached_property
     def is_prefill(self) -> BoolArray:
         """A chunk that is not the prompt's last: drafts nothing."""
-        return self._column(SHOWN_IS_PREFILL).astype(np.bool_)
+        return np.asarray(self._columns[SHOWN_IS_PREFILL], np.bool_)
 
     @cached_property
     def acceptance(self) -> FloatArray:
         """Accepted / drafted of each request so far, NaN before its first round."""
         return self._floats[N_SHOWN_FLOATS:]
-
-    def _column(self, number: int) -> IntArray:
-        column: IntArray = self._columns[number]
-        return column
 
     @cached_property
     def survival(self) -> FloatArray:
@@ -171,7 +153,7 @@ class Batch:
         if not has_confidence(acceptance):
             raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination")
         out = np.empty((self.num_seqs, int(self._engine.config[0]["tree_depth"]) or self.k))
-        survivals(acceptance, self.request, self._column(SHOWN_FUTURE), out)
+        survivals(acceptance, self.request, self._columns[SHOWN_FUTURE], out)
         return out
 
     def step_seconds(self, k: int, num_seqs: int | None = None, mean_context: float | None = None) -> float:

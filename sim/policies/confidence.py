@@ -1,14 +1,13 @@
 """Stop drafting when the drafts so far have become unlikely: SpecDec++, DISCO."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numba import njit
 
-from draftcast.sim.policies.base import Policy, arrays, check_unit
+from draftcast.sim.policies.base import SHARE, check
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.policies.selection import forecast_drafts, work_spaces
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts
+from draftcast.sim.state.engine import Engine
 
 CONFIDENCE_REJECTION, CONFIDENCE_LEAST = 0, 1
 
@@ -40,7 +39,7 @@ def decide_confidence(s: Engine, slot: int) -> None:
 
 
 @dataclass(frozen=True)
-class Confidence(Policy):
+class Confidence(SelectingPolicy):
     """Each request drafts on until its draft is no longer sure; the draft that ends the round is verified too.
 
     Rule: with c_j the confidence in draft j, a round ends with the first draft after which the chance that some draft
@@ -54,16 +53,7 @@ class Confidence(Policy):
 
     max_rejection_probability: float = 0.7  # in 0..1; 1 never stops
     min_confidence: float = 0.0  # in 0..1; 0 never stops
-    name: ClassVar[str] = "confidence"
-    needs_confidence: ClassVar[bool] = True
     rule = decide_confidence
 
     def __post_init__(self) -> None:
-        check_unit(self, "max_rejection_probability")
-        check_unit(self, "min_confidence")
-
-    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(
-            params=[self.max_rejection_probability, self.min_confidence],
-            **work_spaces(k, max_num_seqs),
-        )
+        check(self, SHARE, "max_rejection_probability", "min_confidence")

@@ -2,36 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
+import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
+from draftcast.sim.policies.base import SHARE_ABOVE_0, Policy, arrays, check, draft_alike, whole
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
-# Four shared parameters, then one row a tier; state is three numbers a tier.
-TIER_WEIGHT, TIER_INTERVAL, TIER_WARMUP, TIER_COUNT, TIER_FIRST = 0, 1, 2, 3, 4
-TIER_BATCH, TIER_DOWN, TIER_UP, TIER_STEPS, TIER_STEP_0, MAX_TIER_STEPS = 0, 1, 2, 3, 4, 12
+# Three shared parameters, then one row a tier; state is three numbers a tier; the table holds batch sizes' tiers.
+TIER_WEIGHT, TIER_INTERVAL, TIER_WARMUP, TIER_FIRST = 0, 1, 2, 3
+TIER_DOWN, TIER_UP, TIER_STEPS, TIER_STEP_0, MAX_TIER_STEPS = 0, 1, 2, 3, 12
 TIER_ROW = TIER_STEP_0 + MAX_TIER_STEPS
 TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
 
 
 @njit(cache=True)
-def tier_of(s: Engine, num_seqs: int) -> int:
-    """The last tier whose batch size does not exceed ``num_seqs``."""
-    params = s.policy.params
-    tier = 0
-    for t in range(1, int(params[TIER_COUNT])):
-        if params[TIER_FIRST + t * TIER_ROW + TIER_BATCH] <= num_seqs:
-            tier = t
-    return tier
-
-
-@njit(cache=True)
 def decide_tier(s: Engine, slot: int) -> None:
     """As many drafts for every request of the batch: where its tier stands."""
-    tier = tier_of(s, s.batch[slot].size)
+    tier = s.policy.table[s.batch[slot].size]
     index = int(s.policy.state[tier * TIER_STATE + TIER_INDEX])
     draft_alike(s, slot, int(s.policy.params[TIER_FIRST + tier * TIER_ROW + TIER_STEP_0 + index]))
 
@@ -43,7 +32,7 @@ def observe_tier(s: Engine, slot: int) -> None:
     if batch.sampled == 0:
         return
     params = s.policy.params
-    tier = tier_of(s, batch.sampled)
+    tier = s.policy.table[batch.sampled]
     row = TIER_FIRST + tier * TIER_ROW
     state = s.policy.state[tier * TIER_STATE : (tier + 1) * TIER_STATE]
     steps = params[row + TIER_STEP_0 : row + TIER_STEP_0 + int(params[row + TIER_STEPS])]
@@ -84,12 +73,7 @@ class Tier:
     down_hysteresis: float = 0.0
 
 
-SGLANG_TIERS = (
-    Tier(1, (1, 3, 5, 7), 0.0, -0.25),
-    Tier(8, (0, 1, 3)),
-    Tier(32, (0, 1)),
-    Tier(64, (0,)),
-)
+SGLANG_TIERS = (Tier(1, (1, 3, 5, 7), 0.0, -0.25), Tier(8, (0, 1, 3)), Tier(32, (0, 1)), Tier(64, (0,)))
 """SGLang's defaults, ``python/sglang/srt/speculative/adaptive_spec_params.py``, 2026."""
 
 
@@ -107,16 +91,15 @@ class EmaTiers(Policy):
     ema_alpha: float = 0.2
     update_interval: int = 5
     warmup_batches: int = 10
-    name: ClassVar[str] = "ema_tiers"
     rule = decide_tier
     learn = observe_tier
 
     def __post_init__(self) -> None:
         tiers = tuple(t if isinstance(t, Tier) else Tier(**t) for t in self.tiers)
         object.__setattr__(self, "tiers", tiers)
-        check_unit(self, "ema_alpha", above_zero=True)
-        check_count(self, "update_interval", 1)
-        check_count(self, "warmup_batches", 0)
+        check(self, SHARE_ABOVE_0, "ema_alpha")
+        check(self, whole(1), "update_interval")
+        check(self, whole(0), "warmup_batches")
         sizes = [t.batch_size for t in tiers]
         if not tiers or sizes != sorted(set(sizes)):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)
@@ -129,14 +112,16 @@ class EmaTiers(Policy):
                 )
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        params = [self.ema_alpha, self.update_interval, self.warmup_batches, len(self.tiers)]
+        params = [self.ema_alpha, self.update_interval, self.warmup_batches]
         state: list[float] = []
         for tier in self.tiers:
             steps = sorted({s for s in tier.steps if s <= k}) or [0]
             row = [0.0] * TIER_ROW
-            row[:TIER_STEP_0] = [tier.batch_size, tier.down_hysteresis, tier.up_hysteresis, len(steps)]
+            row[:TIER_STEP_0] = [tier.down_hysteresis, tier.up_hysteresis, len(steps)]
             row[TIER_STEP_0 : TIER_STEP_0 + len(steps)] = steps
             params += row
             start = steps.index(k) if k in steps else len(steps) // 2
             state += [start, steps[start] - 1.0, 0.0]
-        return arrays(params=params, state=state)
+        # The last tier that begins at or below a batch size, the first one where none does.
+        begun = np.searchsorted([tier.batch_size for tier in self.tiers], np.arange(max_num_seqs + 1), side="right")
+        return arrays(table=np.maximum(begun - 1, 0), params=params, state=state)

@@ -1,12 +1,11 @@
 """One draft length for the batch, by expected tokens per second at a moving acceptance: SmartSpec, TurboSpec."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numba import njit
 
 from draftcast.sim.cost.step_time import decode_step_seconds
-from draftcast.sim.policies.base import Policy, arrays, check_count, check_unit, draft_alike
+from draftcast.sim.policies.base import SHARE, SHARE_ABOVE_0, Policy, arrays, check, draft_alike, whole
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 GOODPUT_WEIGHT, GOODPUT_PROBE = 0, 1
@@ -77,17 +76,13 @@ class Goodput(Policy):
     initial_acceptance: float = 0.7  # alpha before the first round, in [0, 1]
     # After so many steps in a row without drafts, one step drafts one token so that alpha can recover; 0 never probes.
     probe_interval_steps: int = 64
-    name: ClassVar[str] = "goodput"
     rule = decide_goodput
     learn = observe_goodput
 
     def __post_init__(self) -> None:
-        check_unit(self, "weight", above_zero=True)
-        check_unit(self, "initial_acceptance")
-        check_count(self, "probe_interval_steps", 0)
+        check(self, SHARE_ABOVE_0, "weight")
+        check(self, SHARE, "initial_acceptance")
+        check(self, whole(0), "probe_interval_steps")
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(
-            params=[self.weight, self.probe_interval_steps],
-            state=[self.initial_acceptance, 0.0],
-        )
+        return arrays(params=[self.weight, self.probe_interval_steps], state=[self.initial_acceptance, 0.0])

@@ -1,7 +1,6 @@
 """The policy that knows the future, to measure the others against."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numba import njit
 
@@ -145,7 +144,6 @@ class Oracle(Policy):
     out ahead over many steps, in practice by little.
     """
 
-    name: ClassVar[str] = "oracle"
     rule = decide_oracle
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:

@@ -60,11 +60,11 @@ def _import_policy(path: str) -> type[Policy]:
 
 
 POLICIES = {name: _import_policy(f"{__package__}.{place}") for name, place in BUILT_IN.items()}
-
+for _name, _policy in POLICIES.items():
+    _policy.name = _name
 
 typeof: Any = _typeof
-PYTHON = -1
-"""Number of a policy that decides in Python."""
+PYTHON = -1  # number of a policy that decides in Python
 _CLASSES = list({policy.rule: policy for policy in POLICIES.values()}.values())
 
 

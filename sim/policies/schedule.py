@@ -23,7 +23,6 @@ def decide_by_size(s: Engine, slot: int) -> None:
 class Off(Policy):
     """Never draft, with everything loaded and reserved: what SD "off" by policy (k = 0) still costs."""
 
-    name: ClassVar[str] = "off"
     rule = decide_by_size
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
@@ -34,7 +33,6 @@ class Off(Policy):
 class Fixed(Policy):
     """Always draft ``num_speculative_tokens``, as vLLM does without a schedule."""
 
-    name: ClassVar[str] = "fixed"
     is_dynamic: ClassVar[bool] = False
     rule = decide_by_size
 
@@ -52,7 +50,6 @@ class BatchSchedule(Policy):
     """
 
     schedule: Sequence[Sequence[int]]
-    name: ClassVar[str] = "batch_schedule"
     rule = decide_by_size
 
     def __post_init__(self) -> None:

@@ -6,10 +6,15 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
+from dataclasses import fields
+from typing import Any, ClassVar
+
+import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
-from draftcast.sim.state.engine import Array, Engine
+from draftcast.sim.policies.base import Policy, arrays
+from draftcast.sim.state.engine import Array, Engine, PolicyArrays
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
 INDEX_BITS = LEVEL_BITS + REQUEST_BITS
@@ -20,14 +25,24 @@ PICK_BITS, SORT_BITS = 6, 8
 PICK_BUCKETS, SORT_BUCKETS = (1 << PICK_BITS) + 1, (1 << SORT_BITS) + 1
 
 
-def work_spaces(k: int, max_num_seqs: int) -> dict[str, int]:
-    """Lengths of the work spaces that the functions below need, as arguments of ``policies.base.arrays``."""
-    drafts = max_num_seqs * k
-    return {
-        "scratch": drafts + 2 * max_num_seqs,
-        "order": max_num_seqs + 2 * drafts + SORT_BUCKETS + 1,
-        "rows": max_num_seqs + drafts,
-    }
+class SelectingPolicy(Policy):
+    """Base of the policies whose rules use the functions below; what it holds are the rule's parameters, in order."""
+
+    needs_confidence: ClassVar[bool] = True
+
+    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+        drafts = max_num_seqs * k
+        return arrays(
+            params=self.parameters(),
+            state=np.zeros(max_num_seqs),
+            scratch=drafts + 2 * max_num_seqs,
+            order=max_num_seqs + 2 * drafts + SORT_BUCKETS + 1,
+            rows=max_num_seqs + drafts,
+        )
+
+    def parameters(self) -> list[float]:
+        held: Any = self  # a dataclass
+        return [float(getattr(self, field.name)) for field in fields(held)]
 
 
 @njit(cache=True, forceinline=True)

@@ -2,16 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import Policy, arrays, check_at_least_zero, is_number
+from draftcast.sim.policies.base import AT_LEAST_0, check, is_number
 from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
-from draftcast.sim.policies.selection import forecast_drafts, pick_likeliest, settle, work_spaces
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
+from draftcast.sim.state.engine import Engine
 
 SLO_SLACK, SLO_TPOT_0 = 0, 1  # then the TPOT in seconds of every class, 0 without one
 
@@ -73,7 +72,7 @@ MOST_CLASSES = 128  # their ids are signed bytes
 
 
 @dataclass(frozen=True)
-class SloAware(Policy):
+class SloAware(SelectingPolicy):
     """Every request drafts ``num_speculative_tokens``; verified are those it needs for its TPOT, then the likeliest.
 
     Rule (AdaServe, arXiv 2501.12162, section 4): a request that was t seconds past its first token at the end of the
@@ -91,21 +90,15 @@ class SloAware(Policy):
     # none. A scenario's own SLO is taken when it is absent.
     tpot_s: float | Sequence[float]
     latency_slack: float = 0.25  # share by which verification may lengthen a step, at least 0
-    name: ClassVar[str] = "slo_aware"
-    needs_confidence: ClassVar[bool] = True
     rule = decide_slo_aware
 
     def __post_init__(self) -> None:
-        check_at_least_zero(self, "latency_slack")
+        check(self, AT_LEAST_0, "latency_slack")
         for value in np.atleast_1d(np.asarray(self.tpot_s, object)):
-            if not is_number(value) or not 0.0 <= value < float("inf"):
+            if not is_number(value) or not AT_LEAST_0[1](value):
                 raise ScenarioError("must be seconds, at least 0", key="policy.tpot_s", value=value)
 
-    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
+    def parameters(self) -> list[float]:
         by_class = np.zeros(MOST_CLASSES)
         by_class[: np.size(self.tpot_s) if np.ndim(self.tpot_s) else None] = self.tpot_s
-        return arrays(
-            params=[self.latency_slack, *by_class],
-            state=np.zeros(max_num_seqs),
-            **work_spaces(k, max_num_seqs),
-        )
+        return [self.latency_slack, *by_class]

@@ -1,14 +1,13 @@
 """Draft for all, verify the likeliest of the whole batch within a capacity: TETRIS."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from numba import njit
 
-from draftcast.sim.policies.base import Policy, arrays, check_unit
+from draftcast.sim.policies.base import SHARE, check
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.policies.selection import forecast_drafts, pick_likeliest, settle, work_spaces
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
+from draftcast.sim.state.engine import Engine
 
 TETRIS_SHARE = 0
 
@@ -22,7 +21,7 @@ def decide_tetris(s: Engine, slot: int) -> None:
 
 
 @dataclass(frozen=True)
-class Tetris(Policy):
+class Tetris(SelectingPolicy):
     """Every request drafts ``num_speculative_tokens``; of all these drafts a capacity is verified, the likeliest first.
 
     Rule: a draft's worth is the product of the confidences up to it, the chance that it is reached and accepted. The
@@ -33,12 +32,7 @@ class Tetris(Policy):
     """
 
     capacity: float = 0.5  # share of the batch's drafts that is verified, in 0..1
-    name: ClassVar[str] = "tetris"
-    needs_confidence: ClassVar[bool] = True
     rule = decide_tetris
 
     def __post_init__(self) -> None:
-        check_unit(self, "capacity")
-
-    def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        return arrays(params=[self.capacity], **work_spaces(k, max_num_seqs))
+        check(self, SHARE, "capacity")

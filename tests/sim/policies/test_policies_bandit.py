@@ -136,10 +136,9 @@ def test_a_step_is_booked_on_the_length_it_verified(build_case: Any, is_async: b
         async_scheduling=is_async, max_model_len=512, num_gpu_blocks=201,
     )  # fmt: skip
     case.log()
-    state = case.replica.state.policy.state
-    arms = state[rule.BANDIT_CONTEXTS + 4 * rule.LOCK_SIZE :].reshape(-1, 2)[:3]
-    assert (arms[:, rule.ARM_SEEN] >= 1).all()
-    assert arms[1:, rule.ARM_LOSS] == pytest.approx([1.25 / 2, 1.375 / 3], rel=0.05)
+    learned = case.replica.state.policy
+    assert (learned.order[:3] >= 1).all()
+    assert learned.scratch[1:3] == pytest.approx([1.25 / 2, 1.375 / 3], rel=0.05)
 
 
 @pytest.mark.parametrize("algorithm", ["bin_greedy", "ucb"])
