@@ -30,8 +30,7 @@ from draftcast.sim.workload.request_table import RequestTable
 
 PROGRESS_PARTS = 50
 RAN_OUT = "the last requests took as long as sending all requests once more: the run is too short"
-EXTRA_CHUNKS = 40
-"""Extra requests are sent in so many chunks; between two of them it is asked whether they are still needed."""
+EXTRA_CHUNKS = 40  # extra requests are sent in so many; between two it is asked whether they are still needed
 
 
 class Cluster:
@@ -75,7 +74,8 @@ class Cluster:
         self._router = router
         self._closed_loop = closed_loop
         self._seed = seed
-        self._progress = progress
+        self._report = progress or (lambda share: None)
+        self._parts = PROGRESS_PARTS if progress else 0
         self._served = 0  # counted requests that clients have had answered
         self._rank = self.order.copy()  # of each request in `order`; with sessions once it has been sent
         self._segments = self.rows["segment"].copy()  # by rank
@@ -134,21 +134,15 @@ class Cluster:
         """The cluster's clock moves on to ``at_s``; replicas take that time itself, free of the clock's rounding."""
         return self._env.timeout(max(at_s - self._env.now, 0.0))
 
-    def _report(self, share: float) -> None:
-        if self._progress is not None:
-            self._progress(share)
-
     # ---- routes known beforehand ----
 
     def _run_static(self) -> None:
         routes, n = self._router.assign(), len(self._table)
         self._submit(routes, 0, self._counted)
-        if self._progress is not None:
-            # Nothing can disturb the replicas; they pause only to report progress.
+        for part in range(1, self._parts + 1):  # nothing can disturb the replicas; they pause only to report progress
             start_s, stop_s = self._table.arrival_s[[0, self._counted - 1]].tolist()
-            for part in range(1, PROGRESS_PARTS + 1):
-                self._advance(start_s + (stop_s - start_s) * part / PROGRESS_PARTS)
-                self._report(part / (PROGRESS_PARTS + 1))
+            self._advance(start_s + (stop_s - start_s) * part / PROGRESS_PARTS)
+            self._report(part / (PROGRESS_PARTS + 1))
         if not self._table.num_extra:
             return
         self._advance(float(self._table.arrival_s[self._counted - 1]))
