@@ -11,10 +11,8 @@ servers, which get requests in turn. Messages take no time here, and nothing is 
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
 from draftcast.sim.cost import step_time as st
@@ -284,11 +282,6 @@ class DataParallel:
             else:
                 self._collect(rank, stop_on_finish)
 
-    def _call(self, rank: int, part: Any, *arguments: float) -> Any:
-        """Run a part of the engine's own loop, compiled with it; one function of several would be compiled anew."""
-        kinds = (types.int64 if isinstance(argument, int) else types.float64 for argument in arguments)
-        return self.ranks[rank].held.bind(part, *kinds)(*arguments)
-
     @staticmethod
     def _slot(state: Engine) -> int:
         """Where the batch stands that is scheduled next, or was and is not launched."""
@@ -306,12 +299,12 @@ class DataParallel:
     def _schedule(self, rank: int) -> None:
         state = self.ranks[rank].state
         e = state.engine[0]
-        self._call(rank, step.arrive)
+        self.ranks[rank].call(step.arrive)
         self._tell(rank, float(e["host_s"]))
         slot = self._slot(state)
-        if self._call(rank, schedule.schedule):
+        if self.ranks[rank].call(schedule.schedule):
             for part in (step.draw, step.decide_drafts, step.commit):
-                self._call(rank, part, slot)
+                self.ranks[rank].call(part, slot)
             state.features[0]["graph_mode"] = st.graph_mode(state.cost.params[0], state.features[0])
             self._next[rank] = BATCH_READY
         else:
@@ -334,7 +327,7 @@ class DataParallel:
             own = float(state.features[0]["tokens"])
             others = sorted(rows)[-2] if own == max(rows) else max(rows)
             shared = (max(rows), others) if padded else (own, 0.0)
-            self._call(index, step.time_batch, *shared, group, mode)
+            self.ranks[index].call(step.time_batch, *shared, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
             took_s = float(times["draft_s"] + times["target_s"])
@@ -346,7 +339,7 @@ class DataParallel:
             state = rank.state
             e = state.engine[0]
             if self._next[index] == BATCH_READY:
-                self._call(index, step.send_batch, start_s, draft_s, target_s, prefill_s)
+                self.ranks[index].call(step.send_batch, start_s, draft_s, target_s, prefill_s)
                 if e["in_flight"] == state.config[0]["depth"]:
                     self._next[index] = COLLECT
                     continue
@@ -363,7 +356,7 @@ class DataParallel:
 
     def _collect(self, rank: int, stop_on_finish: bool) -> None:
         state = self.ranks[rank].state
-        ended = self._call(rank, step.collect)
+        ended = self.ranks[rank].call(step.collect)
         if ended and stop_on_finish:
             self._finished += state.finished[:ended].tolist()
             self._found_s = float(state.engine[0]["host_s"])

@@ -1,7 +1,8 @@
 """A replica: the arrays of one engine, and the few calls a cluster makes on it."""
 
 import math
-from typing import Self
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -204,7 +205,7 @@ class Replica:
             s.requests["status"][request] = FINISHED
             return True
         if request in s.running[: e["num_running"]] or request in s.queue[: e["num_waiting"]]:
-            self.held.bind(step.abort, types.int64)(request)
+            self.call(step.abort, int(request))
             return True
         return False
 
@@ -238,6 +239,14 @@ class Replica:
         self.grow_steps()
         return int(self._advance(until_s, stop_on_finish, max_steps))
 
+    def call(self, part: Any, *arguments: float) -> Any:
+        """A function of the engine's own loop, compiled with it, on this replica's arrays."""
+        bound = self._bound.get(part)
+        if bound is None:
+            kinds = (types.int64 if isinstance(argument, int) else types.float64 for argument in arguments)
+            bound = self._bound[part] = self._held.bind(part, *kinds)
+        return bound(*arguments)
+
     def grow_steps(self) -> None:
         """Make room for more step records where there is none left."""
         steps = self.state.steps
@@ -251,8 +260,9 @@ class Replica:
 
     def _hold(self, arrays: Engine) -> None:
         """Make ``arrays`` the engine's, in compiled code too."""
-        self.state, self.held = arrays, Held(arrays)
-        self._advance = self.held.bind(step.advance, types.float64, types.boolean, types.int64)
+        self.state, self._held = arrays, Held(arrays)
+        self._bound: dict[Any, Callable[..., Any]] = {}
+        self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.int64)
 
     @property
     def _num_collected(self) -> int:
