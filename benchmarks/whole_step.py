@@ -25,8 +25,7 @@ from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.registry import Launch, operator
 from draftcast.kernels.work import layers
-from draftcast.scenarios.show.profile_compare import Step, step_cost, step_parts
-from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.scenarios.show.profile_view import Step, open_profile, step_cost, step_parts
 
 DTYPE = "bf16"
 BURSTS = 5

@@ -11,7 +11,7 @@ from draftcast.dashboards.session.answers import answer
 from draftcast.dashboards.session.session import Question
 from draftcast.dashboards.widgets.verdict_card import card, draft_lengths, step_estimate
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO
-from draftcast.scenarios.show.cutover_plots import advantage_figure
+from draftcast.scenarios.show.cutover_report import advantage_figure
 
 
 def warm() -> Thread:

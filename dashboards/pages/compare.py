@@ -23,7 +23,7 @@ from draftcast.scenarios.run.measured_run import MeasuredRun, read_measured_run
 from draftcast.scenarios.schema.changes import changed_keys, differing, value_text
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.scenarios.show.plots import COLOURS
-from draftcast.scenarios.show.run_plots import ratio_figure
+from draftcast.scenarios.show.run_report import ratio_figure
 from draftcast.sim.output.metrics import summarise
 
 FIGURES = (

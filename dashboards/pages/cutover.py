@@ -20,8 +20,7 @@ from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import AXES
 from draftcast.scenarios.cutover.map import speedup_map
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
-from draftcast.scenarios.show.cutover_plots import cutover_figure, map_figure
-from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline
+from draftcast.scenarios.show.cutover_report import contour_lines, cutover_figure, detail_lines, headline, map_figure
 from draftcast.scenarios.show.device_plots import roofline_figure
 from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark

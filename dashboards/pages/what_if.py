@@ -26,10 +26,9 @@ from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_reque
 from draftcast.scenarios.run import choices
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import METHODS, Scenario
-from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import apply_overrides, with_values
-from draftcast.scenarios.show.run_plots import time_figure, timeline_figure
-from draftcast.scenarios.show.run_report import load_words, status_line
+from draftcast.scenarios.schema.raw import value_at
+from draftcast.scenarios.show.run_report import load_words, status_line, time_figure, timeline_figure
 from draftcast.scenarios.show.tables import title
 from draftcast.sim.cost.methods import get_method
 

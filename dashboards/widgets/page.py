@@ -27,7 +27,7 @@ from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import dump_scenario
-from draftcast.scenarios.show.run_plots import LATENCIES, colour_of, latency_figure
+from draftcast.scenarios.show.run_report import LATENCIES, colour_of, latency_figure
 from draftcast.scenarios.show.tables import MISSED, html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate

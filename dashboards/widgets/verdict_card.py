@@ -29,8 +29,7 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
-from draftcast.scenarios.show.cutover_plots import advantage_figure
-from draftcast.scenarios.show.cutover_report import headline
+from draftcast.scenarios.show.cutover_report import advantage_figure, headline
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate

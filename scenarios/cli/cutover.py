@@ -85,7 +85,7 @@ def cutover(
             raise InputError("is of the scenario's own method; give another with --speculative-config", file="--map")
         asked, values = _map_values(asked, map_against, lengths, values_of(acceptance, "--acceptance"))
         from draftcast.scenarios.cutover.map import speedup_map
-        from draftcast.scenarios.show.cutover_plots import map_figure
+        from draftcast.scenarios.show.cutover_report import map_figure
 
         with naming(question.scenario), progress_bar() as progress:
             speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
@@ -99,7 +99,7 @@ def cutover(
     with naming(question.scenario), progress_bar() as progress:
         answers = find(asked, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
     if plot is not None:
-        from draftcast.scenarios.show.cutover_plots import cutover_figure
+        from draftcast.scenarios.show.cutover_report import cutover_figure
 
         write_figure(cutover_figure(answers), plot)
     parts = report.answer_parts(scenario, answers, asked.price)

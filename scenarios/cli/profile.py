@@ -39,7 +39,7 @@ def show(
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_view as view
-    from draftcast.scenarios.show.tables import make_console, rows_table
+    from draftcast.scenarios.show.tables import LOOKS, make_console, rows_table
 
     opened = view.open_profile(profile, hardware)
     own = opened.profile
@@ -61,9 +61,9 @@ def show(
         return
     typer.echo("\n".join(view.provenance_lines(shown)))
     console = make_console()
-    for name, note in (("rooflines", view.ROOFLINE_NOTE), ("held-out errors", view.ERROR_NOTE)):
+    for name in ("rooflines", "held-out errors"):
         if tables.get(name):
-            console.print("", rows_table(tables[name], name), note, sep="\n")
+            console.print("", rows_table(tables[name], name), LOOKS["notes"][name], sep="\n")
     if "coverage" in tables:
         typer.echo("\ncoverage\n" + "\n".join(view.coverage_lines(tables["coverage"])))
 
@@ -89,13 +89,11 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
-    from draftcast.scenarios.show.profile_compare import Step, agreement
-    from draftcast.scenarios.show.profile_compare import compare as compare_step
-    from draftcast.scenarios.show.profile_view import fits_any_device, open_profile
+    from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console, rows_table
 
-    one, other = (open_profile(name, hardware if fits_any_device(name) else None) for name in (first, second))
-    rows, timed = compare_step(one, other, Step(**vars(step))), agreement(one, other)
+    one, other = (view.open_profile(name, hardware if view.fits_any_device(name) else None) for name in (first, second))
+    rows, timed = view.compare_steps(one, other, view.Step(**vars(step))), view.agreement(one, other)
     if as_json:
         print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
         return

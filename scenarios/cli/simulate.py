@@ -86,7 +86,7 @@ def simulate(
         answer.save(out) if single is None else single.on.save(out, **single.compared())
     if plot is not None:
         from draftcast.scenarios.show.plots import write_figure
-        from draftcast.scenarios.show.run_plots import comparison_figure
+        from draftcast.scenarios.show.run_report import comparison_figure
 
         write_figure(comparison_figure(answer), plot)
     if single is not None:

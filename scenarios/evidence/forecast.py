@@ -16,6 +16,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.point import RATES, EvidencePoint
 from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
+from draftcast.scenarios.evidence.settings import NAMES
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -121,15 +122,6 @@ def _figures(result: RunResult) -> dict[str, float]:
 
 _MEDIAN = re.compile(r"\bmedian (tpot|itl)\b|\bmetric is median\b|\bp50\b", re.IGNORECASE)
 _DURATION = re.compile(r"run duration|whole-run (wall|duration)|run's duration", re.IGNORECASE)
-_NAMES = {
-    "output_tok_s": "output_throughput",
-    "total_tok_s": "total_token_throughput",
-    "req_s": "request_throughput",
-    "per_request_decode_tok_s": "per_request_decode",
-    "e2e_s": "mean_e2el_s",
-    "e2e_ms": "mean_e2el_s",
-    "speedup": "output_throughput",
-}
 
 
 def _in_terms_of(point: EvidencePoint, figures: dict[str, float]) -> float:
@@ -143,7 +135,7 @@ def _in_terms_of(point: EvidencePoint, figures: dict[str, float]) -> float:
     if metric in ("e2e_s", "e2e_ms") and _DURATION.search(point.note):
         figure = figures["duration_s"]
     else:
-        figure = figures[_NAMES[metric]]
+        figure = figures[NAMES["metrics"][metric]]
     if unit.startswith("tok/s/GPU"):
         figure /= point.num_gpus or point.tp or 1
     return 1e3 * figure if metric == "e2e_ms" else figure

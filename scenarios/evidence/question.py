@@ -14,7 +14,15 @@ from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
 from draftcast.scenarios.evidence.point import EvidencePoint, GivenAcceptance, Spec
-from draftcast.scenarios.evidence.settings import Reading, flags_of, longest, model_name, read_engine, read_lengths
+from draftcast.scenarios.evidence.settings import (
+    NAMES,
+    Reading,
+    flags_of,
+    longest,
+    model_name,
+    read_engine,
+    read_lengths,
+)
 from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
@@ -44,61 +52,53 @@ class PointScenarios:
 
 def scenarios_of(point: EvidencePoint) -> PointScenarios:
     """The scenarios of a point; never raises."""
-    reading = Reading(point, assumed=dict(point.assumed))
+    reading = Reading(point, dict(point.assumed))
     engine, hardware = read_engine(reading)
     workload = _workload(reading)
     if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
         reading.assumed["load.num_prompts"] = "not given"
+    if workload is None or reading.reasons:
+        return PointScenarios(point, None, None, tuple(dict.fromkeys(reading.reasons)), reading.assumed)
     has_ratio = point.speedup is not None or point.ratio_range is not None
-    reasons = list(reading.reasons)
+    raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
     sides: dict[str, Scenario | None] = {"off": None, "on": None}
-    if not reasons:
-        assert workload is not None
-        raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
-        for side, wanted, spec, given in (
-            ("off", point.off is not None or has_ratio, point.off_spec, point.off_acceptance),
-            ("on", point.on is not None or has_ratio, point.spec, point.acceptance),
-        ):
-            if not wanted:
-                continue
-            reading.on_reasons = []
-            drafting = _drafting(reading, spec, given, engine) if side == "on" or spec.is_on else ({}, None)
-            if not reading.on_reasons:
-                sides[side] = _scenario(reading, raw, *drafting)
-            reasons += reading.on_reasons
+    reasons: list[str] = []
+    for side, figure, spec, given in (
+        ("off", point.off, point.off_spec, point.off_acceptance),
+        ("on", point.on, point.spec, point.acceptance),
+    ):
+        if figure is None and not has_ratio:
+            continue
+        reading.reasons = []
+        drafting = _drafting(reading, spec, given, engine) if side == "on" or spec.is_on else ({}, None)
+        if drafting is not None:
+            sides[side] = _scenario(reading, raw, *drafting)
+        reasons += reading.reasons
     return PointScenarios(point, sides["off"], sides["on"], tuple(dict.fromkeys(reasons)), reading.assumed)
 
 
 def _scenario(
     reading: Reading, raw: dict[str, Any], spec: dict[str, Any], acceptance: dict[str, Any] | None
 ) -> Scenario | None:
-    """The scenario, or None and a reason."""
-    engine, workload = dict(raw["engine"]), raw["workload"]
-    engine["speculative_config"] = spec or None
-    window = load_model(engine["model"]).max_position_embeddings
-    needed = longest(workload["lengths"])
-    if engine.get("max_model_len") is None:
-        engine["max_model_len"] = min(window, max(_ASSUMED_WINDOW, needed))
-        reading.assumed["max_model_len"] = f"{engine['max_model_len']:,}; it decides only whether the engine starts"
-    engine["max_model_len"] = min(engine["max_model_len"], window)
-    least = engine["max_model_len"]
+    engine, workload = raw["engine"] | {"speculative_config": spec or None}, raw["workload"]
+    window, length = load_model(engine["model"]).max_position_embeddings, engine.get("max_model_len")
+    if length is None:
+        length = min(window, max(_ASSUMED_WINDOW, longest(workload["lengths"])))
+        reading.assumed["max_model_len"] = f"{length:,}; it decides only whether the engine starts"
+    engine["max_model_len"] = length = min(length, window)
     tokens = engine.get("max_num_batched_tokens")
-    if tokens is not None and (tokens < 1 or tokens > _MOST_ROWS):
-        engine["max_num_batched_tokens"] = _MOST_ROWS
-    if not engine.get("enable_chunked_prefill", True) and (engine.get("max_num_batched_tokens") or least) < least:
-        engine["max_num_batched_tokens"] = least
+    if tokens is not None and not 1 <= tokens <= _MOST_ROWS:
+        engine["max_num_batched_tokens"] = tokens = _MOST_ROWS
+    if not engine.get("enable_chunked_prefill", True) and (tokens or length) < length:
+        engine["max_num_batched_tokens"] = length
+    data = raw | {"engine": engine, "workload": workload | {"max_model_len_action": "clip"}}
+    data["statistics"] = {"replications": _replications(workload), "warmup": "none"}
+    if acceptance is not None:
+        data["acceptance"] = acceptance
     try:
-        return load_scenario(
-            {
-                **raw,
-                "engine": engine,
-                "workload": {**workload, "max_model_len_action": "clip"},
-                "statistics": {"replications": _replications(workload), "warmup": "none"},
-                **({"acceptance": acceptance} if acceptance is not None else {}),
-            }
-        )
+        return load_scenario(data)
     except InputError as error:
-        reading.missing_on("scenario", str(error).removeprefix("scenario: "))
+        reading.missing("scenario", str(error).removeprefix("scenario: "))
         return None
 
 
@@ -122,7 +122,6 @@ _ROUNDS, _PROMPTS = 4, 80
 
 
 def _workload(reading: Reading) -> dict[str, Any] | None:
-    """The ``workload`` section, or None and reasons."""
     point = reading.point
     kind, value, count = point.load.kind, point.load.value, point.load.num_prompts
     lengths = read_lengths(reading)
@@ -151,31 +150,20 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
     return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "temperature": temperature}
 
 
-# The small models that PARD's published drafters were made of (arXiv 2504.18583), by family of the target.
-_PARD = {"llama": "Llama-3.2-1B", "qwen3": "Qwen3-0.6B"}
-
-
 def _drafting(
     reading: Reading, spec: Spec, given: GivenAcceptance | None, engine: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """``speculative_config`` and ``acceptance``; reasons where a part is not known."""
-    method = spec.method
-    flags = flags_of(reading.point)
-    if method is None:
-        reading.missing_on("spec.method", "not given")
-        return {}, None
-    if method == "draft_model" and spec.draft_model is not None and "PARD" in spec.draft_model:
+) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+    """``speculative_config`` and ``acceptance``; None and reasons where a part is not known."""
+    method, k, flags = spec.method, spec.k, flags_of(reading.point)
+    if method == "draft_model" and "PARD" in (spec.draft_model or ""):
         method = "pard"
     method = "dflash" if method == "dflash2" else method  # the head says which
     if method == "eagle_tree" or method not in ("tree", *METHODS):
-        reading.missing_on("spec.method", f"{method} is not simulated")
-        return {}, None
-    k = spec.k
+        reading.missing("spec.method", "not given" if method is None else f"{method} is not simulated")
+        return None
     if not k:
-        reading.missing_on(
-            "spec.k", "not given" if k is None else "0: a schedule that drafts nothing is not in the row"
-        )
-        return {}, None
+        reading.missing("spec.k", "not given" if k is None else "0: a schedule that drafts nothing is not in the row")
+        return None
     keys: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
     keys |= {name: flags[name] for name in ("prompt_lookup_max", "prompt_lookup_min") if name in flags}
     if flags.get("speculative_model_quantization"):
@@ -183,24 +171,20 @@ def _drafting(
     if spec.draft_tp not in (None, engine["tensor_parallel_size"]):
         keys["draft_tensor_parallel_size"] = spec.draft_tp
     if method == "tree":
-        keys |= _tree(reading, flags, k)
+        # SGLang's: ``topk`` nodes a level; its number of draft tokens counts the root, which is no draft.
+        width, tokens = flags.get("speculative_eagle_topk"), flags.get("speculative_num_draft_tokens")
+        if width is None or tokens is None:
+            reading.missing("flags.speculative_eagle_topk", "the shape of the tree is not given")
+        else:
+            keys |= {"method": "eagle_tree", "tree_width": int(width), "max_tree_nodes": max(k, int(tokens) - 1)}
     if has_head(keys["method"]) and method != "mtp":
         keys |= _head(reading, spec, engine["model"], keys["method"])
     if method in ("draft_model", "pard"):
         keys |= _draft_model(reading, spec, method)
     mean = _mean_length(reading, given, k)
-    if reading.on_reasons:
-        return {}, None
+    if mean is None or reading.reasons:
+        return None
     return keys, _acceptance(reading, keys, given, k, mean)
-
-
-def _tree(reading: Reading, flags: dict[str, Any], k: int) -> dict[str, Any]:
-    """SGLang's tree: ``topk`` nodes a level; its number of draft tokens counts the root, which is no draft."""
-    width, tokens = flags.get("speculative_eagle_topk"), flags.get("speculative_num_draft_tokens")
-    if width is None or tokens is None:
-        reading.missing_on("flags.speculative_eagle_topk", "the shape of the tree is not given")
-        return {}
-    return {"method": "eagle_tree", "tree_width": int(width), "max_tree_nodes": max(k, int(tokens) - 1)}
 
 
 def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, Any]:
@@ -222,19 +206,15 @@ def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:
     name = (spec.draft_model or "").split(" (")[0]
     found = model_name(name) if name else None
     if found is None and method == "pard" and reading.point.model is not None:
-        family = next((base for part, base in _PARD.items() if part in reading.point.model.lower()), None)
+        family = next((base for part, base in NAMES["pard"].items() if part in reading.point.model.lower()), None)
         if family is not None:
             reading.assumed["spec.draft_model"] = f"{family}, which PARD's drafter of this family was made of"
             found = family
     if found is None or not is_bundled_model(found):
-        reading.missing_on("spec.draft_model", f"{name} is not among the bundled models" if name else "not given")
+        reading.missing("spec.draft_model", f"{name} is not among the bundled models" if name else "not given")
         return {}
-    keys: dict[str, Any] = {"model": found}
-    if "(fp8)" in (spec.draft_model or ""):
-        keys["quantization"] = "fp8"
-    elif "(bf16)" in (spec.draft_model or ""):
-        keys["quantization"] = None
-    return keys
+    remark = re.search(r"\((fp8|bf16)\)", spec.draft_model or "")
+    return {"model": found} | ({"quantization": "fp8" if remark[1] == "fp8" else None} if remark else {})
 
 
 def _mean_length(reading: Reading, given: GivenAcceptance | None, k: int) -> float | None:
@@ -255,7 +235,7 @@ def _mean_length(reading: Reading, given: GivenAcceptance | None, k: int) -> flo
     gap_ms = point.more.get("itl_on_ms") or point.more.get("on_itl_mean_ms")
     if gap_ms and point.metric == "tpot_ms" and point.on is not None:
         return max(1.0, float(gap_ms) / point.on)
-    reading.missing_on("acceptance", "not given")
+    reading.missing("acceptance", "not given")
     return None
 
 
@@ -264,23 +244,21 @@ _MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
 def _acceptance(
-    reading: Reading, keys: dict[str, Any], given: GivenAcceptance | None, k: int, mean: float | None
-) -> dict[str, Any] | None:
-    """The acceptance section of a scenario."""
-    assert mean is not None
+    reading: Reading, keys: dict[str, Any], given: GivenAcceptance | None, k: int, mean: float
+) -> dict[str, Any]:
     positions = given.per_position if given is not None else None
     rates = None
     if positions is not None and len(positions) >= k:
         rates = [min(positions[: index + 1]) for index in range(k)]
     if keys["method"] in MATCHING_METHODS:
         return _search(reading, given, k, mean, rates)
+    alpha = alpha_of(min(mean, k + 1), k)
     if keys["method"] == "eagle_tree":
-        alpha = alpha_of(min(mean, k + 1), k)
         shape = {name: keys[name] for name in ("tree_width", "max_tree_nodes")}
         return {"model": "tree", "rates": rates or [alpha ** (index + 1) for index in range(k)], **shape}
     if rates is not None:
         return {"model": "per_position", "rates": rates}
-    return {"model": "constant", "alpha": alpha_of(min(mean, k + 1), k)}
+    return {"model": "constant", "alpha": alpha}
 
 
 def _search(
@@ -298,7 +276,5 @@ def _search(
         rates = list(continued(_MATCHED_RATES, k))
         share = min(1.0, (mean - 1) / sum(rates))
         reading.assumed["acceptance"] = f"{sum(rates):.2f} accepted tokens in a round with a match"
-        return {"model": "ngram", "match_probability": share, "rates": rates}
-    if rates is None:
-        return {"model": "ngram", "match_probability": share, "alpha": alpha_of(min(mean, k + 1), k)}
-    return {"model": "ngram", "match_probability": share, "rates": rates}
+    accepted = {"alpha": alpha_of(min(mean, k + 1), k)} if rates is None else {"rates": rates}
+    return {"model": "ngram", "match_probability": share, **accepted}

@@ -3,7 +3,6 @@
 Names are looked up, never guessed: what stands neither in ``names.yaml`` nor in a bundled file is a reason, by field.
 """
 
-import functools
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -20,31 +19,19 @@ from draftcast.scenarios.evidence.point import EvidencePoint
 
 @dataclass
 class Reading:
-    """What reading a point found besides the keys: why a side cannot be expressed, and what was assumed."""
+    """What reading a point found besides the keys: why it (or one side) cannot be expressed, and what was assumed."""
 
     point: EvidencePoint
+    assumed: dict[str, str]
     reasons: list[str] = field(default_factory=list)
-    on_reasons: list[str] = field(default_factory=list)
-    assumed: dict[str, str] = field(default_factory=dict)
 
     def missing(self, name: str, why: str) -> None:
-        """Neither side can be expressed."""
         self.reasons.append(f"{name}: {why}")
-
-    def missing_on(self, name: str, why: str) -> None:
-        """The side with speculation cannot be expressed."""
-        self.on_reasons.append(f"{name}: {why}")
 
 
 # GPUs of one node.
 _NODE = 8
-
-
-@functools.cache
-def names() -> dict[str, Any]:
-    """The tables of ``names.yaml``."""
-    tables: dict[str, Any] = yaml_beside(__file__, "names.yaml")
-    return tables
+NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 
 
 def model_name(name: str) -> str | None:
@@ -53,13 +40,8 @@ def model_name(name: str) -> str | None:
     for text in (written, written.rpartition("/")[2]):
         if is_bundled_model(text):
             return canonical_name(text)
-    found = names()["same_shapes"].get(named_format(written)[0].rpartition("/")[2].lower())
+    found = NAMES["same_shapes"].get(named_format(written)[0].rpartition("/")[2].lower())
     return str(found) if found is not None else None
-
-
-def first_match(table: str, text: str) -> Any:
-    """What the first pattern of a table stands for that is found in ``text`` (any case); None: there is none."""
-    return next((value for pattern, value in names()[table].items() if re.search(pattern, text, re.IGNORECASE)), None)
 
 
 def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
@@ -71,7 +53,6 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
 
 
 def _model(reading: Reading) -> str | None:
-    """``engine.model``."""
     name = reading.point.model
     if name is None:
         reading.missing("model", "not named")
@@ -93,23 +74,22 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
         own = load_model(model).quantization if model is not None else ""
         text = (own if named is None else named) or "bf16"
         reading.assumed["quantization"] = f"{text}, not given"
-    keys = names()["formats"].get(text.split(" (")[0])
+    keys = NAMES["formats"].get(text.split(" (")[0])
     if keys is None:
         reading.missing("quantization", f"{text} is not known")
-    kv = names()["kv_formats"].get(point.kv_cache_dtype or "auto")
+    kv = NAMES["kv_formats"].get(point.kv_cache_dtype or "auto")
     if kv is None:
         reading.missing("kv_cache_dtype", f"{point.kv_cache_dtype} is not known")
     return {**(keys or {}), "kv_cache_dtype": kv or "auto"}
 
 
 def _device(reading: Reading) -> str | None:
-    """``hardware``."""
     name = reading.point.gpu
     if name is None or re.match(r"(none|unknown)\b", name, re.IGNORECASE):
         reading.missing("gpu", "not named")
         return None
     bare, _, remark = name.partition(" (")
-    device: str = names()["devices"].get(bare.lower(), bare.lower())
+    device: str = NAMES["devices"].get(bare.lower(), bare.lower())
     if not is_bundled_device(device):
         reading.missing("gpu", f"{name} is not among the bundled devices" if "/" not in bare else f"{name}: which one?")
         return None
@@ -131,7 +111,8 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
         reading.assumed["tp"] = f"{tp}: all {point.num_gpus} GPUs"
     elif tp is None:
         tp = 1
-        if point.model is not None and _billions(point.model) >= 30:
+        billions = re.findall(r"(\d+(?:\.\d+)?)B", point.model or "", re.IGNORECASE)
+        if any(float(size) >= 30 for size in billions):
             reading.missing("tp", "not given")
         reading.assumed["tp"] = "1, not given"
     if any(flags.get(name) is True for name in ("enable_dp_attention", "dp_attention")) and dp == 1:
@@ -155,11 +136,6 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
     return keys | {"enable_expert_parallel": True} if experts else keys
 
 
-def _billions(name: str) -> float:
-    """Parameters in a model's name, in billions; 0 where it does not tell."""
-    return max((float(size) for size in re.findall(r"(\d+(?:\.\d+)?)B", name, re.IGNORECASE)), default=0.0)
-
-
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 
 
@@ -167,22 +143,20 @@ def flags_of(point: EvidencePoint) -> dict[str, Any]:
     """The server's flags, dashes as underscores: those of its command line, then those given by name."""
     found: dict[str, Any] = {}
     for key in _COMMANDS:
-        found |= _command_flags(str(point.flags.get(key, "")))
-    return found | {key.replace("-", "_"): value for key, value in point.flags.items() if key not in _COMMANDS}
-
-
-def _command_flags(command: str) -> dict[str, Any]:
-    try:
-        words = shlex.split(command.replace("\\\n", " "))
-    except ValueError:
-        words = command.split()
-    return {name.replace("-", "_"): value for name, value in split_flags(words)[1].items()}
+        command = str(point.flags.get(key, ""))
+        try:
+            words = shlex.split(command.replace("\\\n", " "))
+        except ValueError:
+            words = command.split()
+        found |= split_flags(words)[1]
+    found |= {key: value for key, value in point.flags.items() if key not in _COMMANDS}
+    return {key.replace("-", "_"): value for key, value in found.items()}
 
 
 def _flags(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that the flags give."""
     keys: dict[str, Any] = {}
-    known, negated, unknown = (names()[table] for table in ("flags", "negated_flags", "unknown_flags"))
+    known, negated, unknown = (NAMES[table] for table in ("flags", "negated_flags", "unknown_flags"))
     for flag, value in flags_of(reading.point).items():
         if flag in unknown and (value is True or str(value) not in ("False", "0", "1")):
             reading.missing(f"flags.{flag}", unknown[flag])
@@ -221,7 +195,7 @@ def _version(reading: Reading) -> dict[str, Any]:
 
 def _release_at(date: str, table: str) -> str:
     month = date if "-" in date or len(date) < 6 else f"{date[:4]}-{date[4:6]}"
-    releases = names()[table]
+    releases = NAMES[table]
     return str(next((release for since, release in releases.items() if month >= since), list(releases.values())[-1]))
 
 
@@ -231,29 +205,24 @@ def version_of(point: EvidencePoint) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found and "dev" not in point.engine_version.split("+")[0] else None
 
 
-_PROMPT_TOTALS = ("total_input_tokens", "off_total_input_tokens", "on_total_input_tokens")
-_OUTPUT_TOTALS = (
-    *("total_generated_tokens", "total_output_tokens", "off_total_output_tokens", "on_total_output_tokens"),
-    "output_tokens",
-)
-
-
 def read_lengths(reading: Reading) -> dict[str, Any] | None:
     """``workload.lengths``; None (and a reason) where a length is neither given nor typical of the data set."""
     point = reading.point
-    typical = first_match("data_sets", point.dataset or "") or {}
+    data_set = point.dataset or ""
+    usual_ones = (usual for name, usual in NAMES["data_sets"].items() if re.search(name, data_set, re.IGNORECASE))
+    typical: dict[str, Any] = next(usual_ones, {})
     lengths: dict[str, Any] = {}
-    for key, name, given, totals, usual in (
-        ("prompt_tokens", "input_tokens", point.input_tokens, _PROMPT_TOTALS, typical.get("prompt")),
-        ("output_tokens", "output_tokens", point.output_tokens, _OUTPUT_TOTALS, typical.get("output")),
+    for key, name, given, usual in (
+        ("prompt_tokens", "input_tokens", point.input_tokens, typical.get("prompt")),
+        ("output_tokens", "output_tokens", point.output_tokens, typical.get("output")),
     ):
-        mean = _counted(point, totals)
+        mean = _counted(point, NAMES["totals"][key])
         if mean is None and given is None and usual is not None:
             lengths[key] = _spread(*usual)
             reading.assumed[name] = f"{usual[0]:g}, typical of the data set: {typical['source']}"
         elif mean is None and given is None:
             reading.missing(name, "not given")
-        elif "random" in (point.dataset or "").lower() or usual is None:
+        elif "random" in data_set.lower() or usual is None:
             lengths[key] = _random(reading, name, mean, given)
         else:
             # A source that states the mean of its outputs cut them all at one limit; totals are of free lengths.
@@ -262,7 +231,7 @@ def read_lengths(reading: Reading) -> dict[str, Any] | None:
     return lengths if len(lengths) == 2 else None
 
 
-def _counted(point: EvidencePoint, names: tuple[str, ...]) -> float | None:
+def _counted(point: EvidencePoint, names: list[str]) -> float | None:
     """The mean of the requests that were sent, from a total in ``more``."""
     totals = [point.more[name] for name in names if isinstance(point.more.get(name), int | float)]
     count = point.load.num_prompts

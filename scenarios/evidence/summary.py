@@ -12,14 +12,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import Stratum
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
-from draftcast.scenarios.evidence.point import EvidencePoint, Tier, points
+from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import PointScenarios
 from draftcast.scenarios.evidence.settings import model_name
 
@@ -63,41 +63,31 @@ class Signs:
         return self.right / self.points if self.points else float("nan")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """Points that are judged together."""
-
-    name: str
-    tier: Tier
-    # Where given, only points of dense models or of models with experts, of one engine, of one kind of load
-    is_moe: bool | None = None
-    engine: str | None = None
-    load: str | None = None
-
-    def holds(self, point: EvidencePoint) -> bool:
-        """Whether a point is among them."""
-        wanted = ((self.engine, point.engine), (self.load, point.load.kind))
-        fits = point.tier == self.tier and all(asked in (None, given) for asked, given in wanted)
-        return fits and self.is_moe in (None, is_moe(point))
-
-
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 KINDS = (
-    Kind("A, dense, vLLM", "A", False, engine="vllm"),
-    Kind("A, dense, SGLang", "A", False, engine="sglang"),
-    Kind("A, dense", "A", False),
-    Kind("A, experts", "A", True),
-    Kind("B, dense, burst", "B", False, load="burst"),
-    Kind("B, experts, burst", "B", True, load="burst"),
-    Kind("B, dense, concurrency", "B", False, load="concurrency"),
-    Kind("B, experts, concurrency", "B", True, load="concurrency"),
-    Kind("C", "C"),
+    "A, dense, vLLM",
+    "A, dense, SGLang",
+    "A, dense",
+    "A, experts",
+    "B, dense, burst",
+    "B, experts, burst",
+    "B, dense, concurrency",
+    "B, experts, concurrency",
+    "C",
 )
-"""The rows of the summary."""
+"""The rows of the summary: what the points of each have in common."""
 
 
 def by_kind(forecasts: Sequence[Forecast]) -> dict[str, list[Forecast]]:
-    """The forecasts of each of `KINDS`, by its name; one may stand under several."""
-    return {kind.name: [f for f in forecasts if kind.holds(f.point)] for kind in KINDS}
+    """The forecasts of each of `KINDS`; one may stand under several."""
+    kinds: dict[str, list[Forecast]] = {kind: [] for kind in KINDS}
+    for forecast in forecasts:
+        point = forecast.point
+        words = {point.tier, "experts" if is_moe(point) else "dense", ENGINES.get(point.engine), point.load.kind}
+        for kind, members in kinds.items():
+            if words >= {*kind.split(", ")}:
+                members.append(forecast)
+    return kinds
 
 
 def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | None:
@@ -122,12 +112,11 @@ def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
 
 def signs(forecasts: Iterable[Forecast], *, below: bool) -> Signs:
     """How many clear losses (or, not ``below``, clear gains) are forecast as such."""
+    pairs = ((f.point.source, f.point.speedup, f.speedup) for f in forecasts)
     found = [
-        (f.point.source, f.speedup < 1 if below else f.speedup > 1)
-        for f in forecasts
-        if f.speedup is not None
-        and f.point.speedup is not None
-        and (f.point.speedup < BELOW if below else f.point.speedup > ABOVE)
+        (source, forecast < 1 if below else forecast > 1)
+        for source, measured, forecast in pairs
+        if forecast is not None and measured is not None and (measured < BELOW if below else measured > ABOVE)
     ]
     return Signs(len(found), sum(right for _, right in found), len({source for source, _ in found}))
 
@@ -217,22 +206,18 @@ def coverage(found: Residuals, judged: Iterable[str] | None = None, stratum: str
 
     ``judged``, ``stratum``: only these sources, only of this stratum; all stay in the spreads.
     """
-    shares, widths, errors, points = [], [], [], 0
-    for name, by_source in found.items():
-        for source, values in by_source.items() if stratum in (None, name) else ():
+    by_source = []
+    for name, sources in found.items():
+        for source, values in sources.items() if stratum in (None, name) else ():
             others = {other: known for other, known in sharing(found, name).items() if other != source}
-            if not others or (judged is not None and source not in judged):
-                continue
-            reach = DEVIATIONS * spread(others)
-            shares.append(float(np.mean(np.abs(values) <= reach)))
-            widths.append(reach)
-            errors.append(float(np.median(np.abs(values))))
-            points += len(values)
-    if not shares:
+            if others and (judged is None or source in judged):
+                reach, sizes = DEVIATIONS * spread(others), np.abs(values)
+                by_source.append((float(np.mean(sizes <= reach)), reach, float(np.median(sizes)), len(values)))
+    if not by_source:
         return IntervalCoverage(math.nan, math.nan, math.nan, 0, 0)
-    return IntervalCoverage(
-        float(np.mean(shares)), float(np.median(widths)), float(np.median(errors)), points, len(shares)
-    )
+    shares, reaches, errors, points = zip(*by_source, strict=True)
+    widths = float(np.median(reaches)), float(np.median(errors))
+    return IntervalCoverage(float(np.mean(shares)), *widths, sum(points), len(by_source))
 
 
 SHIPPED = "forecasts.csv"
@@ -242,9 +227,8 @@ SHIPPED = "forecasts.csv"
 def shipped_forecasts() -> list[Forecast]:
     """Forecasts of the shipped points of steady loads, as `benchmarks/evidence.py` wrote them: nothing is simulated."""
     by_id = {point.id: point for point in points()}
-    text = files("draftcast.scenarios").joinpath("evidence", SHIPPED).read_text("utf-8")
     found = []
-    for row in csv.DictReader(text.splitlines()):
+    for row in csv.DictReader(Path(__file__).with_name(SHIPPED).read_text("utf-8").splitlines()):
         off, on = (float(row[side]) if row[side] else None for side in ("off", "on"))
         found.append(Forecast(PointScenarios(by_id[row["id"]], None, None, (), {}), off, on, (), row["stratum"]))
     return found

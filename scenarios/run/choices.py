@@ -10,8 +10,8 @@ from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario, to_mapping
-from draftcast.scenarios.schema.changes import value_at
 from draftcast.scenarios.schema.load import acceptance_places
+from draftcast.scenarios.schema.raw import value_at
 from draftcast.sim.cost.methods import get_method
 
 OFF = "off"

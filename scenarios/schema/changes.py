@@ -20,25 +20,14 @@ from draftcast.scenarios.schema.load import (
     with_values,
     without_speculation,
 )
+from draftcast.scenarios.schema.raw import NAMES, value_at
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import Tree
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)
-# Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one.
-SHORT = {
-    "tp": "engine.tensor_parallel_size",
-    "batch": "engine.max_num_seqs",
-    "model": "engine.model",
-    "replicas": "cluster.replicas",
-    "router": "cluster.router",
-    "hardware": "hardware",
-    "profile": "profile",
-    "prompt_tokens": "workload.lengths.prompt_tokens",
-    "output_tokens": "workload.lengths.output_tokens",
-    "requests": "workload.num_requests",
-    "seed": "statistics.seed",
-}
+SHORT: dict[str, str] = NAMES["short"]
+"""Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one."""
 
 
 def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
@@ -89,16 +78,6 @@ def differing(scenarios: Sequence[Scenario]) -> dict[str, list[Any]]:
     return {key: [_short(value_at(to_mapping(each), key)) for each in scenarios] for key in whole}
 
 
-def value_at(section: Any, key: str) -> Any:
-    """The value under a dotted key of plain data, list items by index; None where there is none."""
-    for part in key.split("."):
-        if isinstance(section, list):
-            section = section[int(part)] if part.isdigit() and int(part) < len(section) else None
-        else:
-            section = section.get(part) if isinstance(section, dict) else None
-    return section
-
-
 def value_text(value: Any) -> str:
     """``value`` as the text after ``key=``: plain where YAML reads it back as it is, else JSON."""
     if isinstance(value, str) and value == value.strip():
@@ -127,10 +106,8 @@ def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     """``scenario`` with other values of short names or dotted keys.
 
     Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
-    load. Off and ``k`` come last, because off drops the speculation that other keys change.
-
-    Raises:
-        ScenarioError: no valid scenario.
+    load. Off and ``k`` come last, because off drops the speculation that other keys change. Raises ScenarioError: no
+    valid scenario.
     """
     plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
     if "acceptance" in values:
@@ -168,8 +145,7 @@ def _policy(scenario: Scenario, value: Any) -> Scenario:
 def _acceptance(scenario: Scenario, value: Any) -> Scenario:
     """Every draft token accepted with this probability (what a lookup matches stays as it is).
 
-    Raises:
-        ScenarioError: the value would have no effect.
+    Raises ScenarioError: the value would have no effect.
     """
     spec = scenario.speculative_config
     if spec is not None and spec.synthetic_rates is not None:

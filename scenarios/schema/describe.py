@@ -6,7 +6,6 @@ from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.frozen import Frozen
@@ -50,7 +49,9 @@ def _section(model: type[BaseModel], data: Mapping[str, Any], indent: str) -> It
         inner = _models(field.annotation)
         if not indent:
             yield ""
-        yield from _comment(field, inner, indent)
+        about = field.description or (inner[0].__doc__ if len(inner) == 1 else None) or ""
+        first = " ".join(about.split("\n\n")[0].split()).replace("``", "")
+        yield from textwrap.wrap(first, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         value = data.get(key)
         if key not in data:
             yield f"{indent}# {key}: {_flow(field.get_default(call_default_factory=True))}"
@@ -59,13 +60,6 @@ def _section(model: type[BaseModel], data: Mapping[str, Any], indent: str) -> It
             yield from _section(inner[0], value, f"{indent}  ")
         else:
             yield f"{indent}{key}: {_flow(value)}"
-
-
-def _comment(field: FieldInfo, inner: list[type[Frozen]], indent: str) -> Iterator[str]:
-    about = field.description or (inner[0].__doc__ if len(inner) == 1 else None)
-    if about:
-        first = " ".join(about.split("\n\n")[0].split()).replace("``", "")
-        yield from textwrap.wrap(first, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
 
 
 def _flow(value: Any) -> str:

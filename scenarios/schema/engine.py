@@ -187,11 +187,8 @@ class Engine(Frozen):
             message = f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)"
             raise self.refusal("decode_context_parallel_size", message)
         spec = self.speculative_config
-        if spec is not None:
-            self._draft_agrees(spec)
-        return self
-
-    def _draft_agrees(self, spec: SpeculativeConfig) -> None:
+        if spec is None:
+            return self
         degree = spec.draft_tensor_parallel_size
         if degree is not None and degree not in (1, self.tensor_parallel_size) and not self._drafts_ahead:
             message = f"must be 1 or the target's tensor_parallel_size = {self.tensor_parallel_size}"
@@ -200,3 +197,4 @@ class Engine(Frozen):
             raise self.refusal("speculative_config.quantization", f"choose from {', '.join(QUANTIZATIONS)} or null")
         if spec.kv_cache_dtype not in (None, "auto", *KV_DTYPES):
             raise self.refusal("speculative_config.kv_cache_dtype", f"choose from auto, {', '.join(KV_DTYPES)}")
+        return self

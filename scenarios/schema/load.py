@@ -6,11 +6,9 @@ reads them (``scenarios/schema/references.py`` says where they are looked for).
 """
 
 import copy
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +16,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.yaml_text import parse_yaml, write_yaml, yaml_beside
+from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
-from draftcast.scenarios.schema.references import listed, outside_names, put_checksums, resolve_paths
+from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, sections, value_at
+from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.trace import Trace
-
-_MESSAGES = yaml_beside(__file__, "messages.yaml")
 
 
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:
@@ -47,29 +44,21 @@ def _origin(key: str, file: str, places: Mapping[str, str]) -> str:
     return inside[-1] if inside else file
 
 
-def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Mapping[str, Any]:
+def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> dict[str, Any]:
     """The mapping with the rates of each acceptance that names a published measurement in their place."""
-    classes = enumerate(listed(data, "workload", "classes"))
-    holders = {"": data} | {f"workload.classes.{index}.": entry for index, entry in classes}
-    holders |= {f"cluster.groups.{index}.": group for index, group in enumerate(_groups(data))}
-    named = {
-        f"{place}acceptance": holder["acceptance"]
-        for place, holder in holders.items()
-        if isinstance(holder, Mapping)
-        and isinstance(holder.get("acceptance"), Mapping)
-        and "reference" in holder["acceptance"]
-        and not {"model", "rates"} & holder["acceptance"].keys()
-    }
-    result = copy.deepcopy(dict(data)) if named else data
-    for place, section in named.items():
-        try:
-            published = reference(section["reference"])
-        except ScenarioError as error:
-            key = f"{place}.reference"
-            raise error.at(file=_origin(key, file, places), key=key) from None
-        assert isinstance(result, dict)
-        rates = list(published.unconditional(published.measured_to))
-        _assign(result, place, {"model": "chain", **section, "rates": rates}, file)
+    result = copy.deepcopy(dict(data))
+    for holders in ("", "workload.classes.*", "cluster.groups.*"):
+        for place, holder in sections(result, holders):
+            section = holder.get("acceptance")
+            if not isinstance(section, Mapping) or "reference" not in section or {"model", "rates"} & section.keys():
+                continue
+            try:
+                published = reference(section["reference"])
+            except ScenarioError as error:
+                key = f"{place}acceptance.reference"
+                raise error.at(file=_origin(key, file, places), key=key) from None
+            rates = list(published.unconditional(published.measured_to))
+            holder["acceptance"] = {"model": "chain", **section, "rates": rates}
     return result
 
 
@@ -85,48 +74,36 @@ def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str
         keys.append(str(context["discriminator"]).replace("'", ""))
         value = context["tag"]
     message = error["msg"]
-    if kind in _MESSAGES:
-        message = _MESSAGES[kind].format(**{name: str(text).replace("'", "") for name, text in context.items()})
-    dotted = ".".join(keys)
-    where = _origin(dotted, file, places or {})
-    if isinstance(value, tuple):
-        value = list(value)
+    if kind in MESSAGES:
+        message = MESSAGES[kind].format(**{name: str(text).replace("'", "") for name, text in context.items()})
+    dotted, value = ".".join(keys), list(value) if isinstance(value, tuple) else value
     long = isinstance(value, (dict, BaseModel)) or (isinstance(value, list) and len(value) > 12)
-    if kind == "missing" or value is None or long:
-        return ScenarioError(message, file=where, key=dotted or None)
-    return ScenarioError(message, file=where, key=dotted or None, value=value)
+    shown: dict[str, Any] = {} if kind == "missing" or value is None or long else {"value": value}
+    return ScenarioError(message, file=_origin(dotted, file, places or {}), key=dotted or None, **shown)
 
 
 def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[str]:
     """``location`` without the union tags that pydantic puts between real keys."""
     keys: list[str] = []
     current = data
-    for position, part in enumerate(location):
-        inside = isinstance(current, Mapping) and part in current
-        if isinstance(current, list | tuple) and isinstance(part, int):
-            inside = part < len(current)
-        if inside:
+    for position, part in enumerate(location, start=1):
+        try:
             current = current[part]
-        elif not (missing and position == len(location) - 1):
-            continue
+        except (LookupError, TypeError):
+            if not missing or position < len(location):
+                continue
         keys.append(str(part))
     return keys
 
 
 DEFAULT_SCENARIO = "default"
-SUFFIX = ".yaml"
 _LATER_KEYS = ("system_prompt", "sessions", "speculation")
-# What a method's acceptance looks like, where it is not a rate for each position.
-ACCEPTANCE_EXAMPLES = dict.fromkeys(MATCHING_METHODS, "{model: ngram, match_probability: ..., rates: [...]}") | {
-    "eagle_tree": "{model: tree, alpha: ...}"
-}
 
 
 def embedded_scenarios() -> dict[str, str]:
     """Name -> text of every scenario that ships inside the package."""
-    folder = files("draftcast.scenarios").joinpath("files")
-    found = sorted((entry for entry in folder.iterdir() if entry.name.endswith(SUFFIX)), key=lambda entry: entry.name)
-    return {entry.name[: -len(SUFFIX)]: entry.read_text("utf-8") for entry in found}
+    folder = Path(__file__).parents[1] / "files"
+    return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.yaml"))}
 
 
 def load_scenario(
@@ -158,12 +135,12 @@ def load_scenario(
         _use_trace(data, str(Path(trace).absolute()), places)
     if engine is not None:
         kept = {name: value for name, value in (data.get("engine") or {}).items() if name in keep}
-        _assign(data, "engine", {**kept, **engine}, "--serve-command")
+        assign(data, "engine", {**kept, **engine}, "--serve-command")
         places["engine"] = "--serve-command"
     if speculative_config is not None:
         if isinstance(speculative_config, str):
             speculative_config = parse_json(speculative_config, "--speculative-config", ScenarioError)
-        _assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
+        assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
         places["engine.speculative_config"] = "--speculative-config"
     data = apply_overrides(data, overrides)
     for assignment in overrides:
@@ -179,20 +156,19 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise ScenarioError("must look like key.key=value", file="--set", value=assignment)
-        _assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}", ScenarioError), "--set")
+        assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}", ScenarioError), "--set")
     return result
 
 
 def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``.
 
-    Raises:
-        ScenarioError: no valid scenario, or another method with the acceptance of the one before.
+    Raises ScenarioError: no valid scenario, or another method with the acceptance of the one before.
     """
     before = to_mapping(scenario)
     data = copy.deepcopy(before)
     for key, value in values.items():
-        _assign(data, key, value, "scenario")
+        assign(data, key, value, "scenario")
     acceptance_follows(before, data, values, "scenario")
     return validate(data, "scenario", {})
 
@@ -200,28 +176,17 @@ def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
 def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str], file: str) -> None:
     """Refuse a change of method that keeps the acceptance of the method before: only its own says how it does.
 
-    Args:
-        before: the raw scenario before the change.
-        data: after it.
-        keys: dotted keys that were given.
-        file: for the message.
-
-    Raises:
-        ScenarioError: saying which acceptance is to be given.
+    ``before``, ``data``: the raw scenario before and after ``keys`` were given. Raises ScenarioError, which names
+    ``file`` and says which acceptance is to be given.
     """
     for place, (old, method) in missing_acceptance(before, data, keys).items():
-        model = ACCEPTANCE_EXAMPLES.get(method, "{model: per_position, rates: [...]}")
-        source = (
-            "measure finds it in token logs"
-            if method in MATCHING_METHODS
-            else "from-metrics reads it from vLLM's counters"
+        model = NAMES["acceptance"].get(method, NAMES["acceptance"]["others"])
+        measured = "measure finds it in token logs", "from-metrics reads it from vLLM's counters"
+        message = (
+            f"was given for {old}, and the method is now {method}: give that of {method} with --set '{place}={model}', "
+            f"or with a candidate as its acceptance (draftcast acceptance {measured[method not in MATCHING_METHODS]})"
         )
-        raise ScenarioError(
-            f"was given for {old}, and the method is now {method}: give that of {method} with "
-            f"--set '{place}={model}', or with a candidate as its acceptance (draftcast acceptance {source})",
-            file=file,
-            key=place,
-        )
+        raise ScenarioError(message, file=file, key=place)
 
 
 def missing_acceptance(
@@ -232,11 +197,10 @@ def missing_acceptance(
     Without speculation before, no acceptance is another method's. Arguments as of `acceptance_follows`.
     """
     changes = [(_speculation(before), _speculation(data), acceptance_places(data))]
-    changes += [
-        (_speculation(before, index), _speculation(data, index), [f"cluster.groups.{index}.acceptance"])
-        for index, group in enumerate(_groups(data))
-        if group.get("acceptance") is not None
-    ]
+    for place, group in sections(data, "cluster.groups.*"):
+        if group.get("acceptance") is not None:
+            name = place.rstrip(".")
+            changes.append((_speculation(before, name), _speculation(data, name), [f"{place}acceptance"]))
     given, missing = list(keys), dict[str, tuple[str, str]]()
     for old, new, places in changes:
         if old is not None and new is not None and old.resolved_method != new.resolved_method:
@@ -247,14 +211,11 @@ def missing_acceptance(
 
 def acceptance_places(data: Mapping[str, Any]) -> list[str]:
     """Dotted keys of the acceptance that a raw scenario's method goes by; none where it needs none."""
-    spec, classes = _speculation(data), listed(data, "workload", "classes")
+    spec = _speculation(data)
     if spec is None or spec.synthetic_rates is not None:
         return []
-    own = [
-        f"workload.classes.{index}.acceptance"
-        for index, entry in enumerate(classes)
-        if isinstance(entry, Mapping) and entry.get("acceptance") is not None
-    ]
+    classes = {f"{place}acceptance": entry for place, entry in sections(data, "workload.classes.*")}
+    own = [place for place, entry in classes.items() if entry.get("acceptance") is not None]
     return own if own and len(own) == len(classes) else ["acceptance", *own]
 
 
@@ -262,23 +223,19 @@ def _within(key: str, section: str) -> bool:
     return key == section or key.startswith(f"{section}.")
 
 
-def _speculation(data: Mapping[str, Any], group: int | None = None) -> SpeculativeConfig | None:
-    """What a raw scenario, or a group of its cluster, says of speculation.
+def _speculation(data: Mapping[str, Any], group: str = "") -> SpeculativeConfig | None:
+    """What a raw scenario, or the group of its cluster at this place, says of speculation.
 
     None without, and where it is not valid, which validation tells.
     """
-    engine, groups = data.get("engine"), _groups(data)
-    spec = engine.get("speculative_config") if isinstance(engine, Mapping) else None
-    if group is not None and (group >= len(groups) or isinstance(spec, Mapping)):
-        spec = _drafts(spec, groups[group].get("engine")) if group < len(groups) else None
+    spec = value_at(data, "engine.speculative_config")
+    if group and isinstance(spec, Mapping):
+        member = value_at(data, group)
+        spec = _drafts(spec, value_at(member, "engine")) if member is not None else None
     try:
         return SpeculativeConfig.model_validate(spec) if spec is not None else None
     except ValidationError:
         return None
-
-
-def _groups(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [group if isinstance(group, Mapping) else {} for group in listed(data, "cluster", "groups")]
 
 
 def _drafts(shared: Any, engine: Any) -> Any:
@@ -292,14 +249,12 @@ def _drafts(shared: Any, engine: Any) -> Any:
 def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
     """``scenario`` at another mean request rate (a trace is rescaled in time).
 
-    Raises:
-        ScenarioError: the arrivals have no single rate (piecewise, closed loop).
+    Raises ScenarioError: the arrivals have no single rate (piecewise, closed loop).
     """
     process = scenario.workload.arrivals.process
     if process in ("piecewise", "closed_loop"):
-        raise ScenarioError(
-            f"{process} arrivals have no single request rate", file="--rates", key="workload.arrivals.process"
-        )
+        message = f"{process} arrivals have no single request rate"
+        raise ScenarioError(message, file="--rates", key="workload.arrivals.process")
     values: dict[str, Any] = {"workload.arrivals.request_rate_rps": request_rate_rps}
     if process == "trace":
         values["workload.arrivals.time_scale"] = 1.0
@@ -316,8 +271,7 @@ def without_speculation(scenario: Scenario) -> Scenario:
 def members(scenario: Scenario) -> tuple[Scenario, ...]:
     """The scenario of each group's replicas alone, in the order of the groups; itself where all replicas are alike.
 
-    Raises:
-        ScenarioError: a group that no engine can run, or that is not of one service with the others.
+    Raises ScenarioError: a group that no engine can run, or that is not of one service with the others.
     """
     groups = scenario.cluster.groups
     found = tuple(_member(scenario, group, f"cluster.groups.{index}") for index, group in enumerate(groups))
@@ -377,7 +331,7 @@ def gpus_by_device(scenario: Scenario) -> dict[str, int]:
 
 def to_mapping(scenario: Scenario) -> dict[str, Any]:
     """The scenario as plain data (lists, not tuples), every default written out."""
-    data: dict[str, Any] = json.loads(scenario.model_dump_json())
+    data = scenario.model_dump(mode="json")
     if scenario.correction is None:
         del data["correction"]  # what is not calibrated asks what it asked before there was such a key
     for section in (data["workload"], *data["workload"]["classes"]):  # as of the correction
@@ -389,7 +343,7 @@ def to_mapping(scenario: Scenario) -> dict[str, Any]:
     spec = scenario.speculative_config
     if spec is not None:
         # Only what was given: which keys the user set is part of vLLM's dictionary (and of `without_effect`).
-        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json(exclude_unset=True))
+        data["engine"]["speculative_config"] = spec.model_dump(mode="json", exclude_unset=True)
     return data
 
 
@@ -401,8 +355,7 @@ def dump_scenario(scenario: Scenario) -> str:
 def recorded_scenario(manifest: Mapping[str, Any], file: str) -> Scenario:
     """The scenario in a recorded run's manifest; the run may come from anyone, so code that it names is not imported.
 
-    Raises:
-        ScenarioError: it is not valid, or its policy is not one of draftcast's.
+    Raises ScenarioError: it is not valid, or its policy is not one of draftcast's.
     """
     data = manifest.get("scenario")
     if not isinstance(data, Mapping):
@@ -421,7 +374,7 @@ def scenario_hash(scenario: Scenario) -> str:
     spec = scenario.speculative_config
     if spec is not None:
         # With defaults here: a default written out asks the same question.
-        data["engine"]["speculative_config"] = json.loads(spec.model_dump_json())
+        data["engine"]["speculative_config"] = spec.model_dump(mode="json")
     put_checksums(data)
     return digest(data)
 
@@ -433,7 +386,8 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     embedded = embedded_scenarios()
     path = Path(source)
     if str(source) in embedded and not os.path.isfile(path):
-        return _mapping_of(embedded[str(source)], f"{source}{SUFFIX} (embedded)"), f"{source}{SUFFIX} (embedded)"
+        file = f"{source}.yaml (embedded)"
+        return _mapping_of(embedded[str(source)], file), file
     if not os.path.exists(path):
         raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source))
     data = _mapping_of(read_text(path, ScenarioError), str(source))
@@ -444,9 +398,8 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def _mapping_of(text: str, file: str) -> dict[str, Any]:
     data = parse_yaml(text, file, ScenarioError)
     if not isinstance(data, dict):
-        raise ScenarioError(
-            "must be a mapping of sections (schema_version, engine, hardware, workload, ...)", file=file
-        )
+        message = "must be a mapping of sections (schema_version, engine, hardware, workload, ...)"
+        raise ScenarioError(message, file=file)
     return data
 
 
@@ -463,30 +416,8 @@ def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
         workload["arrivals"] = {"process": "trace"}
         workload["num_requests"] = None
         workload.pop("lengths", None)
-        for entry in listed(data, "workload", "classes"):
-            if isinstance(entry, dict):
-                entry.pop("lengths", None)
+        for _, entry in sections(data, "workload.classes.*"):
+            entry.pop("lengths", None)
     workload["arrivals"]["path"] = path
     workload["arrivals"].pop("format", None)
     places["workload.arrivals"] = "--trace"
-
-
-def _assign(data: dict[str, Any], dotted: str, value: Any, place: str) -> None:
-    """``data[a][b] = value``, making mappings on the way; a list is entered by index."""
-    *outer, last = dotted.split(".")
-    target: Any = data
-    for key in outer:
-        if isinstance(target, dict) and target.get(key) is None:
-            target[key] = {}
-        target = target[_subscript(target, key, dotted, place)]
-    target[_subscript(target, last, dotted, place)] = value
-
-
-def _subscript(target: Any, key: str, dotted: str, place: str) -> str | int:
-    if isinstance(target, dict):
-        return key
-    if not isinstance(target, list):
-        raise ScenarioError("goes below a plain value", file=place, key=dotted)
-    if not key.isdigit() or int(key) >= len(target):
-        raise ScenarioError(f"{key} is not an index into a list of {len(target)}", file=place, key=dotted)
-    return int(key)

@@ -12,14 +12,10 @@ _MOST = 1000
 
 
 def parse_values(text: str, place: str) -> list[float]:
-    """Increasing positive numbers without repeats.
+    """Increasing positive numbers without repeats, from numbers and ranges that commas separate.
 
-    Args:
-        text: numbers and ranges separated by commas.
-        place: the option, for errors.
-
-    Raises:
-        InputError: nothing, no number, not above 0, a range that does not rise or has fewer than 2 points.
+    Raises InputError, which names ``place``: nothing, no number, not above 0, a range that does not rise or has fewer
+    than 2 points.
     """
     if text.count(",") >= _MOST:
         raise InputError(f"at most {_MOST} numbers", file=place)
@@ -32,9 +28,8 @@ def parse_values(text: str, place: str) -> list[float]:
         low, high = _number(matched["low"], place), _number(matched["high"], place)
         count = int(matched["count"])
         if not low < high or not 2 <= count <= _MOST:
-            raise InputError(
-                f"must be LOW..HIGH:POINTS with LOW < HIGH and 2 to {_MOST} points", file=place, value=part
-            )
+            message = f"must be LOW..HIGH:POINTS with LOW < HIGH and 2 to {_MOST} points"
+            raise InputError(message, file=place, value=part)
         found.update(spaced(low, high, count, log=matched["log"] is not None))
     return sorted(found)
 

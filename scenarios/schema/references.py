@@ -8,7 +8,8 @@ whether a name means anything is checked by who reads it.
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,24 +19,9 @@ from draftcast.calibration.profile.load import FIT, MANIFEST, profile_names
 from draftcast.files import read_bytes
 from draftcast.kernels.model.catalog import is_bundled_model
 from draftcast.kernels.model.heads import is_bundled_head
+from draftcast.scenarios.schema.raw import NAMES, sections
 
 ReferenceKind = Literal["trace", "model", "hardware", "profile", "policy"]
-# Where they stand in a scenario; the last key holds the name.
-_PLACES: tuple[tuple[ReferenceKind, tuple[str, ...]], ...] = (
-    ("trace", ("workload", "arrivals", "path")),
-    ("trace", ("workload", "lengths", "path")),
-    ("trace", ("acceptance", "path")),
-    ("model", ("engine", "model")),
-    ("model", ("engine", "speculative_config", "model")),
-    ("hardware", ("hardware",)),
-    ("profile", ("profile",)),
-    ("policy", ("policy", "name")),
-)
-_IN_A_CLASS = (("lengths", "path"), ("acceptance", "path"))
-_IN_A_GROUP: tuple[tuple[ReferenceKind, tuple[str, ...]], ...]
-_IN_A_GROUP = tuple(
-    place for place in _PLACES if place[1][-2:] == ("speculative_config", "model") or len(place[1]) == 1
-)
 # What is read of a folder: a model's config, a profile's fit, and the manifest with its table's checksum.
 _IN_A_FOLDER = ("config.json", FIT, MANIFEST)
 
@@ -117,9 +103,8 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for reference in _references(data):
         name = str(reference.section[reference.key])
-        label = reference.dotted.endswith("engine.speculative_config.model") and not os.path.exists(
-            os.path.expanduser(name)
-        )
+        is_there = os.path.exists(os.path.expanduser(name))
+        label = reference.dotted.endswith("engine.speculative_config.model") and not is_there
         imported = reference.kind == "policy" and bool(reference.place)
         if imported or (reference.names_a_file and not label):
             found[reference.dotted] = name
@@ -127,53 +112,22 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checksum(reference: _Reference) -> str | None:
-    if reference.names_a_file:
-        path = Path(os.path.expanduser(reference.place))
-    elif reference.kind == "policy" and reference.place:
-        module = _module_file(reference.place)
-        if module is None:
-            return None
-        path = module
-    else:
+    """Of what a name's file or folder holds, or a policy's module; None where there is nothing."""
+    path = os.path.expanduser(reference.place) if reference.names_a_file else ""
+    if reference.kind == "policy" and reference.place and not path:
+        with suppress(ImportError, ValueError, AttributeError):
+            module = importlib.util.find_spec(reference.place)
+            path = (module and module.origin) or ""
+    if not path:
         return None
-    files = [path / name for name in _IN_A_FOLDER] if os.path.isdir(path) else [path]
-    there = [file for file in files if os.path.isfile(file)]
-    if not there:
-        return None
-    digest = hashlib.sha256()
-    for file in there:
-        digest.update(hashlib.sha256(read_bytes(file)).digest())
-    return digest.hexdigest()
-
-
-def _module_file(module: str) -> Path | None:
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return Path(found.origin) if found is not None and found.origin is not None else None
-
-
-def listed(data: Mapping[str, Any], section: str, key: str) -> list[Any]:
-    """A list in a section of a raw scenario, which need not be valid; empty where there is none."""
-    inside = data.get(section)
-    found = inside.get(key) if isinstance(inside, Mapping) else None
-    return found if isinstance(found, list) else []
+    files = [os.path.join(path, name) for name in _IN_A_FOLDER] if os.path.isdir(path) else [path]
+    parts = [hashlib.sha256(read_bytes(file)).digest() for file in files if os.path.isfile(file)]
+    return hashlib.sha256(b"".join(parts)).hexdigest() if parts else None
 
 
 def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
-    for kind, (*outer, last) in _PLACES:
-        yield from _at(kind, data, outer, last, "")
-    for index, entry in enumerate(listed(data, "workload", "classes")):
-        for section, last in _IN_A_CLASS:
-            yield from _at("trace", entry, (section,), last, f"workload.classes.{index}.")
-    for index, entry in enumerate(listed(data, "cluster", "groups")):
-        for kind, (*outer, last) in _IN_A_GROUP:
-            yield from _at(kind, entry, outer, last, f"cluster.groups.{index}.")
-
-
-def _at(kind: ReferenceKind, data: Any, keys: Sequence[str], last: str, prefix: str) -> Iterator[_Reference]:
-    for key in keys:
-        data = data.get(key) if isinstance(data, dict) else None
-    if isinstance(data, dict) and isinstance(data.get(last), str) and data[last]:
-        yield _Reference(kind, data, last, prefix + ".".join([*keys, last]))
+    for kind, path in ((kind, path) for kind, paths in NAMES["references"].items() for path in paths):
+        outer, _, key = path.rpartition(".")
+        for place, section in sections(data, outer):
+            if isinstance(section.get(key), str) and section[key]:
+                yield _Reference(kind, section, key, f"{place}{key}")

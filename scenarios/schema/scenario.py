@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from draftcast.calibration.acceptance.references import reference
@@ -12,6 +12,7 @@ from draftcast.calibration.profile.hardware import hardware_names
 from draftcast.frozen import Frozen, NonEmpty, OneOf, Text, in_schema, nearest_key, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
+from draftcast.scenarios.schema.raw import MESSAGES
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.scenarios.schema.support import cannot_run
 from draftcast.sim.acceptance import Acceptance
@@ -30,7 +31,7 @@ MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 
 # A device also goes by an alias, in any case, or is a file; a policy may be code of one's own.
 Device = Annotated[NonEmpty, in_schema(hardware_names, ".")]
-PolicyName = Annotated[NonEmpty, in_schema(lambda: POLICIES, ":[A-Za-z_][A-Za-z_0-9]*$")]
+PolicyName = Annotated[NonEmpty, OneOf("policy", POLICIES, ", or give module:Class or file.py:Class", r".:[^\W\d]\w*$")]
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -71,17 +72,6 @@ class Policy(Frozen):
 
     name: PolicyName
     parameters: dict[str, Any] = Field(default_factory=dict)
-
-    @field_validator("name")
-    @classmethod
-    def _known_policy(cls, value: str) -> str:
-        if value in POLICIES:
-            return value
-        place, _, attribute = value.rpartition(":")
-        if place and attribute.isidentifier():
-            return value
-        choices = f"choose from {', '.join(POLICIES)}, or give module:Class or file.py:Class"
-        raise wrong("", value, f"unknown policy; {choices}")
 
 
 class Statistics(Frozen):
@@ -191,10 +181,7 @@ class Scenario(Frozen):
         """A copy with other values, for example ``scenario.with_(k=5, rate=40, tp=2)``.
 
         Names are the short ones of a sweep's grid (``rate``, ``k`` and so on; `draftcast.scenarios.schema.changes`) or
-        dotted keys: ``with_(**{"engine.block_size": 32})``.
-
-        Raises:
-            ScenarioError: no valid scenario.
+        dotted keys: ``with_(**{"engine.block_size": 32})``. Raises ScenarioError: no valid scenario.
         """
         from draftcast.scenarios.schema.changes import changed
 
@@ -222,9 +209,13 @@ class Scenario(Frozen):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        if self.speculative_config is not None:
-            self._engine_runs(self.speculative_config)
-            self._acceptance_covers(self.speculative_config)
+        spec = self.speculative_config
+        if spec is not None:
+            engine, number, _ = parse_version(self.engine.version)
+            if why := cannot_run(engine, number, spec.drafting):
+                message = f"{self.engine.version} cannot run it: {why}"
+                raise wrong("engine.speculative_config.method", spec.resolved_method, message)
+            self._acceptance_covers(spec)
         self._recording_is_there()
         if self.engine.scheduling_policy != "priority":
             for index, entry in enumerate(self.workload.classes):
@@ -234,14 +225,6 @@ class Scenario(Frozen):
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
         return self
-
-    def _engine_runs(self, spec: SpeculativeConfig) -> None:
-        """What the stated version of the engine cannot run is refused."""
-        engine, number, _ = parse_version(self.engine.version)
-        why = cannot_run(engine, number, spec.drafting)
-        if why is not None:
-            message = f"{self.engine.version} cannot run it: {why}"
-            raise wrong("engine.speculative_config.method", spec.resolved_method, message)
 
     def _schedule_has_one_place(self, policy: Policy) -> None:
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""
@@ -288,13 +271,7 @@ class Scenario(Frozen):
             places.append((place, self.acceptance_of(entry.name)))
         for key, model in places:
             if model is None:
-                raise wrong(
-                    key,
-                    None,
-                    "required when speculation is on; it has no default because only your data knows it, "
-                    "e.g. {model: per_position, rates: [...]} from a server's spec_decode metrics, or "
-                    "{reference: NAME} of a published measurement (draftcast acceptance list)",
-                )
+                raise wrong(key, None, MESSAGES["acceptance_required"])
             self._fits(key, model, spec)
 
     @staticmethod
@@ -310,25 +287,16 @@ class Scenario(Frozen):
             asked = f"engine.speculative_config.num_speculative_tokens = {spec.k}"
             raise refusal("widths", f"{most} widths do not cover {asked}; give {spec.k} or more")
         if isinstance(model, Trace) and (model.match_probability is None) == (method in MATCHING_METHODS):
-            raise refusal(
-                "match_probability",
-                f"required for method {method}: a recording does not tell a round that found no draft from one whose "
-                "drafts were all rejected; give the share of rounds with a draft (draftcast acceptance measure), or 1"
-                if model.match_probability is None
-                else f"only for methods {searching}; the method is {method}",
-            )
+            why = "recording_without_share" if model.match_probability is None else "share_without_search"
+            raise refusal("match_probability", MESSAGES[why].format(method=method, searching=searching))
         beside_head = isinstance(model, Chain) and model.kind == KIND_BESIDE_HEAD
         if beside_head != bool(spec.head_drafts):
-            raise refusal(
-                "match_probability",
-                "with enable_suffix_decoding give match_probability (the share of output positions at which suffix "
-                "decoding takes over), alpha_good (its drafts' rate) and alpha_bad (the LSTM's)"
-                if spec.head_drafts
-                else "with alpha_good and alpha_bad only for method arctic with enable_suffix_decoding",
-            )
+            why = "suffix_beside_head" if spec.head_drafts else "no_suffix_beside_head"
+            raise refusal("match_probability", MESSAGES[why])
         searches = beside_head or method in MATCHING_METHODS
         if isinstance(model, Chain | Tree) and model.match_probability is not None and not searches:
-            raise refusal("match_probability", f"only for methods {searching}; the method is {method}")
+            message = MESSAGES["share_without_search"].format(method=method, searching=searching)
+            raise refusal("match_probability", message)
         if isinstance(model, Chain) and model.reference is not None and model.rates is not None:
             published = reference(model.reference)
             if not all(map(math.isclose, model.rates, published.unconditional(len(model.rates)))):
@@ -357,9 +325,4 @@ def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> 
             raise wrong(f"{key}.widths", list(model.widths), message)
     named = spec.tree_width is not None or spec.max_tree_nodes is not None
     if model.rates is not None and named and model.tree_width is None and model.max_tree_nodes is None:
-        raise wrong(
-            f"{key}.rates",
-            list(model.rates),
-            "are of one tree, and this one has a shape of its own: say which tree they were measured with "
-            f"({key}.tree_width, {key}.max_tree_nodes), or give alpha",
-        )
+        raise wrong(f"{key}.rates", list(model.rates), MESSAGES["rates_of_another_tree"].format(key=key))

@@ -11,20 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, in_schema, wrong
+from draftcast.scenarios.schema.raw import NAMES
 from draftcast.sim.cost.methods import METHODS as methods
 from draftcast.sim.cost.methods import Method
 
 METHODS = tuple(name for name in methods if name != "none")
-# vLLM 0.32's names of `mtp` by target, `MTPModelTypes` of vllm/config/speculative.py.
-MTP_METHODS = tuple(
-    f"{target}_mtp"
-    for target in (
-        *("deepseek", "dots3_note", "mimo", "mimo_v2", "glm4_moe", "glm4_moe_lite", "glm_ocr", "glm5_next", "ernie"),
-        *("nemotron_h", "exaone_moe", "exaone4_5", "qwen3_next", "qwen3_5", "qwen4_exp", "longcat_flash"),
-        *("bailing_hybrid", "bailing_hybrid_v3", "minimax_m3", "kimi_k3", "pangu_ultra_moe", "step3p5", "hy_v3"),
-        *("hy_v4", "gemma4", "inkling"),
-    )
-)
+MTP_METHODS: tuple[str, ...] = tuple(NAMES["mtp"])
 # vLLM names the parallel drafters by a base method and `parallel_drafting: true`.
 PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
 # Marks a field that no simulated time depends on.

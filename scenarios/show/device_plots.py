@@ -13,28 +13,13 @@ from draftcast.scenarios.compare.limits import DeviceCeilings, OperatingPoint
 from draftcast.scenarios.run.coverage import Coverage
 from draftcast.scenarios.show.plots import COLOURS, DECADES, LIMIT, OFF, ON, label_axes, panels, series, styled
 from draftcast.scenarios.show.profile_view import OpenProfile, held_out_predictions
+from draftcast.scenarios.show.tables import LOOKS
 
 ROOF = "#212529"
 ROOF_DECADES = 6
 """Of achieved rates below the peak; what is slower is launch time alone."""
 WIDEST_ERROR = 60.0  # per cent
-OPERATOR_COLOURS = {
-    "linear": "#1971c2",
-    "moe": "#9c36b5",
-    "attention_decode": "#e8590c",
-    "attention_prefill": "#f08c00",
-    "mla_decode": "#c2255c",
-    "mla_prefill": "#e64980",
-    "dsa_decode": "#862e9c",
-    "gdn_decode": "#0b7285",
-    "gdn_prefill": "#1098ad",
-    "rmsnorm": "#2f9e44",
-    "swiglu": "#66a80f",
-    "rotary": "#099268",
-    "embedding": "#5c940d",
-    "sampler": "#495057",
-    "rejection_sampler": "#868e96",
-}
+OPERATOR_COLOURS: dict[str, str] = LOOKS["operators"]
 
 
 def coverage_figure(covered: Coverage) -> Any:
@@ -143,10 +128,7 @@ def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[Operat
 def profile_figure(opened: OpenProfile) -> Any:
     """Above: intensity (FLOP/byte) against achieved FLOP/s with the ridge; below: error of held-out predictions.
 
-    Collectives are left out: they compute nothing.
-
-    Raises:
-        HardwareError: the profile has no measured table.
+    Collectives are left out: they compute nothing. Raises HardwareError: the profile has no measured table.
     """
     titles = "Measured kernels and the device's roofs", " "
     figure = panels(*titles, rows=2, row_heights=[0.62, 0.38], vertical_spacing=0.14)

@@ -1,13 +1,14 @@
 """Measured points beside their forecasts: tables for the terminal and the docs, the reasons, and one picture."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftcast.scenarios.evidence.forecast import SIDES, Forecast
+from draftcast.scenarios.evidence.forecast import SIDES, Forecast, ForecastSide
 from draftcast.scenarios.evidence.point import RATES
-from draftcast.scenarios.evidence.summary import ABOVE, BELOW, JUDGED_TIERS, Score, by_kind, errors, signs
+from draftcast.scenarios.evidence.summary import ABOVE, BELOW, ENGINES, JUDGED_TIERS, Score, by_kind, errors, signs
 from draftcast.scenarios.show.plots import COLOURS, OFF, in_file, label_axes, panels, series
 from draftcast.scenarios.show.tables import markdown_table
 
@@ -15,7 +16,6 @@ HEAD = Path(__file__).with_name("evidence_head.md").read_text("utf-8")
 COLUMNS = ("point", "metric", "off", "forecast", "error", "on", "forecast", "error", "speed-up", "forecast", "error")
 SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median of size", "p90 of size")
 SCORES = ("kind of forecast", "points", "sources", "mean", "median of size", "p90 of size", "inside 90 % interval")
-_ENGINES = {"": "all engines", "vllm": "vLLM", "sglang": "SGLang"}
 _SHOWN_IDS = 3
 Group = tuple[str, Sequence[Forecast]]  # its colour and its members
 
@@ -31,20 +31,15 @@ def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
 def rows(forecasts: Iterable[Forecast]) -> list[list[str]]:
     """One row a point, in the order of ``COLUMNS``: measured, forecast and error of each figure."""
     return [
-        [
-            f"{f.point.id} ({f.point.tier})",
-            f.point.metric,
-            *_three(f.point.off, f.off, f.error("off")),
-            *_three(f.point.on, f.on, f.error("on")),
-            *_three(f.point.ratio_range or f.point.speedup, f.speedup, f.error("speedup")),
-        ]
+        [f"{f.point.id} ({f.point.tier})", f.point.metric, *(text for side in SIDES for text in _three(f, side))]
         for f in forecasts
     ]
 
 
-def _three(measured: float | tuple[float, float] | None, forecast: float | None, error: float | None) -> list[str]:
-    text = " to ".join(f"{each:.4g}" for each in measured) if isinstance(measured, tuple) else _figure(measured)
-    return [text, _figure(forecast), "-" if error is None else f"{error:+.0%}"]
+def _three(forecast: Forecast, side: ForecastSide) -> list[str]:
+    error, between = forecast.error(side), forecast.point.ratio_range if side == "speedup" else None
+    measured = " to ".join(f"{end:.4g}" for end in between) if between else _figure(getattr(forecast.point, side))
+    return [measured, _figure(getattr(forecast, side)), "-" if error is None else f"{error:+.0%}"]
 
 
 def _figure(value: float | None) -> str:
@@ -73,7 +68,7 @@ def score_rows(scores: Iterable[Score]) -> list[list[str]]:
     found = []
     for score in scores:
         error, covered = score.errors, score.coverage.covered
-        kind = f"{score.stratum}: {_ENGINES.get(score.engine, score.engine)}"
+        kind = f"{score.stratum}: {ENGINES.get(score.engine, score.engine) or 'all engines'}"
         figures = [f"{error.mean:+.1%}", f"{error.median:.1%}", f"{error.p90:.1%}"]
         inside = "one source" if math.isnan(covered) else f"{covered:.0%}"
         found.append([kind, str(error.points), str(error.sources), *figures, inside])
@@ -139,11 +134,12 @@ def evidence_figure(forecasts: Sequence[Forecast], groups: Mapping[str, Group] |
         for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False)
     }
     figure = panels("speed (per second; of times 1/s)", "speed-up")
-    for column, triples_of in ((1, _speeds), (2, _speedups)):
+    sides: tuple[tuple[ForecastSide, ...], ...] = (("off", "on"), ("speedup",))
+    for column, compared in enumerate(sides, start=1):
         ends: list[float] = []
         for group, (colour, members) in groups.items():
-            if triples := triples_of(members):
-                measured, forecast, names = zip(*triples, strict=True)
+            if pairs := _pairs(members, *compared):
+                measured, forecast, names = zip(*pairs, strict=True)
                 ends = [min(*ends, *measured, *forecast), max(*ends, *measured, *forecast)]
                 hover = "%{text}<br>measured %{x:.4g}, forecast %{y:.4g}<extra></extra>"
                 style = {"text": names, "marker": {"color": colour, "size": 5, "opacity": 0.7}, "hovertemplate": hover}
@@ -155,24 +151,14 @@ def evidence_figure(forecasts: Sequence[Forecast], groups: Mapping[str, Group] |
     return in_file(figure, "Forecast against measured", [counts_line(forecasts)], height=520)
 
 
-Triples = list[tuple[float, float, str]]
-
-
-def _speeds(forecasts: Iterable[Forecast]) -> Triples:
+def _pairs(forecasts: Iterable[Forecast], *sides: ForecastSide) -> list[tuple[float, float, str]]:
+    """Measured and forecast speed (of a time 1/s) or speed-up, and whose they are."""
     found = []
-    for each in forecasts:
-        metric, sides = each.point.metric, (("off", each.point.off, each.off), ("on", each.point.on, each.on))
-        unit = 1e3 if metric.endswith("_ms") else 1.0
-        for side, measured, forecast in sides:
-            if measured is not None and forecast is not None:
-                pair = (measured, forecast) if metric in RATES else (unit / measured, unit / forecast)
-                found.append((*pair, f"{each.point.id}, {side}"))
+    for each, side in itertools.product(forecasts, sides):
+        measured, forecast, metric = getattr(each.point, side), getattr(each, side), each.point.metric
+        if measured is not None and forecast is not None:
+            unit = 1e3 if metric.endswith("_ms") else 1.0
+            is_speed = side == "speedup" or metric in RATES
+            pair = (measured, forecast) if is_speed else (unit / measured, unit / forecast)
+            found.append((*pair, each.point.id if side == "speedup" else f"{each.point.id}, {side}"))
     return found
-
-
-def _speedups(forecasts: Iterable[Forecast]) -> Triples:
-    return [
-        (each.point.speedup, each.speedup, each.point.id)
-        for each in forecasts
-        if each.point.speedup is not None and each.speedup is not None
-    ]

@@ -1,7 +1,4 @@
-"""What all plots share (plotly): colours, layout, error bars, writing to a file.
-
-One palette for every plot: a colour means the same thing everywhere and reads on light and dark.
-"""
+"""What all plots share (plotly): colours, layout, error bars, writing to a file."""
 
 import math
 from collections.abc import Sequence
@@ -13,6 +10,7 @@ from draftcast.errors import InputError
 from draftcast.files import check_output, written
 from draftcast.sim.statistics.intervals import Estimate
 
+# A colour means the same thing everywhere and reads on light and dark.
 ON, OFF, BASELINE, LIMIT = "#1098ad", "#868e96", "#e8890c", "#e03131"
 COLOURS = (ON, BASELINE, "#7048e8", "#2f9e44", "#d6336c", OFF, "#1c7ed6", "#5c3d2e")
 BREAK_EVEN_LINE = {"color": LIMIT, "dash": "dash", "width": 1.5}
@@ -120,8 +118,7 @@ def check_points(count: int) -> None:
 def write_figure(figure: Any, path: Path) -> None:
     """Write a figure: ``.html`` as one file that needs no network; ``.png``, ``.svg`` and ``.pdf`` through kaleido.
 
-    Raises:
-        InputError: the file cannot be written, or kaleido or the browser it needs is missing.
+    Raises InputError: the file cannot be written, or kaleido or the browser it needs is missing.
     """
     try:
         with written(path) as partial:

@@ -1,4 +1,7 @@
-"""What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage."""
+"""What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage.
+
+Two profiles stand beside each other by a decode step, operator by operator, and by the points that both have timed.
+"""
 
 import dataclasses
 import functools
@@ -13,42 +16,28 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from draftcast.calibration.profile import load
+from draftcast.calibration.profile.engines import DEFAULT_VERSION
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.load import (
-    TABLE,
-    Manifest,
-    find_profile,
-    load_profile,
-    profile_names,
-    read_manifest,
-    read_top,
-)
 from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
-from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable
+from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, LatencyTable
 from draftcast.errors import HardwareError
+from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.work import layers
+from draftcast.scenarios.show.tables import LOOKS
+from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.operator_tables import OperatorTables
+from draftcast.sim.cost.step_cost import compile_step_cost
 
-NO_VERIFY = "verification (q > 1) was not measured: it is decode's time stretched by the roofline, extrapolated"
 MOST_ROWS = 6000  # that one picture and its prediction take; whole curves are kept together
 WIDTH = 110
-# Column of a point's size, by operator; else its rows m.
-SIZES = {
-    "attention_decode": "context",
-    "attention_prefill": "q",
-    "mla_decode": "context",
-    "mla_prefill": "q",
-    "dsa_decode": "context",
-    "gdn_decode": "batch",
-    "gdn_prefill": "q",
-    "all_reduce": "message_bytes",
-    "rejection_sampler": "batch",
-}
-ROOFLINE_NOTE = (
-    "t = t0 + p-norm of FLOPs / (e_c * peak) and bytes / (e_m * bandwidth); where points were measured, times are "
-    "interpolated between them and the roofline serves the shapes beyond."
-)
-ERROR_NOTE = "Error of interpolation on measured points that took no part in it."
+BATCHES = (1, 8, 64, 128, 256)
+MODES = ("eager launches", "launches without a graph", "piecewise graphs", "full graph")
+MAX_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -58,38 +47,37 @@ class OpenProfile:
     profile: HardwareProfile
     hardware: HardwareSpec
     folder: Path | None  # None for a profile without a table
-    manifest: Manifest | None  # None for a profile that is one YAML file
+    manifest: load.Manifest | None  # None for a profile that is one YAML file
 
     @functools.cached_property
     def table(self) -> LatencyTable:
         """The measured table, read once. Raises HardwareError when the profile has none."""
         if self.folder is None:
             raise HardwareError("holds no measured table", key="profile", value=self.profile.name)
-        return LatencyTable.read(self.folder / TABLE)
+        return LatencyTable.read(self.folder / load.TABLE)
 
 
 def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
     """Load a profile, as of `load_profile`, on its device; ``hardware`` names one for a profile that fits any.
 
-    Raises:
-        HardwareError: unknown or invalid profile or device, or a device is needed and none given.
+    Raises HardwareError: unknown or invalid profile or device, or a device is needed and none given.
     """
-    path = find_profile(name_or_path)
-    manifest = read_manifest(path) if path.is_dir() else None
+    path = load.find_profile(name_or_path)
+    manifest = load.read_manifest(path) if path.is_dir() else None
     folder = path if manifest is not None and manifest.has_table else None
-    named = manifest.hardware if manifest else str(read_top(path).get("hardware", "any"))
+    named = manifest.hardware if manifest else str(load.read_top(path).get("hardware", "any"))
     if hardware is None and named == "any":
         raise HardwareError("the profile fits any device: name one", key="--hardware", value=None)
     spec = load_hardware(named if hardware is None else hardware)
-    return OpenProfile(load_profile(str(path) if manifest else name_or_path, spec), spec, folder, manifest)
+    return OpenProfile(load.load_profile(str(path) if manifest else name_or_path, spec), spec, folder, manifest)
 
 
 def bundled() -> dict[str, dict[str, Any]]:
     """Of every bundled profile its device ("any"), date, kind, and how many measured points it holds (0: none)."""
     found = {}
-    for name in profile_names():
-        path = find_profile(name)
-        raw, table = read_top(path), path / TABLE
+    for name in load.profile_names():
+        path = load.find_profile(name)
+        raw, table = load.read_top(path), path / load.TABLE
         points = pq.read_metadata(table).num_rows if table.is_file() else 0
         kind = "measured points" if points else "assumed efficiencies"
         kind = "whole-step fit of one model" if raw.get("kind") == "affine" else kind
@@ -99,7 +87,7 @@ def bundled() -> dict[str, dict[str, Any]]:
 
 def fits_any_device(name_or_path: str) -> bool:
     """Whether a profile is of no device in particular. Raises HardwareError when there is no such profile."""
-    return str(read_top(find_profile(name_or_path)).get("hardware", "any")) == "any"
+    return str(load.read_top(load.find_profile(name_or_path)).get("hardware", "any")) == "any"
 
 
 def rooflines(profile: RooflineProfile) -> list[dict[str, Any]]:
@@ -125,7 +113,7 @@ def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
     """
     rows = []
     for errors in held_out_predictions(opened):
-        x = SIZES.get(errors.part.operator, "m")
+        x = LOOKS["sizes"].get(errors.part.operator, "m")
         powers = np.floor(np.log(errors.predictions[x].clip(lower=1)) / math.log(4.0)).astype(int)
         for low, error in errors.predictions["error"].abs().groupby(powers):
             figures = {"median": error.median(), "p90": error.quantile(0.9), "worst": error.max()}
@@ -143,8 +131,7 @@ def held_out_predictions(opened: OpenProfile) -> Iterator[OperatorErrors]:
 def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
     """Predictions of the held-out points of one operator; of a large one every so manyth curve.
 
-    Raises:
-        HardwareError: the profile has no measured table, or nothing of this part.
+    Raises HardwareError: the profile has no measured table, or nothing of this part.
     """
     frame = opened.table.frame
     points = frame[(frame[list(Part._fields)] == list(part)).all(axis=1)]
@@ -180,7 +167,7 @@ def coverage(table: LatencyTable) -> list[dict[str, Any]]:
             ranges.append(f"{name} {low}" if low == high else f"{name} {low}..{high} ({count})")
         settled = float(points["settled"].mean()) if points["low_s"].notna().any() else None
         kernels = ", ".join(sorted(points["implementation"].unique()))
-        note = NO_VERIFY if part.operator.endswith("decode") and points["q"].max() == 1 else ""
+        note = LOOKS["notes"]["verification"] if part.operator.endswith("decode") and points["q"].max() == 1 else ""
         measured = {"points": len(points), "settled": settled, "kernels": kernels}
         rows.append({**part._asdict(), **measured, "covers": ", ".join(ranges), "note": note})
     return rows
@@ -218,3 +205,113 @@ def coverage_lines(rows: list[dict[str, Any]]) -> list[str]:
         for text in filter(None, (row["covers"], f"by {row['kernels']}", row["note"])):
             lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return lines
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step: every sequence with ``context`` tokens cached, verifying ``k`` drafts of ``method`` (0: none)."""
+
+    model: str
+    method: str = "none"
+    k: int = 0
+    tp: int = 1
+    context: int = 1024
+    dtype: str = "bf16"
+    version: str = DEFAULT_VERSION
+
+
+def compare_steps(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
+    """Milliseconds of a decode step at several batch sizes, part by part, in two profiles, and shares in the first.
+
+    One row a batch size and part; None where a profile does not know the part (a whole-step fit knows no operators).
+    Raises InputError: no such model or method, one that needs a draft model, or a degree that does not divide the
+    model.
+    """
+    sides = [(opened, step_cost(opened, step)) for opened in (first, second)]
+    rows = []
+    for batch in BATCHES:
+        one, other = (step_parts(opened, cost, step, batch) for opened, cost in sides)
+        for part in one if len(one) >= len(other) else other:
+            a, b = ((1e3 * side[part] if part in side else None) for side in (one, other))
+            ratio = b / a if a and b is not None else None
+            share = one[part] / one["device + host"] if part in one else None
+            row = {"batch": batch, "part": part, "first_ms": a, "first_share": share, "second_ms": b, "ratio": ratio}
+            rows.append(row)
+    return rows
+
+
+def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
+    """Points timed in both profiles, by operator: do their intervals meet, and how far apart are the medians?
+
+    Rows: operator, points, intervals_meet (count), median and p90 of the relative difference. Empty where one of them
+    holds no table, or they have no timed point in common.
+    """
+    if first.folder is None or second.folder is None:
+        return []
+    both = first.table.frame.merge(second.table.frame, on=list(POINT), suffixes=("", "_other"))
+    both = both[both[["low_s", "low_s_other"]].notna().all(axis=1)]
+    meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
+    both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())
+    return [
+        {"operator": str(operator), "points": len(own), "intervals_meet": int(own["meet"].sum())}
+        | {"median": float(own["apart"].median()), "p90": float(own["apart"].quantile(0.9))}
+        for operator, own in both.groupby("operator")
+    ]
+
+
+def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
+    """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
+    model = load_model(step.model)
+    config = EngineConfig(
+        version=step.version,
+        is_moe=model.is_moe,
+        method=get_method(step.method if step.k else "none"),
+        num_speculative_tokens=step.k,
+        tensor_parallel_size=step.tp,
+        weight_dtype=step.dtype,
+        max_model_len=model.max_position_embeddings,
+        max_num_batched_tokens=MAX_ROWS,
+        max_num_seqs=max(BATCHES),
+    )
+    return compile_step_cost(config, model, None, opened.profile, opened.hardware)
+
+
+def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -> dict[str, float]:
+    """Seconds of the parts of one step of ``batch`` sequences.
+
+    Parts "target: ...", "draft: ...", "sample: ..." and "host: ..." add up to their whole; those besides kernels are
+    the engine generation's. A whole-step fit knows no operators: its target holds lm_head and sampler.
+    """
+    features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    st.decode_features(cost, batch, step.k, step.context, features)
+    st.step_time(cost, features, out)
+    parts, draft, host = {"target": out["target_s"]}, {"draft": out["draft_s"]}, {"host": out["host_s"]}
+    sampler: dict[str, float] = {}
+    if isinstance(opened.profile, RooflineProfile):
+        rows = int(features["tokens"])
+        model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
+        whole = cost.target[rows].sum()
+        # The batches here are captured sizes, so rows are not padded.
+        matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
+        linear = sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts)
+        collectives = float(device.all_reduces(model, np.array([rows])).sum())
+        parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
+        parts["target: linear"] = linear
+        if step.tp > 1:
+            parts["target: all-reduce"] = collectives
+        rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
+        parts[f"target: {rest}"] = whole - linear - collectives
+        parts[f"target: {MODES[out['graph_mode']]}"] = out["overhead_s"]
+        if step.k:
+            passes = out["draft_overhead_s"]
+            draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
+        host |= {"host: step": cost.params[0]["host_fixed_s"], "host: requests": batch * cost.params[0]["host_seq_s"]}
+        head = device.lm_head(model, np.array([int(features["logit_rows"])])).sum()
+        sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": head}
+        sampler["sample: sampler"] = out["sample_s"] - head - out["verify_s"]
+        if step.k:
+            sampler["sample: verification"] = out["verify_s"]
+    parts |= draft | sampler | host
+    parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
+    parts["device + host"] = parts["device"] + out["host_s"]
+    return {name: float(value) for name, value in parts.items()}

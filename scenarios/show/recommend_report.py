@@ -11,7 +11,7 @@ from draftcast.scenarios.compare.policy_comparison import PolicyComparison
 from draftcast.scenarios.compare.recommend import CandidateOutcome, Recommendation
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.scenarios.show.tables import make_table, show, title
+from draftcast.scenarios.show.tables import LOOKS, make_table, show, title
 from draftcast.sim.statistics.intervals import Estimate
 
 
@@ -56,12 +56,6 @@ def _with_interval(value: Estimate | None, form: str, factor: float = 1.0) -> st
     return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
 
 
-CLOSED_FORM = (
-    "Closed form: one request at a time, verified in the time of a decoding step: tokens a round / (c k + 1) "
-    "(Leviathan et al. 2023). MBSU: the same with weights for times."
-)
-
-
 def candidates_table(answer: Recommendation) -> Table:
     """One row per candidate, best first; the gain over off in all and, with several loads, at each."""
     loads = answer.loads if len(answer.loads) > 1 else ()
@@ -75,7 +69,7 @@ def candidates_table(answer: Recommendation) -> Table:
         figures = (form.speedup, form.mbsu, form.block_efficiency, form.cost_ratio) if form is not None else ()
         shown = [f"{value:.3g}" for value in figures] or [""] * len(ratios)
         rows.append([outcome.candidate.label, gain, *gains, *shown, remark(answer, outcome)])
-    return make_table(rows, caption=CLOSED_FORM)
+    return make_table(rows, caption=LOOKS["notes"]["closed form"])
 
 
 def answer_line(answer: Recommendation) -> str:

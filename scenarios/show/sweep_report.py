@@ -8,35 +8,10 @@ from rich.table import Table
 
 from draftcast.errors import InputError, cut
 from draftcast.scenarios.show.plots import LIMIT, interval_bars, label_axes, means, panels, series, styled
-from draftcast.scenarios.show.tables import make_table, show, title
+from draftcast.scenarios.show.tables import LOOKS, make_table, show, title
 from draftcast.scenarios.sweep.result import GPU, USER, SweepCell, SweepProgress, SweepResult
 
-COLUMNS = (
-    ("TTFT ms", "mean_ttft_s", 1e3),
-    ("TPOT ms", "mean_tpot_s", 1e3),
-    ("E2E s", "mean_e2el_s", 1.0),
-    ("tok/s/user", USER, 1.0),
-    ("tok/s/GPU", GPU, 1.0),
-)
-ADVANTAGE = (
-    "advantage: mean E2E latency of the cell without speculation / with it, same requests; above 1 it is faster with."
-)
-WORDS = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2el": "E2E latency",
-    "kv": "KV",
-    "gpu": "GPU",
-    "num": "number of",
-}
-UNITS = {
-    "request_throughput": "req/s",
-    "request_goodput": "req/s",
-    "output_throughput": "tokens/s",
-    "total_token_throughput": "tokens/s",
-    "mean_acceptance_length": "tokens/round",
-}
+COLUMNS = tuple(map(tuple, LOOKS["sweep"]))
 MOST_ROWS = 60  # a longer table is cut to the Pareto front; the CSV holds all
 
 
@@ -47,7 +22,7 @@ def swept_title(result: SweepResult) -> str:
 
 def sweep_table(result: SweepResult) -> Table:
     rows = [sweep_head(result), *(row for _, row in sweep_rows(result))]
-    return make_table(rows, title=swept_title(result), caption=ADVANTAGE)
+    return make_table(rows, title=swept_title(result), caption=LOOKS["notes"]["advantage"])
 
 
 def sweep_head(result: SweepResult) -> list[str]:
@@ -103,8 +78,7 @@ def time_text(seconds: float) -> str:
 def sweep_figure(result: SweepResult, metric: str) -> Any:
     """Both panels side by side, one line for each combination of the axes behind the first; ``metric`` in the second.
 
-    Raises:
-        InputError: no cell has figures, or none has this one.
+    Raises InputError: no cell has figures, or none has this one.
     """
     figure = panels("Pareto front", metric, horizontal_spacing=0.1)
     _draw_pareto(figure, result)
@@ -135,9 +109,9 @@ def metrics_of(result: SweepResult) -> list[str]:
 def figure_label(name: str) -> str:
     """``mean_e2el_s`` in words with its unit: mean E2E latency, s."""
     in_seconds = name.endswith("_s") and not name.endswith("_per_s")
-    unit = "s" if in_seconds else UNITS.get(name, "")
+    unit = "s" if in_seconds else LOOKS["units"].get(name, "")
     parts = name.removesuffix("_s").split("_") if in_seconds else name.split("_")
-    words = " ".join(WORDS.get(part, part) for part in parts).replace(" per ", "/")
+    words = " ".join(LOOKS["words"].get(part, part) for part in parts).replace(" per ", "/")
     return f"{words}, {unit}" if unit else words
 
 

@@ -5,12 +5,15 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.files import plain
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.intervals import Estimate
@@ -20,20 +23,9 @@ MISSED = "MISSED"
 """A cell with this word stands out."""
 PLAIN_WIDTH = 150  # without a terminal there is nobody to resize the window: what the widest table needs
 _NUMBER = re.compile(r"[-+]?\d|[-*?]?$|none$|(pays|costs)\*$")
+LOOKS = yaml_beside(__file__, "looks.yaml")
 _SHARES = ("interval", "median", "p90", "worst", "share")
-_TITLES = {
-    "t0_us": "t0, us",
-    "held_out": "held out",
-    "intervals_meet": "intervals meet",
-    "kv_dtype": "KV",
-    "worst_point": "worst at",
-}
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;color:#212529}"
-    "table{border-collapse:collapse;margin:1em 0;font-size:13px}p{margin:.3em 0}"
-    "td,th{padding:2px 10px;text-align:right;border-bottom:1px solid #dee2e6}"
-    "td:first-child,th:first-child{text-align:left}.missed{color:#c92a2a;font-weight:600}"
-)
+_PAGE = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
 
 
 def make_console() -> Console:
@@ -61,7 +53,7 @@ def _numbers(rows: Rows) -> list[bool]:
 def rows_table(rows: list[dict[str, Any]], title: str = "") -> Table:
     """A table of like rows: errors as percentages, other numbers with four digits, unknown ones as a dash."""
     cells = [[_cell(name, value) for name, value in row.items()] for row in rows]
-    return make_table([[_TITLES.get(name, name) for name in rows[0]], *cells], title=title)
+    return make_table([[LOOKS["titles"].get(name, name) for name in rows[0]], *cells], title=title)
 
 
 def _cell(name: str, value: Any) -> str:
@@ -104,12 +96,7 @@ def paragraphs(lines: Sequence[str]) -> list[str]:
 
 def page(title: str, parts: Sequence[str]) -> str:
     """A self-contained HTML page; ``parts`` are HTML, ``title`` is not."""
-    shown, body = html.escape(title), "\n".join(parts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{shown}</title><style>{_STYLE}</style></head><body><h1>{shown}</h1>\n{body}\n"
-        "</body></html>\n"
-    )
+    return _PAGE.substitute(title=html.escape(title), body="\n".join(parts))
 
 
 def html_report(title: str, lines: Sequence[str], tables: Mapping[str, pd.DataFrame], figures: Sequence[Any]) -> str:

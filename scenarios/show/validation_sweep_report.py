@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from draftcast import __version__
 from draftcast.files import plain, read_text
-from draftcast.scenarios.live.validate.comparison import CAUSES, Validation
+from draftcast.scenarios.live.validate.comparison import CAUSES
 from draftcast.scenarios.live.validate.sweep import Cell, Cutover, SweepValidation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import series, write_figure
@@ -32,7 +32,7 @@ def verdicts(found: SweepValidation) -> Verdicts:
     """Which bars hold; ``step_time`` is of the step times."""
     modes = {mode: steps.errors for mode, steps in found.steps.items() if steps.errors.points and mode != "all"}
     checks: list[Check] = [(STEP_TIME, mode, steps_hold(errors)) for mode, errors in modes.items()]
-    checks += _figure_checks(found, lambda run, name: run.figures[name].error if name in run.figures else None)
+    checks += _figure_checks(found)
     for effect in found.effects:
         if effect.sign != "small":
             where = f"{effect.mode} at {load_text(effect.load_kind, effect.load)}"
@@ -42,20 +42,17 @@ def verdicts(found: SweepValidation) -> Verdicts:
 
 def verdicts_with_own_step_times(found: SweepValidation) -> Verdicts:
     """As `verdicts`, of figures forecast with the step times, acceptance and front end measured in each run."""
-
-    def own_error(run: Validation, name: str) -> float | None:
-        error = run.error_with_own_step_times(name)
-        return error if math.isfinite(error) else None
-
-    return _counted(_figure_checks(found, own_error))
+    return _counted(_figure_checks(found, own_step_times=True))
 
 
-def _figure_checks(found: SweepValidation, error_of: Callable[[Validation, str], float | None]) -> Iterator[Check]:
+def _figure_checks(found: SweepValidation, *, own_step_times: bool = False) -> Iterator[Check]:
     for cell in found.cells:
-        for name, bar in bars(cell.validation).items() if cell.judged else ():
-            error = error_of(cell.validation, name)
-            if error is not None:
-                yield name, cell.entry["dir"], abs(error) <= bar
+        run, folder = cell.validation, cell.entry["dir"]
+        for name, bar in bars(run).items() if cell.judged else ():
+            if own_step_times and math.isfinite(error := run.error_with_own_step_times(name)):
+                yield name, folder, abs(error) <= bar
+            elif not own_step_times and name in run.figures:
+                yield name, folder, abs(run.figures[name].error) <= bar
 
 
 def _counted(checks: Iterable[Check]) -> Verdicts:
@@ -69,7 +66,6 @@ def _counted(checks: Iterable[Check]) -> Verdicts:
 
 
 def summary(found: SweepValidation) -> dict[str, Any]:
-    """Plain data for JSON."""
     first = found.cells[0].validation.question.live.manifest
     checked, wrong = (sum(counts[i] for counts in found.continuation.values()) for i in (0, 1))
     return {
@@ -99,11 +95,8 @@ def summary(found: SweepValidation) -> dict[str, Any]:
 def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = False) -> tuple[Path, ...]:
     """``sweep-validation.md``, ``.html`` and ``.json`` in ``folder``; returns their paths.
 
-    Args:
-        static: the plot is an SVG of kaleido's, also on its own, and not a script of five megabytes.
-
-    Raises:
-        InputError: the folder cannot be made or written, or the plot cannot be drawn.
+    ``static``: the plot is an SVG of kaleido's, also on its own, and not a script of five megabytes. Raises InputError:
+    the folder cannot be made or written, or the plot cannot be drawn.
     """
     written = write_files(folder, {f"{STEM}.json": json_bytes(summary(found)).decode()})
     figure = effects_figure(found)

@@ -168,8 +168,7 @@ class SweepSummary(_Part):
 def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummary:
     """A report or a summary as JSON; ``command`` made the sweep, where ``file`` does not say.
 
-    Raises:
-        InputError: no JSON, or the first key that is missing or wrong.
+    Raises InputError: no JSON, or the first key that is missing or wrong.
     """
     data = parse_json(text, file)
     if not isinstance(data, dict):

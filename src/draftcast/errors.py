@@ -48,12 +48,6 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _printable(text: str) -> str:
-    """One line without control characters: what a file holds must not steer the terminal."""
-    line = " ".join(text.split())
-    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
-
-
 class DraftcastError(Exception):
     """Root of every error that draftcast raises on purpose.
 
@@ -81,17 +75,13 @@ class DraftcastError(Exception):
         self.line = line
         self.key = key
         self.value = value
-        place = []
-        if file is not None:
-            place.append(f"{file}:{line}" if line is not None else file)
-        elif line is not None:
-            place.append(f"line {line}")
-        if key is not None:
-            name = cut(key, 200)
-            place.append(name if value is self._MISSING else f"{name} = {shown(value)}")
-        elif value is not self._MISSING:
-            place.append(shown(value))
-        super().__init__(self._text(": ".join([*place, message])))
+        where = file
+        if line is not None:
+            where = f"{file}:{line}" if file is not None else f"line {line}"
+        given = [cut(key, 200)] if key is not None else []
+        if value is not self._MISSING:
+            given.append(shown(value))
+        super().__init__(self._text(": ".join(filter(None, [where, " = ".join(given), message]))))
 
     @staticmethod
     def _text(text: str) -> str:
@@ -103,7 +93,9 @@ class InputError(DraftcastError):
 
     @staticmethod
     def _text(text: str) -> str:
-        return cut(_printable(text), _MOST_CHARACTERS)
+        # One line without control characters: what a file holds must not steer the terminal.
+        line = " ".join(text.split())
+        return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), _MOST_CHARACTERS)
 
     def at(self, *, file: str | None = None, key: str | None = None) -> Self:
         """The same error with its file, or with another name for its key, known better where it is caught."""

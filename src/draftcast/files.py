@@ -28,8 +28,7 @@ _SECRETS = ("--api-key", "--hf-token")
 def check_memory(needed_bytes: float, what: str, *, file: str | None = None, key: str | None = None) -> None:
     """Refuse what this machine's free memory does not hold, before anything of it is made.
 
-    Raises:
-        CapacityError: ``what`` takes more than is available; both are named, in GB.
+    Raises CapacityError: ``what`` takes more than is available; both are named, in GB.
     """
     import psutil  # 10 ms to import: only who reads or runs pays
 
@@ -43,8 +42,7 @@ def check_memory(needed_bytes: float, what: str, *, file: str | None = None, key
 def open_input(path: str | Path, kind: type[InputError] = InputError) -> Iterator[BinaryIO]:
     """An input file's bytes, decompressed where it is gzip.
 
-    Raises:
-        kind: missing, not a regular file (FIFO, device, directory), unreadable, damaged gzip; also while it is read.
+    Raises ``kind``, also while it is read: missing, no regular file (FIFO, device, folder), unreadable, damaged gzip.
     """
     file = str(path)
     try:
@@ -96,13 +94,9 @@ def read_text(path: str | Path, kind: type[InputError] = InputError) -> str:
 
 
 def parse_json(text: str | bytes, file: str, kind: type[InputError] = InputError, line: int | None = None) -> Any:
-    """One JSON document.
+    """One JSON document; ``line``: where it stands in ``file``, when it is one line of many.
 
-    Args:
-        line: where ``text`` stands in ``file``, when it is one line of many.
-
-    Raises:
-        kind: not JSON, nested too deeply, or an integer of thousands of digits.
+    Raises ``kind``: not JSON, nested too deeply, or an integer of thousands of digits.
     """
     try:
         return json.loads(text)
@@ -134,14 +128,9 @@ def read_json(path: str | Path, kind: type[InputError] = InputError) -> dict[str
 
 
 def read_parquet(path: str | Path, columns: list[str] | None = None, kind: type[InputError] = InputError) -> Any:
-    """A Parquet file as an Arrow table; its row count is checked against memory first.
+    """A Parquet file (of it ``columns``, or all) as an Arrow table; its rows are checked against memory first.
 
-    Args:
-        columns: those to read; all when absent.
-
-    Raises:
-        kind: as of `open_input`, not Parquet, damaged, or a column missing.
-        CapacityError: memory does not hold the rows.
+    Raises ``kind`` as of `open_input`, or: not Parquet, damaged, a column missing; CapacityError as of `check_memory`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -176,8 +165,7 @@ def read_frame(path: str | Path, columns: list[str] | None = None, kind: type[In
 def check_output(path: str | Path, kind: type[DraftcastError] = InputError) -> Path:
     """Where a file to be written really goes (a link is followed), before any work is done.
 
-    Raises:
-        kind: it exists and is not a regular file, or its folder does not exist.
+    Raises ``kind``: it exists and is not a regular file, or its folder does not exist.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -198,10 +186,8 @@ def check_new(path: str | Path) -> None:
 def written(path: str | Path, kind: type[DraftcastError] = InputError) -> Iterator[Path]:
     """A temporary name beside ``path`` for the block to write; moved there, and on disk, when the block ends.
 
-    When anything fails the temporary file is removed, and an older file at ``path`` stays as it is.
-
-    Raises:
-        kind: `check_output`, or the disk refuses.
+    When anything fails the temporary file is removed, and an older file at ``path`` stays as it is. Raises ``kind``:
+    `check_output`, or the disk refuses.
     """
     target = check_output(path, kind)
     partial = target.with_name(f".{uuid.uuid4().hex}.tmp")
@@ -210,7 +196,11 @@ def written(path: str | Path, kind: type[DraftcastError] = InputError) -> Iterat
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, target)
-        _sync_folder(target.parent)
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         raise kind(f"cannot be written: {error.strerror or error}", file=str(path)) from None
     finally:
@@ -306,11 +296,3 @@ def lines_of(opened: BinaryIO, longest: int) -> Iterator[str]:
     """Lines of an opened input, bytes that are no UTF-8 replaced; a longer line than ``longest`` bytes is cut up."""
     while line := opened.readline(longest):
         yield line.decode("utf-8", "replace")
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

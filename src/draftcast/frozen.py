@@ -9,8 +9,10 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -23,24 +25,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _UNIT = re.compile(r"(?<!^)_(ms|us|s|sec|seconds|rps|qps|rpm|tokens|bytes|gb|gib)\Z")
-SYNONYMS = {
-    "qps": "request_rate_rps",
-    "rps": "request_rate_rps",
-    "rate": "request_rate_rps",
-    "k": "num_speculative_tokens",
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "dp": "data_parallel_size",
-    "dcp": "decode_context_parallel_size",
-    "num_gpu_blocks_override": "num_gpu_blocks",
-    "num_prompts": "num_requests",
-    "max_concurrency": "concurrency",
-    "tensor_parallel": "tensor_parallel_size",
-    "e2e_ms": "e2el_ms",
-    "itl_ms": "tpot_ms",
-    "gpu": "hardware",
-    "device": "hardware",
-}
+SYNONYMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text("utf-8"))
 
 T = TypeVar("T")
 # Bounds no question needs to cross; inside them times keep a tenth of a microsecond and token counts fit 32 bits.
@@ -72,20 +57,16 @@ NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
 Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 
 
-def _stem(key: str) -> str:
-    """``key`` without its unit: ``request_rate_ms`` and ``request_rate`` share the stem ``request_rate``."""
-    return _UNIT.sub("", key)
-
-
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The known key that ``key`` most likely meant, or None: same stem, a synonym, or close spelling, in this order."""
     names = list(known)
     plain = key.replace("-", "_").lstrip("_").lower()
     if plain in names:
         return plain
-    for name in names:
-        if _stem(name) == _stem(plain):
-            return name
+    # Names without their unit: request_rate_ms and request_rate share the stem request_rate.
+    stems = {_UNIT.sub("", name): name for name in reversed(names)}
+    if (stem := _UNIT.sub("", plain)) in stems:
+        return stems[stem]
     if SYNONYMS.get(plain) in names:
         return SYNONYMS[plain]
     close = difflib.get_close_matches(plain, names, n=1, cutoff=0.7)
@@ -136,14 +117,15 @@ def wrong(key: str, value: Any, message: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Of a text that must be among ``names``; ``more``: what else is allowed, for the message."""
+    """Of a text that must be among ``names``, or hold ``pattern``; ``more``: what else is allowed, for the message."""
 
     what: str
     names: Collection[str]
     more: str = ""
+    pattern: str = ""
 
     def check(self, value: str) -> str:
-        if value in self.names:
+        if value in self.names or (self.pattern and re.search(self.pattern, value)):
             return value
         raise wrong("", value, f"unknown {self.what}; choose from {', '.join(self.names)}{self.more}")
 
@@ -151,13 +133,14 @@ class OneOf:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return handler(schema) | {"enum": list(self.names)}
+        return handler(schema) | _choices(self.names, self.pattern)
 
 
 def in_schema(names: Callable[[], Collection[str]], pattern: str = "") -> Any:
     """For the JSON Schema of a field: these names, or any other text of ``pattern`` where it is given."""
 
-    def add(schema: dict[str, Any]) -> None:
-        schema |= {"anyOf": [{"enum": [*names()]}, {"pattern": pattern}]} if pattern else {"enum": [*names()]}
+    return Field(json_schema_extra=lambda schema: schema.update(_choices(names(), pattern)))
 
-    return Field(json_schema_extra=add)
+
+def _choices(names: Collection[str], pattern: str) -> dict[str, Any]:
+    return {"anyOf": [{"enum": [*names]}, {"pattern": pattern}]} if pattern else {"enum": [*names]}

@@ -25,7 +25,7 @@ from draftcast.dashboards.widgets.verdict_card import (
 from draftcast.errors import InputError
 from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.show.cutover_plots import advantage_figure
+from draftcast.scenarios.show.cutover_report import advantage_figure
 from draftcast.sim.progress import Progress
 
 SMALL = load_scenario(overrides=["workload.num_requests=400", "statistics.replications=3"])

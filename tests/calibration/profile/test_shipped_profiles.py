@@ -15,8 +15,7 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.show.profile_compare import Step, step_cost, step_parts
-from draftcast.scenarios.show.profile_view import open_profile
+from draftcast.scenarios.show.profile_view import Step, open_profile, step_cost, step_parts
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_cost import compile_step_cost

@@ -19,8 +19,7 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve, simulate_together
 from draftcast.scenarios.run.timeline import timeline
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.show.run_plots import latency_figure, time_figure, timeline_figure
-from draftcast.scenarios.show.run_report import load_words
+from draftcast.scenarios.show.run_report import latency_figure, load_words, time_figure, timeline_figure
 from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import Estimate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.schema.load import load_scenario
-from draftcast.scenarios.show.run_plots import comparison_figure
+from draftcast.scenarios.show.run_report import comparison_figure
 
 
 def test_a_picture_shows_no_figures_of_a_side_that_has_none() -> None:
