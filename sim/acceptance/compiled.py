@@ -15,6 +15,7 @@ import numpy.typing as npt
 from numba import njit
 
 from draftcast.kernels.arrays import FloatArray, IntArray, record_type
+from draftcast.sim.compiled.borrowed import put
 from draftcast.sim.compiled.random_streams import mix64, uniform
 
 MAX_K = 128
@@ -98,7 +99,7 @@ def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> i
         enter = arrays.params[in_band].enter
         stay = arrays.params[in_band].stay
         state = 1 if uniform(key, at) < (stay if state == 1 else enter) else 0
-    arrays.state[request] = 2 * position + state
+    put(arrays.state, request, 2 * position + state)
     return state
 
 

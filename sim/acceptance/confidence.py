@@ -27,7 +27,7 @@ from numba import njit
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.compiled import AcceptanceArrays, proposed_drafts, row_at, state_at
-from draftcast.sim.compiled.borrowed import reference
+from draftcast.sim.compiled.borrowed import put, reference
 from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, S11, mix64, uniform
 
 S38 = np.uint64(38)
@@ -71,7 +71,7 @@ def describe_drafts(
         draws: rows of ``stride`` numbers: below which acceptance draw a level is accepted, and the draws' counter.
         alike: `rounds_are_alike`; then `describe_alike` writes the rest, for all rounds at once.
     """
-    draws[levels * stride + i] = np.int64(arrays.keys[request] + np.uint64(position + 1) * GOLDEN)
+    put(draws, levels * stride + i, np.int64(arrays.keys[request] + np.uint64(position + 1) * GOLDEN))
     if alike:
         return
     c = arrays.class_id[request]
@@ -98,10 +98,10 @@ def describe_drafts(
         # What a recording would have accepted after its first rejection is not known: it is drawn.
         if kind == compiled.KIND_TRACE and j <= recorded:
             limit = ALWAYS if j < recorded else 0
-        survival[j * stride + i] = p
-        draws[j * stride + i] = limit
-    survival[levels * stride + i] = max(2.0 * discrimination - 1.0, 0.0)
-    survival[(levels + 1) * stride + i] = max(2.0 * min(discrimination, 1.0 - discrimination), 0.0)
+        put(survival, j * stride + i, p)
+        put(draws, j * stride + i, limit)
+    put(survival, levels * stride + i, max(2.0 * discrimination - 1.0, 0.0))
+    put(survival, (levels + 1) * stride + i, max(2.0 * min(discrimination, 1.0 - discrimination), 0.0))
 
 
 @njit(cache=True)

@@ -12,7 +12,7 @@ Python, which calls one compiled function over and over, holds the bundle in a :
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
 ``inline="always"`` numba's dead-code elimination drops direct stores into borrowed arrays; use ``forceinline=True``
-instead.
+instead, or :func:`put`.
 """
 
 from collections.abc import Callable, Hashable
@@ -62,6 +62,12 @@ class _ReferenceModel(PointerModel):
 def reference(record: RecordT) -> RecordT:
     """In compiled code the bundle's address, be it the bundle or its address already; in Python the bundle."""
     return record
+
+
+@njit(cache=True, forceinline=True)
+def put(array: npt.NDArray[Any], index: int, value: Any) -> None:
+    """``array[index] = value`` for an array of a borrowed bundle, safe from dead-code elimination."""
+    array[index] = value
 
 
 def _disowned_array(context: Any, builder: Any, kind: Any, value: Any) -> Any:

@@ -51,7 +51,7 @@ class Stream(IntEnum):
     SESSION = 13
 
 
-@njit(cache=True, forceinline=True)
+@njit(cache=True, inline="always")
 def mix64(x: np.uint64) -> np.uint64:
     """Mix 64 bits (splitmix64 finaliser). Takes and returns ``uint64``."""
     x = (x ^ (x >> S30)) * MIX_1
@@ -59,7 +59,7 @@ def mix64(x: np.uint64) -> np.uint64:
     return x ^ (x >> S31)
 
 
-@njit(cache=True, forceinline=True)
+@njit(cache=True, inline="always")
 def uniform(key: np.uint64, position: int) -> float:
     """The draw of ``key`` at ``position`` (int, >= -1), a float64 in [0, 1) with 53 random bits."""
     return float(mix64(np.uint64(key) + (np.uint64(position) + U1) * GOLDEN) >> S11) * TO_UNIT

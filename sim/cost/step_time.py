@@ -181,15 +181,21 @@ def empty_record(dtype: np.dtype[Any]) -> Record:
     return np.zeros(1, dtype)[0]
 
 
+@njit(cache=True, forceinline=True)
+def _book(out: Record, origin: int, seconds: float) -> None:
+    # In a function of its own: dead-code elimination drops such a store where others are inlined (see `borrowed`).
+    out.by_origin_s[origin] += seconds
+
+
 @njit(cache=True, error_model="numpy")
 def _book_difference(out: Record, seconds: float, measured: bool) -> None:
     """What a shared launch takes more than launches apart, or less: the least certain seconds go first."""
     if seconds >= 0.0:
-        out.by_origin_s[INTERPOLATED if measured else EXTRAPOLATED] += seconds
+        _book(out, INTERPOLATED if measured else EXTRAPOLATED, seconds)
         return
     for origin in (EXTRAPOLATED, INTERPOLATED, MEASURED):
         part = min(-seconds, out.by_origin_s[origin])
-        out.by_origin_s[origin] -= part
+        _book(out, origin, -part)
         seconds += part
 
 
@@ -219,9 +225,9 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
     measured = scale * table[i, 0]
     interpolated = scale * table[i, 1]
     extrapolated = scale * table[i, 2]
-    out.by_origin_s[MEASURED] += measured
-    out.by_origin_s[INTERPOLATED] += interpolated
-    out.by_origin_s[EXTRAPOLATED] += extrapolated
+    _book(out, MEASURED, measured)
+    _book(out, INTERPOLATED, interpolated)
+    _book(out, EXTRAPOLATED, extrapolated)
     return float(measured + interpolated + extrapolated)
 
 
@@ -243,7 +249,7 @@ def graph_mode(p: Record, f: Record) -> int:
 def _with_overhead(seconds: float, added_s: float, floor_s: float, out: Record) -> float:
     """``seconds`` and what the engine adds; an eager pass lasts at least as long as the host launches its kernels."""
     added_s = max(added_s, floor_s - seconds)
-    out.by_origin_s[EXTRAPOLATED] += added_s
+    _book(out, EXTRAPOLATED, added_s)
     return seconds + added_s
 
 
@@ -291,7 +297,7 @@ def _target_attention(
     return both, alone
 
 
-@njit(cache=True, error_model="numpy", forceinline=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> None:
     p = cost.params[0]
     grids = cost.attention_grids
@@ -356,7 +362,7 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
     return _drafted(seconds, rows, times, p, out)
 
 
-@njit(cache=True, error_model="numpy", forceinline=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> float:
     p = cost.params[0]
     plan = p.plan
@@ -401,7 +407,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             seconds = _drafted(seconds, seqs, 1.0, p, out)
         if f.propose_tokens > 0.0:  # the search comes before the head's passes, for all requests
             search = p.search_step_s + p.search_seq_s * f.seqs
-            out.by_origin_s[EXTRAPOLATED] += search
+            _book(out, EXTRAPOLATED, search)
             seconds += search
     elif plan == CONTEXT_BLOCK:
         seconds = _add_table(cost.draft_first, f.tokens, 1.0, out)
@@ -412,7 +418,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             seconds += _add_table(cost.draft_serial, seqs, passes, out)
     elif plan >= HOST_SEARCH and (seqs > 0.0 or f.propose_tokens > 0.0):
         seconds = p.search_step_s + p.search_seq_s * seqs + p.search_token_s * f.propose_tokens
-        out.by_origin_s[EXTRAPOLATED] += seconds
+        _book(out, EXTRAPOLATED, seconds)
     return seconds
 
 
@@ -442,7 +448,7 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     return float(seconds)
 
 
-@njit(cache=True, error_model="numpy", forceinline=True)
+@njit(cache=True, error_model="numpy", inline="always")
 def _affine(cost: StepCost, f: Record, out: Record) -> None:
     p = cost.params[0]
     # The fit counts the KV tokens that stand in the cache before the step.
@@ -477,8 +483,8 @@ def _affine(cost: StepCost, f: Record, out: Record) -> None:
         target_origin = draft_origin = EXTRAPOLATED
     if f.tokens > p.fit_high_rows > 0.0:
         target_origin = EXTRAPOLATED
-    out.by_origin_s[target_origin] += target
-    out.by_origin_s[draft_origin] += draft
+    _book(out, target_origin, target)
+    _book(out, draft_origin, draft)
 
 
 @njit(cache=True, error_model="numpy")

@@ -16,7 +16,7 @@ from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.compiled.borrowed import Held, reference
+from draftcast.sim.compiled.borrowed import Held, put, reference
 
 N = 20
 MODELS: list[AcceptanceModel] = [
@@ -125,7 +125,7 @@ def test_requests_without_a_chain_carry_no_cursor() -> None:
 @njit
 def _double(record: AcceptanceArrays, index: int) -> int:
     view = reference(record)
-    view.state[index] = 2 * view.state[index]
+    put(view.state, index, 2 * view.state[index])
     return len(view.keys)
 
 
