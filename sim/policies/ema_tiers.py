@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import SHARE_ABOVE_0, Policy, arrays, check, draft_alike, whole
+from draftcast.sim.policies.base import SHARE_ABOVE_0, Policy, arrays, check, draft_alike, is_number, whole
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 # Three shared parameters, then one row a tier; state is three numbers a tier; the table holds batch sizes' tiers.
@@ -101,7 +101,7 @@ class EmaTiers(Policy):
         check(self, whole(1), "update_interval")
         check(self, whole(0), "warmup_batches")
         sizes = [t.batch_size for t in tiers]
-        if not tiers or sizes != sorted(set(sizes)):
+        if not tiers or not all(map(is_number, sizes)) or sizes != sorted(set(sizes)):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)
         for t in tiers:
             if not t.steps or len(t.steps) > MAX_TIER_STEPS or min(t.steps) < 0:
