@@ -245,8 +245,8 @@ def _random(reading: Reading, name: str, mean: float | None, given: float | None
     point = reading.point
     dataset = (point.dataset or "").lower()
     ratio = re.search(r"ratio[ =]*([\d.]+)", dataset)
-    usual = 0.0 if "uniform" in dataset else first_match("range_ratios", point.source)
-    lowest = float(ratio[1]) if ratio else usual
+    of_source = (least for name, least in NAMES["range_ratios"].items() if re.search(name, point.source))
+    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else next(of_source, None)
     if lowest is None and point.engine == "sglang" and "random" in dataset and not re.search(r"\d/\d", dataset):
         lowest = 0.0
     if lowest is None or lowest == 1.0 or (mean is not None and given is not None and abs(mean / given - 1) < 0.02):

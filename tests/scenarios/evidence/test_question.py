@@ -261,6 +261,8 @@ def test_lengths_of_generated_prompts() -> None:
     assert whole.prompt_tokens.value == 100
     most = workload(dataset="random (range ratio 0.8)").lengths.prompt_tokens
     assert (most.low, most.high) == (80, 100)
+    of_source = workload(dataset="random", source="InferenceX issue 1").lengths.prompt_tokens
+    assert of_source == most
 
 
 def test_a_named_data_set_has_typical_lengths_which_are_said_to_be_assumed() -> None:
