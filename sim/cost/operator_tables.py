@@ -67,6 +67,7 @@ class OperatorTables:
         self.act_bytes = activation_bytes(self.dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
         self.wide_dtype = wide_dtype(self.dtype)
+        self.generation = self.config.generation
         # Routed experts are spread over tp x dp ranks: data-parallel ones step together.
         self.dp = self.config.lockstep_ranks
         # Ranks that share out the tokens of the KV cache; a draft with a degree of its own holds all of them.
@@ -83,10 +84,9 @@ class OperatorTables:
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
     ) -> FloatArray | None:
         """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
-        generation = self.config.generation
         # Triton's kernels run experts in some formats, where they were timed.
-        triton = operator == "moe" and dtype in generation.triton_experts(self.config.version)
-        tables, seconds = self.profile.times_for(generation.engine), self.profile.seconds_of(family, dtype)
+        triton = operator == "moe" and dtype in self.generation.triton_experts(self.config.version)
+        tables, seconds = self.profile.times_for(self.generation.engine), self.profile.seconds_of(family, dtype)
         names = ("flashinfer", "") if triton else ("",)
         found = (times.curves(operator, dtype, seconds, name, **group) for name in names for times in tables)
         curves = next((curves for curves in found if curves is not None), None)
@@ -387,7 +387,7 @@ class OperatorTables:
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
         seconds = self.profile.seconds_of(family, kv_cache_dtype)
-        times = self.profile.times_for(self.config.generation.engine)
+        times = self.profile.times_for(self.generation.engine)
         grids = (each.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for each in times)
         return next((grid for grid in grids if grid is not None), None)
 
@@ -401,7 +401,7 @@ class OperatorTables:
         hardware = self.profile.hardware
         kernel = hardware.attention_kernel
         # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py) and SGLang's.
-        is_sglang = self.config.generation.engine == "sglang"
+        is_sglang = self.generation.engine == "sglang"
         if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[kv_cache_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
