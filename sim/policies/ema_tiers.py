@@ -104,7 +104,7 @@ class EmaTiers(Policy):
         if not tiers or not all(map(is_number, sizes)) or sizes != sorted(set(sizes)):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)
         for t in tiers:
-            if not t.steps or len(t.steps) > MAX_TIER_STEPS or min(t.steps) < 0:
+            if not 1 <= len(t.steps) <= MAX_TIER_STEPS or not all(is_number(step) and step >= 0 for step in t.steps):
                 raise ScenarioError(
                     f"needs 1 to {MAX_TIER_STEPS} draft lengths, none negative",
                     key="policy.tiers.steps",

@@ -180,6 +180,10 @@ AFFINE = "profile=h100-llama-3.1-8b-affine"
         (("policy={name: goodput, parameters: {weight: 2}}",), ("policy.parameters.weight = 2", "at most 1")),
         (("policy={name: goodput, parameters: {speed: 2}}",), ("policy = 'goodput'", "weight")),
         (("policy={name: ema_tiers, parameters: {tiers: [{batch_size: x, steps: [1]}]}}",), ("policy.parameters",)),
+        (
+            ("policy={name: ema_tiers, parameters: {tiers: [{batch_size: 1, steps: [x]}]}}",),
+            ("policy.parameters.tiers.steps = ['x']", "draft lengths"),
+        ),
         # A policy is checked though nothing drafts.
         (
             ("engine.speculative_config=null", "policy={name: goodput, parameters: {weight: 2}}"),
