@@ -21,6 +21,8 @@ from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
 _FOLDER = Path(__file__).parents[1] / "hardware"
 # Of 16 bytes that cross the bus of GDDR6 with ECC one is a check byte; the driver reports as much less memory.
 _INLINE_ECC = 15 / 16
+USUAL_SHARE = 0.8
+"""What large bf16 products reach of the data sheet's peak on H100, H200, B300 and RTX PRO 6000 (bundled profiles)."""
 ATTENTION_KERNELS = ("flash_attention_2", "flash_attention_3", "separate")
 
 
@@ -57,10 +59,12 @@ class HardwareSpec:
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
     cache_bytes: NotNegative = 0.0  # last-level cache (L2); 0: unknown
     inline_ecc: Annotated[bool, Field(strict=True)] = False  # ECC stands in the memory itself and crosses its bus
-    # Power that would sustain the peaks, where the board has less than others of its chip; 0: it sustains them
-    peak_power_w: NotNegative = 0.0
+    # What large products reach of the bf16 peak: less where power holds the clock down, more where nothing does
+    large_product_share: Positive = USUAL_SHARE
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, OneOf("kernel", ATTENTION_KERNELS)] = "separate"
+    # Of a device that nobody timed, the timed one most like it: its kernels, with these peaks; "": none is like it
+    nearest_timed: str = ""
 
     @property
     def is_hopper(self) -> bool:
@@ -71,8 +75,8 @@ class HardwareSpec:
 
         Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
         (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
-        cache's). A board with less power than its peaks take runs at a lower clock. Collectives are bound by the
-        link, every other family by the memory, less inline ECC.
+        cache's). Peaks are those of a board whose large products reach the usual share of the data sheet's. Collectives
+        are bound by the link, every other family by the memory, less inline ECC.
 
         Raises:
             HardwareError: the device has no peak for any of these.
@@ -82,7 +86,7 @@ class HardwareSpec:
         if family.startswith("gdn"):
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
         attends = family.startswith(("attention", "mla", "dsa")) and dtype != "fp32"
-        sustained = min(1.0, self.board_power_w / self.peak_power_w) if self.peak_power_w else 1.0
+        sustained = self.large_product_share / USUAL_SHARE
         for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
             if candidate in self.peak_flops:
                 return float(self.peak_flops[candidate]) * sustained, float(bandwidth)

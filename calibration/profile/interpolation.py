@@ -68,6 +68,7 @@ class CurveSet:
 
     curves: dict[Key, Curve]  # curve of each measured combination of the axes
     roofline: RooflineSeconds  # the family's fitted seconds
+    is_stretched: bool = False  # from another device's: no time is measured
 
     @functools.cached_property
     def _values(self) -> tuple[FloatArray, ...]:
@@ -105,6 +106,8 @@ class CurveSet:
         else:
             corners = self._corners(key)
             log_s, origins = self._blend(some, key, corners) if corners else self._nearest(some, key)
+        if self.is_stretched:
+            origins = np.full(xs.shape, int(Origin.EXTRAPOLATED))
         return np.where(xs > 0.0, np.exp(log_s), 0.0), origins
 
     def _along(self, curve: Curve, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:

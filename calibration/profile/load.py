@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from draftcast.calibration.profile.hardware import HardwareSpec, Positive
+from draftcast.calibration.profile.hardware import HardwareSpec, Positive, load_hardware
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile, RooflineProfile
 from draftcast.calibration.yaml_text import parse_yaml, validated
@@ -126,7 +126,8 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> HardwareProfile:
     """The profile called ``name_or_path``: a bundled name, a YAML file or a folder that `calibrate` wrote.
 
-    None takes the bundled profile measured on the device, or assumed efficiencies where none is.
+    None takes the bundled profile measured on the device, or that of the timed device most like it, with the peaks of
+    this one (`RooflineProfile.stretched_to`), or assumed efficiencies where none is like it.
 
     Raises:
         HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, a profile made for
@@ -136,6 +137,10 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
     if not path.is_dir():
         return _load_file(path, hardware)
     manifest = read_manifest(path)
+    if manifest.has_table and manifest.hardware == hardware.nearest_timed:
+        timed = load_profile(path, load_hardware(manifest.hardware))
+        assert isinstance(timed, RooflineProfile)
+        return timed.stretched_to(hardware)
     profile = _load_file(path / FIT, hardware)
     # Rooflines of a folder extend its table; a whole-step fit has none.
     if isinstance(profile, AffineProfile) == manifest.has_table:
@@ -172,7 +177,13 @@ def assumed_profile(hardware: HardwareSpec) -> str:
 
 def usual_profile(hardware: HardwareSpec) -> str:
     """Name of the profile that a scenario takes which names none."""
-    return hardware.name if has_profile(hardware) else assumed_profile(hardware)
+    if has_profile(hardware):
+        return hardware.name
+    nearest = hardware.nearest_timed
+    if nearest and not (PROFILE_FOLDER / nearest / MANIFEST).is_file():
+        names = ", ".join(name for name in profile_names() if (PROFILE_FOLDER / name / TABLE).is_file())
+        raise HardwareError(f"must be a timed device: {names}", key="nearest_timed", value=nearest)
+    return nearest or assumed_profile(hardware)
 
 
 def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
@@ -183,7 +194,7 @@ def _load_file(path: Path, hardware: HardwareSpec) -> HardwareProfile:
     if device is not None and device != hardware.name and not (device == "any" and kind == "roofline"):
         message = f"the profile was made for this device, the scenario runs on {hardware.name}"
         raise HardwareError(message, file=file, key="hardware", value=device)
-    for key in {"measured", "of_engine"} & raw.keys():  # fields of the record that no file sets
+    for key in {"measured", "of_engine", "timed_on"} & raw.keys():  # fields of the record that no file sets
         raise HardwareError("unknown key", file=file, key=key, value=raw[key])
     # In profiles of an earlier version; ignored.
     if kind == "affine":

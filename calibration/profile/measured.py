@@ -4,6 +4,7 @@ Which shape columns are interpolated is said here, once, for prediction (`sim/co
 held-out check (`calibration/profile/roofline_fit`) alike. fp16 takes bf16's times: the same units at the same width.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -141,6 +142,9 @@ class MeasuredTimes:
 
     table: Path  # path of the Parquet file; read in parts, when first asked for
     sha256: str  # its checksum, verified by who made this
+    # Rooflines by family and format of the device that was timed, where it is another than the profile's: times are
+    # stretched by the ratio of rooflines, and none counts as measured
+    timed_by: Callable[[str, str], Seconds] | None = None
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
@@ -151,10 +155,12 @@ class MeasuredTimes:
         part = Part(operator, measured_dtype(dtype))
 
         def build() -> CurveSet | None:
-            rows = read_points(self.table, operator, dtype=part.dtype, **group)
+            rows = self._points(part, seconds, dtype=part.dtype, **group)
             if without:
                 rows = rows[~rows["implementation"].str.contains(without)]
-            return curves_of(part, rows, seconds, group) if len(rows) else None
+            if not len(rows):
+                return None
+            return dataclasses.replace(curves_of(part, rows, seconds, group), is_stretched=self.timed_by is not None)
 
         return self._once((*part, without, *sorted(group.items())), build)
 
@@ -175,6 +181,8 @@ class MeasuredTimes:
         part = Part("attention_launch", measured_dtype(dtype), measured_dtype(kv_dtype))
 
         def read() -> FloatArray | None:
+            if self.timed_by is not None:  # how its tiles fill the multiprocessors is the device's own
+                return None
             rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
             columns = ["m", "k", "n", "batch", "context", "seconds"]
             return rows[columns].to_numpy(np.float64) if len(rows) else None
@@ -185,17 +193,25 @@ class MeasuredTimes:
         # Without window or tree. The target and its draft read the points of every head shape once.
         full = {name: 0 for name in part.group if name in MAY_BE_ZERO}
         labels = {"dtype": part.dtype, "kv_dtype": part.kv_dtype}
-        rows = self._once(part, lambda: read_points(self.table, part.operator, **labels, **full))
+        rows = self._once(part, lambda: self._points(part, seconds, **labels, **full))
         if not len(rows):
             return None
         nearest, rows = of_nearest_heads(rows, heads)
         group = full | nearest
         grid = grid_of(part, rows, seconds, group)
-        if nearest == heads:
+        if nearest == heads and self.timed_by is None:
             return grid
         shape = grid_shape(part.operator, *np.meshgrid(*grid.axes, indexing="ij"))
         ratio = np.log(seconds(part.work({**shape, **full, **heads}))) - np.log(seconds(part.work({**shape, **group})))
         return AttentionGrid(grid.axes, grid.log_s + ratio, np.zeros_like(grid.measured))
+
+    def _points(self, part: Part, seconds: Seconds, **labels: str | int) -> pd.DataFrame:
+        """The table's rows of a part, in seconds on the profile's device."""
+        rows = read_points(self.table, part.operator, **labels)
+        if self.timed_by is None:
+            return rows
+        work = part.work_of(rows)
+        return rows.assign(seconds=rows["seconds"] * seconds(work) / self.timed_by(*part.roofline)(work))
 
     def _once(self, key: tuple[object, ...], build: Callable[[], Built]) -> Built:
         if key not in self._cache:

@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
-from draftcast.calibration.profile.load import has_profile
+from draftcast.calibration.profile.load import has_profile, usual_profile
 from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
@@ -27,7 +27,14 @@ from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
 from draftcast.scenarios.show import evidence_report
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.plots import OFF, ON, on_page
-from draftcast.scenarios.show.profile_view import OpenProfile, errors_of, fit_points, modelled_parts, open_profile
+from draftcast.scenarios.show.profile_view import (
+    OpenProfile,
+    errors_of,
+    fit_points,
+    fits_any_device,
+    modelled_parts,
+    open_profile,
+)
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
 
 
@@ -44,8 +51,9 @@ def render(session: Session, report: Report) -> None:
         st.html(html_table(head, origins, facts=True, name="Origin of the device time"))
     _coverage(report, own)
     device, named = load_hardware(own.scenario.hardware), own.scenario.profile
-    profile = named or (device.name if has_profile(device) else "default")
-    opened = _open(profile, device.name if profile == "default" else None)
+    profile = named or usual_profile(device)
+    fits_any = fits_any_device(profile)
+    opened = _open(profile, device.name if fits_any else None)
     if opened.folder is not None:
         with st.expander("Fit and residuals"):
             _fit(session, report, opened)
@@ -61,7 +69,7 @@ def render(session: Session, report: Report) -> None:
     for name_of_sweep, sweep in sweeps.items():
         _sweep(report, name_of_sweep, sweep)
     uploader(session, VALIDATION)
-    option = f" --hardware {own.scenario.hardware}" if name == "default" else ""
+    option = f" --hardware {own.scenario.hardware}" if fits_any else ""
     report.footer(own.hash, f"draftcast profile show {name}{option}", own)
     table = report.tables.get("Held-out errors", pd.DataFrame(list(facts.items()), columns=["fact", "value"]))
     report.downloads(f"draftcast-trust-{name}", lambda: table, lambda: {**facts, "device_time": trusted})
@@ -74,8 +82,9 @@ def _coverage(report: Report, own: Answer) -> None:
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
         st.warning(
-            f"No measured profile of {literal(own.scenario.hardware)} is in use: all its times are the data sheet's "
-            f"rates at assumed efficiencies. Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
+            f"No measured profile of {literal(own.scenario.hardware)} is in use: its times are those of another device "
+            "or of assumed efficiencies, at the rates of its data sheet. "
+            f"Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
             icon=":material/map:",
         )
 

@@ -181,12 +181,14 @@ def models(as_json: AsJson = False) -> None:
 def hardware(as_json: AsJson = False) -> None:
     """List the bundled devices."""
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
+    from draftcast.calibration.profile.load import usual_profile
 
     def line(device: "HardwareSpec") -> str:
-        return f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
+        rates = f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
+        return f"{rates}  profile {usual_profile(device)}"
 
     bundled = {name: load_hardware(name) for name in hardware_names()}
-    _print_bundled(bundled, "memory_bytes memory_bandwidth_bytes_per_s", as_json, line)
+    _print_bundled(bundled, "memory_bytes memory_bandwidth_bytes_per_s nearest_timed", as_json, line)
 
 
 def _print_bundled(bundled: Mapping[str, T], fields: str, as_json: bool, line: Callable[[T], str]) -> None:

@@ -95,7 +95,7 @@ def stratum_of(deployment: Deployment) -> str:
     profile, model = deployment.profile, deployment.model
     if not model.has_plain_attention:
         return "latent, sparse or linear attention"
-    measured = profile.kind == "affine" or profile.measured is not None
+    measured = profile.kind == "affine" or profile.is_timed
     return "dense, measured" if measured and not model.is_moe else "other models with plain attention"
 
 

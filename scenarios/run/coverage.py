@@ -56,7 +56,7 @@ class Coverage:
 def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFrame) -> Coverage:
     """The coverage of the requests of a scenario's run. Raises HardwareError: the profile has no measured table."""
     profile, engine, model = deployment.profile, scenario.engine, deployment.model
-    measured = profile.measured if isinstance(profile, RooflineProfile) else None
+    measured = profile.measured if isinstance(profile, RooflineProfile) and profile.is_timed else None
     if measured is None:
         raise HardwareError("holds no measured table", key="profile", value=profile.name)
     points = read_points(measured.table, "linear", dtype=measured_dtype(engine.weight_dtype))

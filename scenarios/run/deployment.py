@@ -374,7 +374,10 @@ def deploy(scenario: Scenario) -> Deployment:
     head = _draft(scenario, method, model)
     draft, assumed = (head.spec, [*head.assumed]) if head is not None else (None, [])
     if scenario.profile is None and not has_profile(hardware):
-        assumed.append(f"no kernel was timed on {hardware.name}: rates of its data sheet at assumed efficiencies")
+        kernels = (
+            f"those of {hardware.nearest_timed}, stretched by" if hardware.nearest_timed else "assumed efficiencies at"
+        )
+        assumed.append(f"no kernel was timed on {hardware.name}: {kernels} the rates of its data sheet")
     assumed += _assumed_acceptance(scenario)
     refuse, longest = partial(_refuse, engine), model.max_position_embeddings
     max_model_len = engine.max_model_len or longest

@@ -101,7 +101,7 @@ def test_contexts_shared_out_save_long_reads_and_cost_exchanges() -> None:
 def test_experts_of_a_group_take_what_was_measured_or_else_what_their_matrices_take() -> None:
     rows = np.array([1, 64, 4096])
     measured, fitted = (
-        OperatorTables(load_profile(None, load_hardware(name)), 8, "fp8") for name in ("h200", "rtx-4090")
+        OperatorTables(load_profile(None, load_hardware(name)), 8, "fp8") for name in ("h200", "mi300x")
     )
     assert measured.routed(DEEPSEEK, rows)[:, Origin.EXTRAPOLATED].tolist() == [0.0] * 3
     matrices = (layer for layer in linear_layers(DEEPSEEK, 8) if layer.num_experts)

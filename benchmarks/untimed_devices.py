@@ -1,0 +1,100 @@
+"""How far off the times of a device are that nobody timed: ``python benchmarks/untimed_devices.py``.
+
+Every timed device is forecast as if it were not, by the times of another stretched to its rates
+(`RooflineProfile.stretched_to`) and by assumed efficiencies: those of ``calibration/profiles/default.yaml``, and the
+medians of the devices of other kinds, whose medians over all kinds (the last table) the file takes, rounded. Errors are
+of the shapes that decoding asks for: matrices of over 4 million weights at up to 256 rows, contexts from 512 tokens.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from statistics import median
+
+import numpy as np
+import pandas as pd
+
+from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import find_profile, load_profile
+from draftcast.calibration.profile.measured import FAMILY, Part, parts_of, seconds_by
+from draftcast.calibration.profile.roofline import Origin, Roofline
+from draftcast.calibration.profile.roofline_fit import Errors, modelled
+from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.calibration.profile.table import SHAPES, LatencyTable
+from draftcast.scenarios.show.tables import aligned
+
+KINDS = (("b200", "b300", "gb300"), ("h100-sxm", "h200"), ("a100-80g",), ("l40s",), ("rtx-pro-6000",))
+PAIRS = (("h100-sxm", "h200"), ("h200", "h100-sxm"), ("b200", "b300"), ("b300", "b200"), ("gb300", "b200"))
+PAIRS += (("l40s", "rtx-pro-6000"), ("rtx-pro-6000", "l40s"))
+NUMBERS = ("t0_s", "e_c", "e_m", "p")
+SHAPE = [*Part._fields, *SHAPES]
+
+
+@cache
+def profile_of(device: str, name: str | None = None) -> RooflineProfile:
+    profile = load_profile(name, load_hardware(device))
+    assert isinstance(profile, RooflineProfile)
+    return profile
+
+
+@cache
+def points_of(device: str) -> pd.DataFrame:
+    rows = modelled(LatencyTable.read(find_profile(device) / "table.parquet"))
+    rows = rows[~rows["operator"].isin(["all_reduce"])]
+    matrix = rows["operator"] == "linear"
+    decodes = rows["operator"].str.endswith("decode") & ~rows["operator"].str.startswith("gdn")
+    asked = (rows["m"] <= 256) & (rows["n"] * rows["k"] > 4e6)
+    return rows[(asked | ~matrix) & ((rows["context"] >= 512) | ~decodes)]
+
+
+def medians(family: str, dtype: str, without: str = "") -> Roofline | None:
+    """Of the fits of every kind of device, its own median counting once; None: no kind has one."""
+    found = []
+    for kind in KINDS:
+        operators = [profile_of(device).operators[family] for device in kind if without not in kind]
+        fits = [one.dtypes.get(dtype, one) for one in operators if dtype in ("bf16", "fp32") or dtype in one.dtypes]
+        fits = [fit for fit in fits if fit.source.startswith("fitted")]
+        if fits:
+            found.append([median(getattr(fit, name) for fit in fits) for name in NUMBERS])
+    return Roofline(*map(median, zip(*found, strict=True)), Origin.EXTRAPOLATED, "medians") if found else None
+
+
+def errors(device: str) -> Iterator[tuple[str, ...]]:
+    """Rows of the table: family and format, then the errors of each way to forecast the device."""
+    hardware, rows = load_hardware(device), points_of(device)
+    others = [other for one, other in PAIRS if one == device]
+    for other in others:
+        there = points_of(other)[[*SHAPE, "seconds"]]
+        rows = rows.merge(there, on=SHAPE, how="left", suffixes=("", f"_{other}"))
+    by_family = rows.assign(family=rows["operator"].map(FAMILY)).groupby(["family", "dtype", "kv_dtype"])
+    for (family, dtype, kv_dtype), points in by_family:
+        name = str(kv_dtype or dtype)
+        predicted: dict[str, list[pd.Series]] = {}
+        for part, some in parts_of(points):
+            work = part.work_of(some)
+            for other in others:
+                ratio = seconds_by(profile_of(other).operator(family, name), hardware.ceilings(family, name))(work)
+                ratio = ratio / profile_of(other).seconds_of(family, name)(work)
+                predicted.setdefault(other, []).append(some[f"seconds_{other}"] * ratio)
+            for way, fit in (
+                ("default", profile_of(device, "default").operator(family, name)),
+                ("medians", medians(family, name, device)),
+            ):
+                if fit is not None:
+                    seconds = seconds_by(fit, hardware.ceilings(family, name))(work)
+                    predicted.setdefault(way, []).append(pd.Series(seconds, index=some.index))
+        for way, found in predicted.items():
+            known = pd.concat(found).dropna()
+            told = Errors.of(known.to_numpy(np.float64), points.loc[known.index], lambda _: "")
+            yield device, f"{family} ({name})", way, str(told.points), str(told)
+
+
+def main() -> None:
+    table = [row for kind in KINDS for device in kind for row in errors(device)]
+    print("\n".join(aligned([("device", "operators", "by", "points", "errors"), *table])))
+    fits = {(row[1].split()[0], row[1].split("(")[1][:-1]): "" for row in table}
+    rows = [(*key, *(f"{getattr(fit, n):.3g}" for n in NUMBERS)) for key in sorted(fits) if (fit := medians(*key))]
+    print("\n".join(aligned([("family", "format", *NUMBERS), *rows])))
+
+
+if __name__ == "__main__":
+    main()
