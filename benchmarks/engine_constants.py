@@ -242,7 +242,7 @@ def write(values: Constants, stated: Constants, shown: Mapping[tuple[str, str], 
             said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
             source = f"    source: >-\n      {said}"
             # What single methods have of their own was not fitted and stays.
-            numbers = "\n".join(line for line in entry.splitlines() if line.startswith(("    value:", "    methods:")))
+            numbers = "\n".join(line for line in entry.splitlines() if line.startswith(("    value:", "    methods")))
             provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
             path.write_text(f"{head}\n  {name}:\n{numbers}\n{source}{provisional}{following}")
 

@@ -36,9 +36,11 @@ class Constant(Section):
     source: Annotated[str, Field(min_length=1)]
     provisional: bool = False
     methods: dict[str, Seconds] = field(default_factory=dict)
+    methods_until: str = ""  # the last version whose methods have their own
 
-    def of(self, method: str) -> float:
-        return self.methods.get(method, self.value)
+    def of(self, method: str, version: str) -> float:
+        is_own = method in self.methods and _is_until(parse_version(version)[1], self.methods_until)
+        return self.methods[method] if is_own else self.value
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class EngineGeneration(Section):
     memory_beside: bool = False
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
     graphs_counted_since: str | None = None
+    # The version from which compiled steps quantise inputs to fp8 in the norm or activation before a matrix.
+    fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
@@ -129,8 +133,11 @@ class EngineGeneration(Section):
 
     def counts_graphs(self, version: str) -> bool:
         """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
-        first = self.graphs_counted_since
-        return first is not None and parse_version(version)[1] >= _number(first)
+        return _is_since(version, self.graphs_counted_since)
+
+    def fuses_quantisation(self, version: str) -> bool:
+        """Whether a version's compiled steps launch no kernel of their own to quantise."""
+        return _is_since(version, self.fuses_quantisation_since)
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
@@ -203,6 +210,10 @@ def since(values: Mapping[str, Value], version: str) -> Value:
 
 def _number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
+
+
+def _is_since(version: str, first: str | None) -> bool:
+    return first is not None and parse_version(version)[1] >= _number(first)
 
 
 def _is_until(number: tuple[int, ...], last: str) -> bool:

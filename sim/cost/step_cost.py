@@ -60,8 +60,8 @@ def compile_step_cost(
         )
     p["host_hides"] = config.async_scheduling
     constants = config.generation.constants
-    p["host_fixed_s"] = constants.host_step_s.of(method.name) if profile.host is None else profile.host.h0_s
-    p["host_seq_s"] = constants.host_request_s.of(method.name) if profile.host is None else profile.host.h1_s
+    p["host_fixed_s"] = constants.host_step_s.value if profile.host is None else profile.host.h0_s
+    p["host_seq_s"] = constants.host_request_s.value if profile.host is None else profile.host.h1_s
     # The servers send the tokens of all data-parallel ranks.
     p["stream_seq_s"] = constants.front_end_output_s.value * config.data_parallel_size / config.api_server_count
     return fill_roofline(params, model, draft_model, profile, config)

@@ -174,7 +174,7 @@ def fill_roofline(
 def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> None:
     """What the engine generation adds to the target's pass and to verification, by how the pass runs."""
     config, launches = device.config, device.launches(model)
-    engine, name = config.generation, config.method.name
+    engine = config.generation
     constants = engine.constants
     uniform, mixed = MODES[config.cudagraph_mode]
     # Without speculation nothing varies, though the policy then is `Off`, which is dynamic.
@@ -187,12 +187,12 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
     verify_rows = config.method.verify_rows(config.method.of_head(config.num_speculative_tokens))
     p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else verify_rows
-    graph_s = constants.full_graph_s.of(name) * launches / GRAPH_KERNELS
-    piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.of(name)
+    graph_s = constants.full_graph_s.value * launches / GRAPH_KERNELS
+    piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.value
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
-    p["target_launch_s"] = launches * constants.eager_launch_s.of(name)
+    p["target_launch_s"] = launches * constants.eager_launch_s.value
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
-    p["verify_s"] = verify.of(name)
+    p["verify_s"] = verify.value
     p["expands"] = engine.batch_expansion
     excess = engine.attention_ratio(config.version, model, device.profile.hardware) - 1.0
     p["decode_excess"] = p["prompt_excess"] = excess
@@ -200,8 +200,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
     """What the launches of a pass without a CUDA graph add to it: eagerly, and compiled beyond the captured sizes."""
-    constants, name = config.generation.constants, config.method.name
-    return launches * constants.eager_gap_s.of(name), launches * constants.uncaptured_launch_s.of(name)
+    constants = config.generation.constants
+    return launches * constants.eager_gap_s.value, launches * constants.uncaptured_launch_s.value
 
 
 def _fill_attention(
@@ -242,9 +242,9 @@ def _fill_draft(
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
     launches, constants = device.launches(head), config.generation.constants
-    cost.params[0]["draft_launch_s"] = launches * constants.eager_launch_s.of(method.name)
+    cost.params[0]["draft_launch_s"] = launches * constants.eager_launch_s.value
     cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
-    cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name)
+    cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name, config.version)
     _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:
