@@ -250,9 +250,10 @@ def _complete_sglang_drafts(flags: Words) -> None:
     if flags.get("speculative-algorithm") == "NGRAM" and flags.get("speculative-ngram-max-bfs-breadth") != 1:
         for name, default in servers()["sglang"].ngram_defaults.items():
             flags.setdefault(name, default)
-        # No branch is longer than all nodes together.
-        nodes, depth = (_whole(flags, f"speculative-{name}") for name in ("num-draft-tokens", "ngram-max-trie-depth"))
-        flags["speculative-ngram-max-trie-depth"] = min(nodes, depth)
+        names = ("num-draft-tokens", "ngram-max-trie-depth", "ngram-min-bfs-breadth", "ngram-max-bfs-breadth")
+        nodes, depth, least, most = (_whole(flags, f"speculative-{name}") for name in names)
+        if least == most:  # no branch is longer than all nodes together, and the depth changes no breadth
+            flags["speculative-ngram-max-trie-depth"] = min(nodes, depth)
 
 
 def _refuse_lost_drafts(words: Words) -> None:
@@ -323,7 +324,10 @@ class _Reader:
         read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
         spec: Words = {"method": {"eagle3_tree": "eagle_tree", "ngram_tree": "ngram"}.get(method, method)}
         names = {"k": "num_speculative_tokens", "width": "tree_width", "nodes": "max_tree_nodes"}
-        spec |= {names.get(term, "prompt_lookup_max"): value for term, value in terms.items()}
+        names |= {"lookup": "prompt_lookup_max", "narrowest": "min_tree_width"}
+        spec |= {names[term]: value for term, value in terms.items()}
+        if spec.get("min_tree_width") == spec.get("tree_width"):
+            spec.pop("min_tree_width", None)
         for name, row in self.table.speculation.items():
             self._take(name, row, self.drafts.get(row.name), {}, spec, read)
         draft_format = self.table.speculation.get("quantization")

@@ -46,10 +46,10 @@ OTHER_NAMES = {"num_gpu_blocks": "num-gpu-blocks-override"}
 SAID_APART = ("model", DP, "enable_expert_parallel", "enable_chunked_prefill", "speculative_config")
 _DRAFT_WRITTEN_APART = {
     *("method", "model", "num_speculative_tokens", SCHEDULE, "parallel_drafting"),
-    *("tree_width", "max_tree_nodes", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
+    *("tree_width", "max_tree_nodes", "min_tree_width", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
 }
 # draftcast's own keys of speculative_config: no engine knows them.
-_NOT_VLLM = ("tree_width", "max_tree_nodes")
+_NOT_VLLM = ("tree_width", "max_tree_nodes", "min_tree_width")
 # Methods that need a head which the scenario may leave unnamed, because its shape follows from the target.
 _HEADS = {
     "eagle": "an EAGLE head",
@@ -311,9 +311,11 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     if scenario.resolved_policy.name in VARYING and method not in table.scheduled:
         message = f"{version} varies no draft length of method {scenario.method}"
         raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}")
-    width, nodes = (0, 0) if spec.tree is None else (spec.tree.tree_width, spec.tree.verify_nodes(spec.k))
-    lookup = spec.prompt_lookup_max or spec.prompt_lookup_min or DEFAULT_LOOKUP
-    words = table.method_words(method, {"k": spec.k, "width": width, "nodes": nodes, "lookup": lookup})
+    terms = {"k": spec.k, "lookup": spec.prompt_lookup_max or spec.prompt_lookup_min or DEFAULT_LOOKUP}
+    if spec.tree is not None:
+        width, nodes = spec.tree.tree_width, spec.tree.verify_nodes(spec.k)
+        terms |= {"width": width, "nodes": nodes, "narrowest": spec.tree.min_tree_width or width}
+    words = table.method_words(method, terms)
     if method in ("dflash", "dspark") and server == "sglang" and scenario.engine.data_parallel_size > 1:
         words |= {"enable-dp-lm-head": True}
     notes = [table.method_notes[method]] if method in table.method_notes else []

@@ -17,7 +17,7 @@ from draftcast.frozen import Frozen
 Words = dict[str, Any]
 """A server's names and values: flags without their dashes, or keys of a YAML file with dots."""
 Units = Mapping[str, float]
-_TERM = re.compile(r"(k|width|nodes|lookup)(\+1)?")
+_TERM = re.compile(r"(k|width|nodes|lookup|narrowest)(\+1)?")
 _PLAIN = {"true": True, "false": False}
 
 
@@ -70,7 +70,7 @@ class Server(Frozen):
         return {*rows, *self.also, *self.also.values(), *(word for words in self.methods.values() for word in words)}
 
     def method_words(self, method: str, terms: Mapping[str, int]) -> Words:
-        """What starts a method; ``terms``: k, width, nodes and lookup."""
+        """What starts a method; ``terms``: k, width, nodes, lookup and narrowest."""
         words = dict(self.methods[method])
         for name, value in words.items():
             term = _TERM.fullmatch(value) if isinstance(value, str) else None

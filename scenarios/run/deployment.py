@@ -33,7 +33,7 @@ from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
 from draftcast.scenarios.schema.references import put_checksums
-from draftcast.scenarios.schema.support import cannot_run
+from draftcast.scenarios.schema.support import RESEARCH, cannot_run
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
@@ -374,10 +374,11 @@ def deploy(scenario: Scenario) -> Deployment:
     head = _draft(scenario, method, model)
     draft, assumed = (head.spec, [*head.assumed]) if head is not None else (None, [])
     if scenario.profile is None and not has_profile(hardware):
-        kernels = (
-            f"those of {hardware.nearest_timed}, stretched by" if hardware.nearest_timed else "assumed efficiencies at"
-        )
+        nearest = hardware.nearest_timed
+        kernels = f"those of {nearest}, stretched by" if nearest else "assumed efficiencies at"
         assumed.append(f"no kernel was timed on {hardware.name}: {kernels} the rates of its data sheet")
+    if spec is not None and spec.drafting in RESEARCH:
+        assumed.append(f"no engine's release known here runs this: {RESEARCH[spec.drafting]}")
     assumed += _assumed_acceptance(scenario)
     refuse, longest = partial(_refuse, engine), model.max_position_embeddings
     max_model_len = engine.max_model_len or longest

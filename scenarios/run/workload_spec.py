@@ -44,15 +44,16 @@ def confidences(scenario: Scenario) -> tuple[float | None, ...]:
 
 def _shaped(model: Tree, tree: Method, k: int) -> Tree | Chain:
     """The model for the shape of the tree that is simulated; of a search, what it does in the rounds that match."""
-    shape, usual = (tree.tree_width, tree.max_tree_nodes), METHODS[tree.name]
+    shape, usual = (tree.tree_width, tree.max_tree_nodes, tree.min_tree_width), METHODS[tree.name]
     if model.rates is not None:
-        measured = (model.tree_width or usual.tree_width, model.max_tree_nodes or usual.max_tree_nodes)
+        width, nodes = model.tree_width or usual.tree_width, model.max_tree_nodes or usual.max_tree_nodes
+        measured = (width, nodes, model.min_tree_width or 0)
         given = continued(model.rates, max(k, len(model.rates)))
         rates = rates_in_another_tree(given, measured, shape, k, tree.growth)
     elif model.widths is not None:
         rates = tuple(model.unconditional(k).tolist())
     else:
-        rates = tuple(tree_rates(model.alpha or 0.0, k, *shape, tree.growth).tolist())
+        rates = tuple(tree_rates(model.alpha or 0.0, k, *shape, growth=tree.growth).tolist())
     if model.match_probability is None:
         return model if model.widths is not None else Tree(model="tree", rates=rates)
     found, persistence = model.match_probability, model.persistence

@@ -157,7 +157,7 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
     check_one_acceptance(scenario)
     own: dict[str, Any] = {"model": "constant"}
     if isinstance(scenario.acceptance, Tree):
-        measured = {"rates", "tree_width", "max_tree_nodes"}
+        measured = {"rates", "tree_width", "max_tree_nodes", "min_tree_width"}
         own = scenario.acceptance.model_dump(mode="json", exclude=measured, exclude_none=True)
     elif isinstance(scenario.acceptance, Chain):
         matches = {"match_probability", "mean_match_tokens", "persistence"}

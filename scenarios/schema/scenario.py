@@ -323,6 +323,9 @@ def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> 
         if total > nodes:
             message = f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it"
             raise wrong(f"{key}.widths", list(model.widths), message)
-    named = spec.tree_width is not None or spec.max_tree_nodes is not None
-    if model.rates is not None and named and model.tree_width is None and model.max_tree_nodes is None:
+    named, measured = (
+        any(shape is not None for shape in (each.tree_width, each.max_tree_nodes, each.min_tree_width))
+        for each in (spec, model)
+    )
+    if model.rates is not None and named and not measured:
         raise wrong(f"{key}.rates", list(model.rates), MESSAGES["rates_of_another_tree"].format(key=key))

@@ -3,7 +3,8 @@
 Every key that vLLM takes from a user is taken here. Keys that cannot change a simulated time (which revision of the
 weights, which attention backend) are accepted so that the command can be pasted, and ``without_effect`` names them.
 ``tree_width`` and ``max_tree_nodes`` are draftcast's own (vLLM 0.32 has no tree drafting): the shape of ``eagle_tree``;
-``medusa`` and ``ngram`` with either of them draft trees too. ``num_speculative_tokens`` is then the tree's depth.
+``medusa`` and ``ngram`` with either of them draft trees too, ``ngram`` also with ``min_tree_width``, to which its tree
+narrows. ``num_speculative_tokens`` is then the tree's depth.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -73,6 +74,7 @@ class SpeculativeConfig(Frozen):
     draft_load_config: Annotated[dict[str, Any] | None, UNTIMED] = None
     tree_width: Width | None = None
     max_tree_nodes: Nodes | None = None
+    min_tree_width: Width | None = None
 
     @property
     def resolved_method(self) -> str:
@@ -100,9 +102,11 @@ class SpeculativeConfig(Frozen):
     def tree(self) -> Method | None:
         """The method with the shape of the tree that it drafts; None: it drafts chains."""
         method = methods[self.resolved_method]
-        if not (method.is_tree or self.tree_width or self.max_tree_nodes):
+        if not (method.is_tree or self.tree_width or self.max_tree_nodes or self.min_tree_width):
             return None
-        return method.with_tree(self.tree_width or method.tree_width, self.max_tree_nodes or method.max_tree_nodes)
+        width, narrowest = self.tree_width or method.tree_width, self.min_tree_width
+        nodes = self.max_tree_nodes or method.max_tree_nodes
+        return method.with_tree(width, nodes, 0 if narrowest in (None, width) else narrowest)
 
     @property
     def drafting(self) -> str:
@@ -193,7 +197,11 @@ class SpeculativeConfig(Frozen):
         for key in ("tree_width", "max_tree_nodes"):
             if not methods[method].growth and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), f"only with methods {trees}")
-        if self.tree is not None and self.tree.max_tree_nodes < self.k:
+        width = self.tree_width or methods[method].tree_width
+        if self.min_tree_width is not None and (methods[method].growth != "breadth" or self.min_tree_width > width):
+            raise wrong("min_tree_width", self.min_tree_width, f"only with method ngram, at most tree_width = {width}")
+        # A tree that narrows over more levels than it has nodes is another.
+        if self.tree is not None and self.tree.max_tree_nodes < self.k and not self.tree.min_tree_width:
             nodes = self.tree.max_tree_nodes
             raise wrong("max_tree_nodes", nodes, f"a tree of depth {self.k} has at least as many nodes")
         return self._check_synthetic()

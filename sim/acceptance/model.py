@@ -114,9 +114,10 @@ class Tree(AcceptanceModel):
     ``alpha`` of one branch, or unconditional ``rates`` per depth as measured with one tree. Alpha alone follows the
     shape of the tree that is simulated; ``widths`` says instead how many children of the accepted node are tried at
     each depth, each accepted with probability ``alpha`` given that its elder siblings were not. Rates hold for the tree
-    they were measured with (``tree_width``, ``max_tree_nodes``; absent: the default tree) and are carried over to
-    another. How many nodes are verified (the cost) is the method's business, not this model's. Of a text search
-    ``match_probability`` and ``persistence`` say when it finds any, as of a chain; the rates are of those rounds.
+    they were measured with (``tree_width``, ``max_tree_nodes``, ``min_tree_width``; absent: the default tree) and are
+    carried over to another. How many nodes are verified (the cost) is the method's business, not this model's. Of a
+    text search ``match_probability`` and ``persistence`` say when it finds any, as of a chain; the rates are of those
+    rounds.
     """
 
     model: Literal["tree"]
@@ -125,6 +126,7 @@ class Tree(AcceptanceModel):
     widths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=MAX_K)] | None = None
     tree_width: Width | None = None
     max_tree_nodes: Nodes | None = None
+    min_tree_width: Width | None = None
     match_probability: Probability | None = None
     persistence: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
 
@@ -134,7 +136,7 @@ class Tree(AcceptanceModel):
             raise wrong("alpha", self.alpha, "give exactly one of rates and alpha (alpha with or without widths)")
         if self.widths is not None and self.alpha is None:
             raise wrong("widths", list(self.widths), "goes with alpha, one width per depth")
-        for key in ("tree_width", "max_tree_nodes"):
+        for key in ("tree_width", "max_tree_nodes", "min_tree_width"):
             if self.rates is None and getattr(self, key) is not None:
                 raise wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
         if self.persistence is not None and self.match_probability is None:

@@ -10,32 +10,40 @@ grow:
   ``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4).
 - ``all``: of the tree in which every node has ``width`` children, the ``max_nodes`` likeliest (Medusa, arXiv
   2401.10774, section 2.3.3: nodes are added by their accuracy, heads counted as independent).
-- ``breadth``: of that tree the first ``max_nodes``, level by level, elder nodes' children first (SGLang's n-grams).
+- ``breadth``: of that tree the first ``max_nodes``, level by level, elder nodes' children first. SGLang's n-grams may
+  narrow to ``narrowest`` children (cpp_ngram/trie.cpp, buildRecency): the longest match has the narrowest root, each
+  level is narrower than the one above it, and shorter matches take the nodes that longer ones leave. How long the
+  longest match is follows from alpha: a text that goes on as before with probability alpha has done so ``m`` times
+  with probability ``alpha^(m-1) (1 - alpha)``.
 
 A real drafter ranks by its own confidence, which knows more than the rank of a sibling, and a text rarely offers a
 search as many continuations as it may take.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from draftcast.kernels.arrays import FloatArray
+from draftcast.kernels.arrays import FloatArray, IntArray
 
 _BISECTIONS = 60
 
 
-def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0, growth: str = "best") -> FloatArray:
+def tree_rates(
+    alpha: float, depth: int, width: int, max_nodes: int = 0, narrowest: int = 0, *, growth: str = "best"
+) -> FloatArray:
     """P(some node at depth d is accepted), d = 1..depth: unconditional, non-increasing. Shape [depth].
 
     Args:
         alpha: acceptance of a child given that its elder siblings were rejected, in [0, 1].
         depth, width: levels, and children of a node that has any.
         max_nodes: nodes verified in all; 0: every node drafted (of growth ``best`` alone).
+        narrowest: children of the narrowest node, of growth ``breadth``; 0: as many as of the widest.
         growth: see above.
     """
     if growth == "breadth":
-        return _rates_by_breadth(alpha, depth, width, max_nodes)
+        return _rates_by_breadth(alpha, depth, width, max_nodes, narrowest or width)
     most = width if growth == "best" else max_nodes  # of all nodes none beyond the verified ones has verified children
     grown = np.ones(1)  # nodes of the level above that grow children, by the younger-sibling steps of their paths
     probabilities, counts = [], []  # by level and steps
@@ -53,17 +61,37 @@ def tree_rates(alpha: float, depth: int, width: int, max_nodes: int = 0, growth:
     return np.asarray(np.minimum.accumulate(np.minimum(rates, 1.0)), dtype=np.float64)
 
 
-def _rates_by_breadth(alpha: float, depth: int, width: int, max_nodes: int) -> FloatArray:
-    steps, rates = np.zeros(1), np.zeros(depth)
-    for level in range(depth):
-        steps = (steps[:, None] + np.arange(width)).reshape(-1)[:max_nodes]
-        max_nodes -= steps.size
-        rates[level] = (alpha ** (level + 1) * (1.0 - alpha) ** steps).sum()
+def _rates_by_breadth(alpha: float, depth: int, width: int, max_nodes: int, narrowest: int) -> FloatArray:
+    longest = 1 if narrowest == width else depth  # of equal breadths every match has the same tree
+    rates = np.zeros(depth)
+    for match in range(1, longest + 1):
+        levels, steps = _search_tree(depth, width, max_nodes, narrowest, match)
+        chance = alpha ** (match - 1) * (1.0 - alpha if match < longest else 1.0)
+        rates += chance * np.bincount(levels - 1, alpha**levels * (1.0 - alpha) ** steps, depth)
     return np.minimum.accumulate(np.minimum(rates, 1.0))
 
 
+@lru_cache(maxsize=1024)
+def _search_tree(depth: int, width: int, max_nodes: int, narrowest: int, longest: int) -> tuple[IntArray, IntArray]:
+    """Levels and younger-sibling steps of the nodes for a match of ``longest`` tokens, if all matches go on alike."""
+    nodes = dict[tuple[int, ...], None]()  # by the rank of each branch from the root
+    step = (width - narrowest) / depth
+    for match in range(longest, 0, -1):
+        breadth, level = narrowest + (depth - match) * step, list[tuple[int, ...]]([()])
+        for _ in range(depth + 1 - match):
+            children = range(max(1, int(breadth)))
+            # More than `max_nodes` of a level are never taken.
+            level = [(*path, child) for path in level for child in children[:max_nodes]][:max_nodes]
+            nodes |= dict.fromkeys(level)
+            breadth -= step
+            if len(nodes) >= max_nodes:
+                break
+    taken = list(nodes)[:max_nodes]
+    return np.array([len(path) for path in taken]), np.array([sum(path) for path in taken])
+
+
 def rates_in_another_tree(
-    rates: Sequence[float], measured: tuple[int, int], wanted: tuple[int, int], depth: int, growth: str = "best"
+    rates: Sequence[float], measured: tuple[int, ...], wanted: tuple[int, ...], depth: int, growth: str = "best"
 ) -> tuple[float, ...]:
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 
@@ -72,7 +100,7 @@ def rates_in_another_tree(
 
     Args:
         rates: unconditional, by depth, of the measured tree; at least ``depth`` of them.
-        measured, wanted: (width, max_nodes) of either tree.
+        measured, wanted: (width, max_nodes, narrowest) of either tree, as in `tree_rates`.
         depth: levels wanted.
         growth: of both, as in `tree_rates`.
     """
@@ -80,14 +108,14 @@ def rates_in_another_tree(
         return tuple(rates[:depth])
 
     def mean(alpha: float) -> float:
-        return float(tree_rates(alpha, len(rates), *measured, growth).sum())
+        return float(tree_rates(alpha, len(rates), *measured, growth=growth).sum())
 
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         alpha = (low + high) / 2.0
         low, high = (alpha, high) if mean(alpha) <= sum(rates) else (low, alpha)
-    before = tree_rates(high, len(rates), *measured, growth)[:depth]
-    after = tree_rates(high, depth, *wanted, growth)
+    before = tree_rates(high, len(rates), *measured, growth=growth)[:depth]
+    after = tree_rates(high, depth, *wanted, growth=growth)
     scale = np.divide(after, before, out=np.zeros(depth), where=before > 0.0)
     scaled = np.minimum.accumulate(np.minimum(np.array(rates[:depth]) * scale, 1.0))
     return tuple(float(rate) for rate in scaled)

@@ -56,6 +56,7 @@ class Method:
             (breadth); empty: it drafts chains alone.
         tree_width: children of a node, and rows per request of EAGLE's drafting passes after the first (1: a chain).
         max_tree_nodes: drafts that are verified of all nodes of the tree; 0: all of them.
+        min_tree_width: children of the narrowest node of an n-gram tree (growth ``breadth``); 0: ``tree_width``.
         head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
         source: where the facts come from.
     """
@@ -77,6 +78,7 @@ class Method:
     growth: Growth = ""
     tree_width: int = 1
     max_tree_nodes: int = 0
+    min_tree_width: int = 0
     head_drafts: int = 0
 
     def of_head(self, drafts: int) -> int:
@@ -125,8 +127,10 @@ class Method:
         """Target rows of one verifying request: its pending token and every draft."""
         return 1 + self.verify_nodes(k)
 
-    def with_tree(self, width: int, max_nodes: int = 0) -> Self:
+    def with_tree(self, width: int, max_nodes: int = 0, narrowest: int = 0) -> Self:
         """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
+
+        ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows.
 
         Raises:
             ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
@@ -138,7 +142,9 @@ class Method:
             raise ScenarioError("must be at least 1", key="tree_width", value=width)
         if max_nodes < 0:
             raise ScenarioError("must be at least 0 (0: all nodes)", key="max_tree_nodes", value=max_nodes)
-        return dataclasses.replace(self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes)
+        return dataclasses.replace(
+            self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes, min_tree_width=narrowest
+        )
 
 
 def _apply(rule: Rule, k: int) -> int:

@@ -41,6 +41,12 @@ _SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank
 # 1.3, 1.7, 2.5 and 3.8 times from 1,024 rows on. Provisional: synthetic routing.
 UNDIVIDED_SHARE = (0.04, 0.10)
 MANY_ROWS = 1024
+# A choice of several tokens: a softmax reads and writes float32, torch.topk reads it for each of four digits and once
+# more to gather, in some 25 kernels. On H100 that is 162 us for 64 rows of 131,072 and 2.9 ms for 2,048; torch.topk
+# alone was timed at 178 us and 3.0 ms (FlashInfer's pull request 3009, on a card it does not name; 4 rows of 65,536 in
+# 93 us: SGLang's 33237). Provisional.
+_TOP_K_BYTES = 28.0
+_TOP_K_KERNELS = 25
 # All-gather and reduce-scatter between ranks of one node: (1 + log2 ranks) / 2 of the link's latency, and this share of
 # its bandwidth. NCCL 2.29 on H100 and H200 (aiconfigurator-core 0.12.0, 2, 4 and 8 ranks): 5.4, 7.4 and 10.6 us; 0.57,
 # 0.70 and 0.75 of the bandwidth. B200 takes 9 to 17 us and reaches 0.5 to 0.7. Provisional.
@@ -275,6 +281,12 @@ class OperatorTables:
         """Greedy choice of a draft token: the logits are read once."""
         elements = rows.astype(np.float64) * model.vocab_size
         return self.fitted("sampler", self.wide_dtype, Work(elements, elements * self.act_bytes), rows)
+
+    def top_k(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Choice of several draft tokens a row, for a tree: softmax and ``torch.topk`` (SGLang's `fast_topk`)."""
+        elements = rows.astype(np.float64) * model.vocab_size
+        work = Work(elements, elements * _TOP_K_BYTES)
+        return self.fitted("elementwise", self.wide_dtype, work, rows, _TOP_K_KERNELS)
 
     def sampler(self, model: ModelSpec, rows: IntArray, verify_rows: int) -> FloatArray:
         """Sampling of ``rows`` of logits; with more than one row a request, their rejection sampler."""

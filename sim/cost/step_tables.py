@@ -246,7 +246,8 @@ def _fill_draft(
     cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
     cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name, config.version)
     _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
-    logits = _padded_table(lambda rows: device.lm_head(head, rows) + device.argmax(head, rows), last_next)
+    choice = device.top_k if method.is_tree and method.tree_width > 1 else device.argmax
+    logits = _padded_table(lambda rows: device.lm_head(head, rows) + choice(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:
         serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs)
         return cost._replace(

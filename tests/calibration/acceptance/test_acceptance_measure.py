@@ -128,6 +128,22 @@ def test_every_setting_changes_the_answer() -> None:
         assert suffix(**changed) != same_suffix, changed
 
 
+def test_lookups_work_in_the_direction_of_their_source() -> None:
+    """Prompt lookup (vLLM's ngram): a longer shortest match is rarer and surer, a longer longest one surer alone."""
+    log = random_log(20)
+
+    def measured(least: int, most: int) -> tuple[float, float]:
+        figures = am.measure_ngram(log, 4, least, most, bootstrap=0).figures
+        return figures["draft_share"].value, figures["draft_acceptance_rate"].value
+
+    (any_share, any_rate), (long_share, long_rate) = measured(1, 1), measured(3, 3)
+    assert long_share < any_share
+    assert long_rate > any_rate
+    share, rate = measured(1, 3)
+    assert share == pytest.approx(any_share, abs=0.02)
+    assert rate > any_rate
+
+
 def test_suffix_settings_work_in_the_direction_of_their_source() -> None:
     """SuffixDecoding (arXiv 2411.04975): longer by the factor, surer by the probability, more by the cache."""
     log = random_log(20)

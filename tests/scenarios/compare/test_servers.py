@@ -67,6 +67,7 @@ VARIANTS = {
     "off": with_values(load_scenario("default"), {SPEC: None}),
     "small tree": drafting("eagle_tree", tree_width=4, max_tree_nodes=9),
     "n-gram tree": drafting("ngram", tree_width=4, max_tree_nodes=9),
+    "narrowing tree": drafting("ngram", num_speculative_tokens=17, tree_width=10, max_tree_nodes=11, min_tree_width=1),
     "Medusa's tree": drafting("medusa", tree_width=4, max_tree_nodes=9),
     "schedule": SCHEDULED,
     "cut off": CUT_OFF,
@@ -92,8 +93,9 @@ REFUSED = {
     "sglang": {"p_eagle", "pard", "medusa", "mlp_speculator", "arctic", "draft_ahead", "ngram_gpu", "suffix"}
     | {"Medusa's tree"},
     "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "draft_ahead", "suffix"}
-    | {"replicas in one", "adaptive", "n-gram tree", "Medusa's tree"},
-    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree", "n-gram tree", "Medusa's tree"},
+    | {"replicas in one", "adaptive", "n-gram tree", "narrowing tree", "Medusa's tree"},
+    "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree", "Medusa's tree"}
+    | {"n-gram tree", "narrowing tree"},
 }
 # The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
 LOSSY = {"adaptive", "eagle_tree"}
@@ -272,7 +274,13 @@ def test_no_field_is_missing_from_these_tests() -> None:
     apart = {"version", "model", "data_parallel_size", "enable_expert_parallel", "speculative_config"}
     assert set(FIELDS) | apart == set(type(load_scenario("default").engine).model_fields)
     said = {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"}
-    said |= {"synthetic_acceptance_rates", "synthetic_acceptance_length", "tree_width", "max_tree_nodes"}
+    said |= {
+        "synthetic_acceptance_rates",
+        "synthetic_acceptance_length",
+        "tree_width",
+        "max_tree_nodes",
+        "min_tree_width",
+    }
     one_method_only = {"use_heterogeneous_vocab", "enable_adaptive_verification"}
     one_method_only |= {"enable_suffix_decoding", "suffix_cache_max_depth"}
     assert set(DRAFT_FIELDS) | said | one_method_only == set(SpeculativeConfig.model_fields)
@@ -301,6 +309,11 @@ def test_no_field_is_missing_from_these_tests() -> None:
             "NGRAM --speculative-num-draft-tokens 10 --speculative-ngram-min-bfs-breadth 4 "
             "--speculative-ngram-max-bfs-breadth 4 --speculative-ngram-max-trie-depth 4 "
             "--speculative-ngram-match-type BFS",
+        ),
+        (
+            "narrowing tree",
+            "NGRAM --speculative-num-draft-tokens 12 --speculative-ngram-min-bfs-breadth 1 "
+            "--speculative-ngram-max-bfs-breadth 10 --speculative-ngram-max-trie-depth 18",
         ),
         ("dflash", "DFLASH --speculative-num-draft-tokens 4"),
         ("dspark", "DSPARK --speculative-dspark-block-size 3"),
@@ -404,8 +417,14 @@ def test_a_command_of_ones_own_is_read() -> None:
         f"{ngram}in-bfs-breadth 1 --speculative-ngram-max-bfs-breadth 1 --speculative-num-draft-tokens 8"
     )
     assert chain.engine["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 7}
-    for other in ("ax-bfs-breadth 8", "in-bfs-breadth 10 --speculative-ngram-match-type PROB"):
-        with pytest.raises(ScenarioError, match="that is not simulated without"):
+    narrowing = {"method": "ngram", "num_speculative_tokens": 17, "tree_width": 8, "max_tree_nodes": 11}
+    read = read_command(f"{ngram}ax-bfs-breadth 8").engine["speculative_config"]  # the rest as SGLang takes it
+    assert read == {**narrowing, "min_tree_width": 1}
+    for other, message in (
+        ("in-bfs-breadth 10 --speculative-ngram-match-type PROB", "that is not simulated without"),
+        ("in-bfs-breadth 11", "at most tree_width = 10"),
+    ):
+        with pytest.raises(ScenarioError, match=message):
             read_command(f"{ngram}{other}")
     plain = read_command("trtllm-serve Qwen/Qwen3-8B --tp_size 2 --max_batch_size 64 --backend pytorch")
     assert (plain.engine["tensor_parallel_size"], plain.engine["max_num_seqs"]) == (2, 64)
@@ -510,7 +529,7 @@ def test_the_other_servers_spellings_are_read() -> None:
         ("vllm serve x --speculative-model y --num-speculative-tokens 3", "no speculation that can be simulated"),
         ("sglang serve --model x --speculative-num-steps 3", "no speculation that can be simulated"),
         (
-            "sglang serve --model x --speculative-algorithm NGRAM --speculative-num-draft-tokens 4",
+            "sglang serve --model x --speculative-algorithm NGRAM --speculative-ngram-match-type PROB",
             "without speculative-ngram-max-bfs-breadth 1 in the command",
         ),
         (

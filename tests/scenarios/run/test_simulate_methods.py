@@ -172,6 +172,7 @@ class Direction(NamedTuple):
 EAGLE3 = "{method: eagle3, num_speculative_tokens: 3, "
 MODEL = "{method: draft_model, num_speculative_tokens: 3, model: llama-3.2-3b, "
 TREES = "{method: eagle_tree, num_speculative_tokens: 3, "
+NARROW = "{method: ngram, num_speculative_tokens: 3, tree_width: 8, max_tree_nodes: 600, "
 MATCHED_TREE = "acceptance={model: tree, alpha: 0.4, match_probability: 0.5}"
 OF_TREES = ("acceptance={model: tree, alpha: 0.4}", *SGLANG)
 FORCED = EAGLE3 + "rejection_sample_method: synthetic, "
@@ -257,6 +258,10 @@ DIRECTIONS = [
         )
         for figure in ("length", "drafts a round", "mean_time_rejected_s")
     ),
+    # A tree that narrows less has more branches (SGLang's min_bfs_breadth).
+    Direction(
+        "min_tree_width", *(NARROW + f"min_tree_width: {n}}}" for n in (1, 8)), "length", (MATCHED_TREE, *SGLANG)
+    ),
     # A deeper tree, a head more of Medusa for each level.
     *(
         Direction(
@@ -294,6 +299,13 @@ def test_every_parameter_of_a_method_has_its_direction() -> None:
     fields = SpeculativeConfig.model_fields
     timed = {name for name in fields if UNTIMED not in fields[name].metadata}
     assert {direction.field for direction in DIRECTIONS} == timed - apart
+
+
+def test_results_say_that_no_engine_runs_medusas_tree() -> None:
+    result, _ = run("engine.speculative_config={method: medusa, num_speculative_tokens: 3, tree_width: 4}", OF_TREES[0])
+    (note,) = (note for note in result.summary["notes"] if "Medusa" in note)
+    assert "no engine's release known here runs this" in note
+    assert "pull request 15918" in note
 
 
 def test_synthetic_acceptance_is_what_vllm_would_make_of_it() -> None:

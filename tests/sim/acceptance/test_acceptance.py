@@ -23,7 +23,7 @@ from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, drafts_of_head
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
+from draftcast.sim.acceptance.tree_shape import _search_tree, rates_in_another_tree, tree_rates
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost.methods import get_method
 
@@ -318,7 +318,7 @@ def test_rates_of_medusas_tree_and_of_a_search_node_by_node(alpha: float, depth:
     for name, verified in (("medusa", sorted(all_nodes)[:nodes]), ("ngram", all_nodes[:nodes])):
         method = get_method(name).with_tree(width, nodes)
         assert method.verify_nodes(depth) == len(verified)
-        rates = tree_rates(alpha, depth, width, nodes, method.growth)
+        rates = tree_rates(alpha, depth, width, nodes, growth=method.growth)
         assert rates.sum() == pytest.approx(-sum(chance for chance, _ in verified))
         assert (np.diff(rates) <= 0).all()
 
@@ -327,22 +327,62 @@ def test_rates_of_medusas_tree_and_of_a_search_by_hand() -> None:
     # Half of the time the first child, a quarter the second. Of two and four nodes the likeliest three are 0.5, 0.25
     # and the first's first, 0.25; of three and nine the likeliest five 0.5, 0.25, 0.25, 0.125 and 0.125, the upper
     # level's first. A search takes the level whole, then the first's first and second, 0.25 and 0.125.
-    np.testing.assert_allclose(tree_rates(0.5, 2, 2, 3, "all"), [0.75, 0.25])
-    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, "all"), [0.875, 0.25 + 0.125])
-    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, "breadth"), [0.875, 0.25 + 0.125])
-    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, "breadth"), [1 - 0.2**3, 0.64])
-    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, "all"), [1 - 0.2**2, 0.64 + 0.128])
-    np.testing.assert_allclose(tree_rates(0.8, 3, 3, 4, "all"), [1 - 0.2**2, 0.64, 0.512])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 2, 3, growth="all"), [0.75, 0.25])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, growth="all"), [0.875, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.5, 2, 3, 5, growth="breadth"), [0.875, 0.25 + 0.125])
+    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, growth="breadth"), [1 - 0.2**3, 0.64])
+    np.testing.assert_allclose(tree_rates(0.8, 2, 3, 4, growth="all"), [1 - 0.2**2, 0.64 + 0.128])
+    np.testing.assert_allclose(tree_rates(0.8, 3, 3, 4, growth="all"), [1 - 0.2**2, 0.64, 0.512])
     # All of a deep tree: a level is reached when every level before it was.
-    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, "all"), [0.75, 0.75**2, 0.75**3])
-    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, "breadth"), [0.75, 0.75**2, 0.75**3])
+    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, growth="all"), [0.75, 0.75**2, 0.75**3])
+    np.testing.assert_allclose(tree_rates(0.5, 3, 2, 4096, growth="breadth"), [0.75, 0.75**2, 0.75**3])
+
+
+def test_rates_of_a_search_whose_tree_narrows_by_hand() -> None:
+    # Three levels, from four branches to one: a match of m tokens has 4 - m at the root and one less each level below.
+    # Of three nodes a match of one token has 0.5, 0.25 and 0.125 on the first level; one of two has 0.5, 0.25 and the
+    # first's first, 0.25; one of three begins with the first alone, and those of its last two tokens do the rest.
+    narrow = tree_rates(0.5, 3, 4, 3, 1, growth="breadth")
+    np.testing.assert_allclose(narrow, 0.5 * np.array([0.875, 0, 0]) + 0.5 * np.array([0.75, 0.25, 0]))
+    np.testing.assert_allclose(tree_rates(0.5, 3, 4, 3, 4, growth="breadth"), [0.875, 0, 0])
+    # A text that always goes on has the longest matches, whose trees are the deepest.
+    depths = [tree_rates(1.0, 6, 9, 60, narrowest, growth="breadth").sum() for narrowest in (1, 5, 9)]
+    assert depths == [4, 3, 2]
+
+
+@given(st.integers(1, 7), st.integers(1, 6), st.integers(1, 25), st.integers(0, 5), st.data())
+def test_a_search_s_tree_is_laid_out_as_sglang_does(
+    depth: int, width: int, nodes: int, less: int, data: st.DataObject
+) -> None:
+    """Node by node, with its queue: every match's own tree, the longest first, merged into one of so many nodes."""
+    narrowest, longest = max(1, width - less), data.draw(st.integers(1, depth))
+    scale, tree = (width - narrowest) / depth, list[tuple[int, ...]]([()])
+    for match in range(longest, 0, -1):
+        queue: list[tuple[tuple[int, ...], float]] = [((), (depth - match) * scale + narrowest)]
+        while queue and len(tree) <= nodes:
+            path, breadth = queue.pop(0)
+            if len(path) == depth + 1 - match:  # no token of the trie stands deeper
+                continue
+            for child in range(max(1, int(breadth))):
+                if len(tree) > nodes:
+                    break
+                if (*path, child) not in tree:
+                    tree.append((*path, child))
+                queue.append(((*path, child), breadth - scale))
+    levels, steps = _search_tree(depth, width, nodes, narrowest, longest)
+    assert levels.tolist() == [len(path) for path in tree[1:]]
+    assert steps.tolist() == [sum(path) for path in tree[1:]]
 
 
 @pytest.mark.parametrize("growth", ["all", "breadth"])
 def test_rates_are_carried_over_to_another_tree_of_their_kind(growth: str) -> None:
     measured, wanted = (3, 9), (8, 30)
-    carried = rates_in_another_tree(tree_rates(0.4, 2, *measured, growth).tolist(), measured, wanted, 2, growth)
-    np.testing.assert_allclose(carried, tree_rates(0.4, 2, *wanted, growth), rtol=1e-9)
+    carried = rates_in_another_tree(tree_rates(0.4, 2, *measured, growth=growth).tolist(), measured, wanted, 2, growth)
+    np.testing.assert_allclose(carried, tree_rates(0.4, 2, *wanted, growth=growth), rtol=1e-9)
+    if growth == "breadth":
+        wanted = (3, 9, 1)
+        carried = rates_in_another_tree(carried, (8, 30), wanted, 2, growth)
+        np.testing.assert_allclose(carried, tree_rates(0.4, 2, *wanted, growth=growth), rtol=1e-9)
 
 
 def test_rates_are_carried_over_to_another_tree() -> None:

@@ -172,6 +172,13 @@ def test_every_method_costs_its_own(name: str) -> None:
         assert seconds(**own, num_speculative_tokens=5)[D] > drafting
 
 
+def test_a_tree_s_drafts_are_a_top_k_of_the_vocabulary() -> None:
+    """One pass over the same rows, whose draft is the likeliest token or the two likeliest."""
+    tree, base = get_method("eagle_tree"), {"draft_model": None, "num_speculative_tokens": 1}
+    chain, two = (seconds(**base, method=tree.with_tree(width, 2))[D] for width in (1, 2))
+    assert chain + 50e-6 < two < chain + 200e-6
+
+
 def test_mtp_of_deepseek() -> None:
     deepseek: dict = {
         "model": load_model("deepseek-v3"),
