@@ -61,6 +61,8 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_questions_of_one_engine_are_refused": "test_a_plan_of_unlike_replicas_is_refused, and of recommend "
+    "test_a_setting_is_recommended_for_the_groups_that_say_nothing_else",
     "test_speculation_that_cannot_be_read_is_refused[sglang serve --model x --speculative-algorithm NGRAM "
     "--speculative-num-draft-tokens 4-without speculative-ngram-max-bfs-breadth 1 in the command]": ""
     "the same case with match type PROB: breadths that narrow are read",

@@ -16,7 +16,7 @@ from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.fluid import Fluid, token_seconds
-from draftcast.scenarios.schema import Scenario, to_mapping, with_values
+from draftcast.scenarios.schema import Scenario, to_mapping, with_values, without_speculation
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
 MAX_K = 8
@@ -91,7 +91,7 @@ def candidates(
     scenario: Scenario, alternatives: Sequence[Mapping[str, Any]] = (), max_k: int = MAX_K
 ) -> tuple[Candidate, ...]:
     """Off, every method at every draft length its acceptance covers, and its schedules by batch size."""
-    settings = [Candidate(OFF, with_values(scenario, {"engine.speculative_config": None, "policy": None}))]
+    settings = [Candidate(OFF, without_speculation(scenario, policy=None))]
     for variant in with_methods(scenario, alternatives):
         settings += _of_method(variant, max_k)
     labels = [candidate.label for candidate in settings]
@@ -120,6 +120,8 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
         return settings
     if given is not None:
         settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))
+    if scenario.cluster.groups:  # whose mean steps differ
+        return settings
     schedule = best_schedule(variant(longest), longest)
     lengths = {k for _, _, k in schedule}
     if len(lengths) > 1 and max(lengths) > 0:

@@ -34,11 +34,14 @@ class ClosedForm:
 def closed_form(scenario: Scenario) -> ClosedForm | None:
     """The figures of a scenario's own draft length, of a schedule its length at batch size 1; None where none drafts.
 
+    Groups of replicas have a figure each: none is given.
+
     Raises InputError: as of `draftcast.simulate`.
     """
-    deployment, spec = cached_deployment(scenario), scenario.speculative_config
-    if spec is None:
+    spec = scenario.speculative_config
+    if spec is None or scenario.cluster.groups:
         return None
+    deployment = cached_deployment(scenario)
     schedule = spec.num_speculative_tokens_per_batch_size
     k = min(spec.k, schedule[0][2]) if schedule is not None else spec.k
     if k == 0:
@@ -83,6 +86,8 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
     """Known cliffs of vLLM 0.32 that a setting meets at any of its loads, a sentence each with its source."""
     found: dict[str, None] = {}
     for scenario in loads:
+        if scenario.cluster.groups:  # of which each has a share of the load that its own cluster would not have
+            continue
         deployment, spec = cached_deployment(scenario), scenario.speculative_config
         settings = deployment.settings
         if spec is None or settings.generation.engine != "vllm":

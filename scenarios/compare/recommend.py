@@ -27,13 +27,16 @@ from draftcast.scenarios.compare.serve_command import (
 )
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.run.deployment import assumptions, check_alike
+from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario, with_values
+from draftcast.scenarios.schema.load import members
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
+
+_GROUPS = "cluster.groups"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Recommendation:
     chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
-    commands: Mapping[str, ServerCommand | ScenarioError]
+    commands: Mapping[str, ServerCommand | ScenarioError]  # by server; of groups ``vllm of cluster.groups.0``
     notes: tuple[str, ...]
 
     @property
@@ -141,7 +144,7 @@ def recommend(
 
     Args:
         scenario: with a ``speculative_config``: its method at every draft length that its acceptance covers, and
-            schedules by batch size, are the candidates.
+            schedules by batch size, are the candidates. Groups that say nothing else of it take each of them.
         metric: of `METRICS`.
         loads: where they are compared; none: the scenario's own load.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
@@ -150,7 +153,9 @@ def recommend(
     Raises:
         InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
     """
-    check_alike(scenario)
+    groups = scenario.cluster.groups
+    if groups and all("speculative_config" in group.engine for group in groups):
+        raise ScenarioError("all have a speculative_config of their own: leave out what is to be chosen", key=_GROUPS)
     chosen_metric = metric_named(metric)
     if scenario.speculative_config is None and not alternatives:
         raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")
@@ -233,14 +238,21 @@ def _answer(
     tuned = chosen.candidate.scenario
     notes = (*class_notes(tuned), *assumptions(tuned))
     loaded = with_values(tuned, loads[-1].values)
-    commands = {server: _command(tuned, server, loaded) for server in SERVERS}
-    config = speculative_config_json(tuned) if isinstance(commands["vllm"], ServerCommand) else None
+    places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
+    commands = {
+        f"{server}{place}": _command(member, server, loaded if place == "" else None)
+        for server in SERVERS
+        for place, member in zip(places, members(tuned), strict=True)
+    }
+    known = all(isinstance(commands[f"vllm{place}"], ServerCommand) for place in places)
+    config = speculative_config_json(tuned) if known else None
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
     notes += cliffs(with_values(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
 
 
-def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand | ScenarioError:
+def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> ServerCommand | ScenarioError:
+    """``loaded``: at the last load; None: of what a replica gets of it nothing is known."""
     spec = scenario.speculative_config
     try:
         command = server_command(scenario, server)
@@ -250,7 +262,7 @@ def _command(scenario: Scenario, server: str, loaded: Scenario) -> ServerCommand
         return command
     rates = Fluid.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
     notes = (*command.notes, bench_note(server, rates, is_tree=spec.tree is not None))
-    if server == "trtllm":
+    if server == "trtllm" and loaded is not None:
         below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
         notes += (
             f"speculative_config may end drafting that does not pay at this load: {below}, with an "

@@ -130,7 +130,8 @@ def deployments_of(scenario: Scenario) -> tuple[Deployment, ...]:
 def check_alike(scenario: Scenario) -> None:
     """Refuse a question that is asked of one engine where the cluster's groups have one each."""
     if scenario.cluster.groups:
-        message = "this is asked of one engine, not of unlike ones: take the groups away and ask it of each"
+        sweep = "draftcast sweep --grid cluster.groups.0.replicas=1,2,3"
+        message = f"this is asked of one engine: take the groups away, or sweep keys of one of them ({sweep})"
         raise ScenarioError(message, key="cluster.groups")
 
 

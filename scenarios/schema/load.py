@@ -261,11 +261,11 @@ def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
     return with_values(scenario, values)
 
 
-def without_speculation(scenario: Scenario) -> Scenario:
-    """The same question to engines started without ``--speculative-config``, those of all groups."""
+def without_speculation(scenario: Scenario, **values: Any) -> Scenario:
+    """The same question to engines started without ``--speculative-config``, those of all groups; ``values``: too."""
     groups = enumerate(scenario.cluster.groups)
     own = [f"cluster.groups.{index}." for index, group in groups if "speculative_config" in group.engine]
-    return with_values(scenario, {f"{place}engine.speculative_config": None for place in ("", *own)})
+    return with_values(scenario, values | {f"{place}engine.speculative_config": None for place in ("", *own)})
 
 
 def members(scenario: Scenario) -> tuple[Scenario, ...]:

@@ -98,12 +98,14 @@ def _longer(answer: Recommendation) -> str:
 
 def paste_lines(answer: Recommendation, server: str) -> str:
     """What to paste into a shell for ``server``, one of `SERVERS`: notes as comments, files, the command."""
-    notes, command = [f"# {note}" for note in answer.notes], answer.commands[server]
-    if isinstance(command, ScenarioError):
-        return "\n".join([*notes, f"# {command}"])
+    lines = [f"# {note}" for note in answer.notes]
     if server == "vllm" and answer.speculative_config is not None:
-        notes.append(f"# --speculative-config '{json.dumps(answer.speculative_config)}'")
-    return "\n".join([*notes, command.text])
+        lines.append(f"# --speculative-config '{json.dumps(answer.speculative_config)}'")
+    for name, command in answer.commands.items():
+        if name.partition(" ")[0] == server:
+            lines += [f"# {name}:"] if name != server else []
+            lines.append(f"# {command}" if isinstance(command, ScenarioError) else command.text)
+    return "\n".join(lines)
 
 
 def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:

@@ -18,6 +18,7 @@ from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.limits import GroupLimits, limits_at
 from draftcast.scenarios.compare.metric import Price, mean_price
 from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
@@ -35,6 +36,7 @@ from draftcast.scenarios.schema.load import (
     with_values,
     without_speculation,
 )
+from draftcast.scenarios.show.recommend_report import paste_lines
 from draftcast.scenarios.sweep.cells import run_task, task_of
 from draftcast.sim.cluster.routers import cluster_capacity
 
@@ -286,10 +288,34 @@ def test_a_cutover_of_a_mixed_cluster() -> None:
     assert answer.costs[0].on == pytest.approx(2 * 2.0 / 3600 * 1e6 / (sum(throughput) / len(throughput)))
 
 
-@pytest.mark.parametrize("ask", [recommend, lambda scenario: plan(PlanQuestion(scenario))], ids=["recommend", "plan"])
-def test_questions_of_one_engine_are_refused(ask: Any) -> None:
-    with pytest.raises(ScenarioError, match="asked of one engine") as raised:
-        ask(cluster(OWN_LENGTH, "slo={tpot_ms: 50}", "statistics.replications=2"))
+def test_a_setting_is_recommended_for_the_groups_that_say_nothing_else() -> None:
+    mixed = cluster(f"groups: [{{}}, {{hardware: a100-80g}}, {{{OFF}}}]", SHORT, "statistics.replications=2")
+    answer = recommend(mixed, metric="tpot", max_k=2)
+    assert {outcome.candidate.label for outcome in answer.outcomes} == {"off", "eagle3 k=1", "eagle3 k=2", "eagle3 k=3"}
+    for outcome in answer.outcomes:
+        lengths = [member.num_speculative_tokens for member in members(outcome.candidate.scenario)]
+        assert lengths[0] == lengths[1]
+        assert lengths[2] == 0
+        played = simulate(outcome.candidate.scenario)
+        (verdict,) = outcome.verdicts
+        assert verdict.on.figures is not None
+        assert verdict.on.figures["mean_tpot_s"] == played.summary["figures"]["mean_tpot_s"]
+    chosen = members(answer.chosen.candidate.scenario)
+    for index, member in enumerate(chosen):
+        for server in SERVERS:
+            command = answer.commands[f"{server} of cluster.groups.{index}"]
+            assert isinstance(command, ServerCommand)
+            assert ("spec" in command.text) is (member.speculative_config is not None)
+    pasted = paste_lines(answer, "vllm")
+    assert pasted.count("vllm serve") == 3
+    assert "# vllm of cluster.groups.1:" in pasted
+    with pytest.raises(ScenarioError, match="all have a speculative_config of their own"):
+        recommend(cluster(f"groups: [{{{OFF}}}, {{engine: {{speculative_config: {{num_speculative_tokens: 1}}}}}}]"))
+
+
+def test_a_plan_of_unlike_replicas_is_refused() -> None:
+    with pytest.raises(ScenarioError, match=r"asked of one engine.* sweep") as raised:
+        plan(PlanQuestion(cluster(OWN_LENGTH, "slo={tpot_ms: 50}", "statistics.replications=2")))
     assert raised.value.key == "cluster.groups"
 
 
