@@ -203,6 +203,22 @@ def test_medusa_and_ngram_draft_trees_where_a_shape_is_given() -> None:
     assert "are of one tree" in refused(medusa, "acceptance={model: tree, rates: [0.6, 0.4, 0.2]}")
 
 
+@pytest.mark.parametrize(("key", "small", "large"), [("tree_width", 4, 9), ("max_tree_nodes", 6, 40)])
+def test_rates_of_a_larger_tree_are_fewer_in_a_smaller_one(key: str, small: int, large: int) -> None:
+    """The same rates as measured with two trees, carried over to one that is smaller than both."""
+    drafts = f"{SPEC}={{method: ngram, num_speculative_tokens: 2, tree_width: 2, max_tree_nodes: 4}}"
+    shape = {"tree_width": 9, "max_tree_nodes": 40}
+
+    def length(**measured: int) -> float:
+        shapes = ", ".join(f"{name}: {value}" for name, value in {**shape, **measured}.items())
+        section = f"acceptance={{model: tree, rates: [0.8, 0.4], match_probability: 0.5, {shapes}}}"
+        (model,) = acceptance_models(load_scenario(overrides=[SGLANG, drafts, section]))
+        return model.mean_acceptance_length(2)
+
+    assert length(**{key: small}) > length(**{key: large})
+    assert length(tree_width=9, max_tree_nodes=600, min_tree_width=1) > length(tree_width=9, max_tree_nodes=600)
+
+
 def test_the_acceptance_of_a_search_s_tree_is_that_of_its_rounds_with_a_match() -> None:
     drafts = f"{SPEC}={{method: ngram, num_speculative_tokens: 2, tree_width: 2, max_tree_nodes: 3}}"
     matches = "match_probability: 0.4, persistence: 0.5"
