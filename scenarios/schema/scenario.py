@@ -20,7 +20,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
 from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.acceptance.trace import Trace
-from draftcast.sim.cost.methods import Method
+from draftcast.sim.cost.methods import METHODS, Method
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload
 
@@ -323,6 +323,9 @@ def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> 
         if total > nodes:
             message = f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it"
             raise wrong(f"{key}.widths", list(model.widths), message)
+    widest = model.tree_width or METHODS[tree.name].tree_width
+    if model.min_tree_width is not None and (tree.growth != "breadth" or model.min_tree_width > widest):
+        raise wrong(f"{key}.min_tree_width", model.min_tree_width, f"of method ngram's trees alone, at most {widest}")
     named, measured = (
         any(shape is not None for shape in (each.tree_width, each.max_tree_nodes, each.min_tree_width))
         for each in (spec, model)

@@ -38,6 +38,7 @@ QWEN = ("engine.model=Qwen3-8B", f"{SPEC}.model=qwen3-8b-eagle3")
 TREES = ("engine.version=sglang 0.5", f"{SPEC}={{method: eagle_tree, num_speculative_tokens: 3}}")
 TREE = (*TREES, "acceptance={model: tree, rates: [0.8, 0.6, 0.4]}")
 MATCHED_TREE = (TREES[0], f"{SPEC}={{method: ngram, num_speculative_tokens: 3, tree_width: 3}}")
+TREE_RATES = "acceptance={model: tree, rates: [0.8, 0.5, 0.3], tree_width: 8, match_probability: 0.4}"
 TREE_MATCHES = "model: tree, alpha: 0.5, match_probability: 0.4"
 SYNTHETIC = f"{SPEC}={{method: eagle3, num_speculative_tokens: 3, rejection_sample_method: synthetic, "
 ARCTIC = (
@@ -201,6 +202,7 @@ KNOBS = [
         for tree in ("acceptance={model: tree, alpha: 0.5}", f"{TREE[-1][:-1]}, tree_width: 10}}")
         for figure in (None, "mean_acceptance_length")
     ),
+    Knob("SpeculativeConfig.min_tree_width", f"{SPEC}.min_tree_width=1", (*MATCHED_TREE, TREE_RATES)),
     # where it runs
     Knob("Scenario.hardware", "hardware=a100-80g"),
     Knob("Scenario.profile", "profile=h100-llama-3.1-8b-affine"),
@@ -352,6 +354,7 @@ KNOBS = [
     Knob("TreeAcceptance.rates", "acceptance.rates=[0.5, 0.3, 0.1]", TREE),
     Knob("TreeAcceptance.tree_width", "acceptance.tree_width=2", TREE, "mean_acceptance_length"),
     Knob("TreeAcceptance.max_tree_nodes", "acceptance.max_tree_nodes=6", TREE, "mean_acceptance_length"),
+    Knob("TreeAcceptance.min_tree_width", "acceptance.min_tree_width=1", (*MATCHED_TREE, TREE_RATES)),
     Knob(
         "TreeAcceptance.alpha",
         "acceptance.alpha=0.7",

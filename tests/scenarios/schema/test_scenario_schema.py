@@ -216,6 +216,11 @@ def test_rates_of_a_larger_tree_are_fewer_in_a_smaller_one(key: str, small: int,
         return model.mean_acceptance_length(2)
 
     assert length(**{key: small}) > length(**{key: large})
+    own = "acceptance={model: tree, rates: [0.6, 0.4, 0.2], "
+    assert "of method ngram's trees alone" in refused(SGLANG, TREE, f"{own}min_tree_width: 1}}")
+    matched = f"{own}match_probability: 0.5, tree_width: 2, min_tree_width: 3}}"
+    assert "at most 2" in refused(SGLANG, drafts, matched)
+    assert "only with method ngram, at most" in refused(SGLANG, TREE, f"{SPEC}.min_tree_width=2")
     assert length(tree_width=9, max_tree_nodes=600, min_tree_width=1) > length(tree_width=9, max_tree_nodes=600)
 
 
