@@ -92,9 +92,10 @@ class EngineGeneration(Section):
     engine: str
     first: str  # versions covered, both included
     last: str  # with its patches
-    # Whether step n+1 is scheduled before step n's output is known, without and with speculation.
+    # Whether step n+1 is scheduled before step n is known, without speculation and, by the version from which it
+    # holds, with it.
     async_scheduling: bool
-    async_speculation: bool
+    async_speculation: dict[str, bool]
     cudagraph_mode: dict[str, CudagraphMode]  # the default, by the version from which it holds
     # Bytes that the sampler holds of a logit in the start's profiling pass, by the version from which it holds.
     sampler_bytes: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]]

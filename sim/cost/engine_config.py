@@ -96,7 +96,7 @@ class EngineConfig:
         target = weight_dtype(self.weight_dtype)
         kv = _kv_dtype(self.kv_dtype, target)
         engine = self.generation
-        runs_async = engine.async_speculation if self.method.drafts else engine.async_scheduling
+        runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         mode = self.cudagraph_mode or since(engine.cudagraph_mode, self.version)
         resolved = {

@@ -161,7 +161,8 @@ class OperatorTables:
         """Seconds of quantising kernels that were timed with fp8 matrices and that a compiled engine does not launch.
 
         Norms and activations write fp8 themselves before the matrices they feed. Such a kernel takes what an fp8 matrix
-        starts later than a wide one; what it moves is in the cache.
+        starts later than a wide one, 2.2 us on H100 (1.7 in a step of Llama-2-7B, SGLang PR 32994); what it moves is in
+        the cache.
         """
         if self.config.enforce_eager or not self.generation.fuses_quantisation(self.config.version):
             return 0.0
