@@ -42,14 +42,7 @@ class Cluster:
         closed_loop: users and their think time, keyed by ``seed``; None for an open loop.
         progress: called with the share of the work done, 0 to 1.
 
-    Attributes, after ``run``:
-        assigned: replica of each request, i4[n]; -1 where it was never sent.
-        order: requests in the order in which they count, i8[n]: the table's, or that of their sending with sessions.
-        end_s: the last counted arrival.
-        engines: the engines' counters (``ENGINE[ranks]``), replica by replica: at ``end_s`` with extra requests, else
-            at the end.
-        stability: whether the counted requests met a load that the cluster keeps up with; ``finite`` without extra
-            requests. Where the queue grew up to ``end_s`` no extra requests were sent.
+    Attributes hold what came of it once ``run`` has ended.
     """
 
     def __init__(
@@ -63,10 +56,13 @@ class Cluster:
     ) -> None:
         self.replicas = list(replicas)
         self.rows = replicas[0].state.requests
-        self.assigned = np.full(len(table), -1, np.int32)
-        self.order = np.arange(len(table))
-        self.end_s = math.inf
+        self.assigned = np.full(len(table), -1, np.int32)  # replica of each request; -1 where it was never sent
+        self.order = np.arange(len(table))  # in which requests count: the table's, with sessions that of their sending
+        self.end_s = math.inf  # the last counted arrival
+        # The engines' counters, ``ENGINE[ranks]``: at ``end_s`` with extra requests, else at the end.
         self.engines = np.zeros(0)
+        # Whether the counted requests met a load that the cluster keeps up with; ``finite`` without extra requests,
+        # none of which are sent where the queue grew up to ``end_s``.
         self.stability = FINITE
         self.overloaded = self.ran_out = False
         self._table = table
@@ -330,15 +326,11 @@ class _Clients:
 
 
 class _ClientRun:
-    """How far one replica has been run whose clients wait for answers, and which answers were found on the way.
-
-    Attributes:
-        reached_s: it has been run up to here.
-        event_s: it does nothing and hands out no answer before; infinite when it has nothing to do.
-    """
+    """How far one replica has been run whose clients wait for answers, and which answers were found on the way."""
 
     def __init__(self, replica: Replica | DataParallel) -> None:
-        self.reached_s, self.event_s = -math.inf, math.inf
+        self.reached_s = -math.inf  # it has been run up to here
+        self.event_s = math.inf  # it does nothing and hands out no answer before; infinite when it has nothing to do
         self._replica = replica
         self._answers: list[int] = []
 

@@ -68,15 +68,11 @@ class EngineCompilation:
 
     It is only where numba finds no machine code of it: the first run of an installation, or the first after a source
     file changed. What is in the cache is loaded without a word.
-
-    Attributes:
-        running: it is being compiled now.
-        tell: called with `COMPILING` before that begins.
     """
 
     def __init__(self) -> None:
-        self.running = False
-        self.tell: Callable[[str], None] = lambda text: None
+        self.running = False  # it is being compiled now
+        self.tell: Callable[[str], None] = lambda text: None  # called with `COMPILING` before that begins
 
     def watch(self, engine: Any) -> None:
         """Notice when ``engine``, the engine's outermost compiled function, is compiled."""

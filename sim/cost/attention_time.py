@@ -38,20 +38,10 @@ class Spot(NamedTuple):
     inside: bool
 
 
-# Rows of StepCost.attention, one per kind of attention layer.
-(
-    DECODE,
-    DECODE_WINDOW,
-    PREFILL,
-    PREFILL_WINDOW,
-    DRAFT_DECODE,
-    DRAFT_DECODE_WINDOW,
-    DRAFT_PREFILL,
-    DRAFT_PREFILL_WINDOW,
-    LINEAR_DECODE,
-    LINEAR_PREFILL,
-    N_KINDS,
-) = range(11)
+# Rows of StepCost.attention, one per kind of attention layer: the target's, the draft's and linear attention's.
+DECODE, DECODE_WINDOW, PREFILL, PREFILL_WINDOW = range(4)
+DRAFT_DECODE, DRAFT_DECODE_WINDOW, DRAFT_PREFILL, DRAFT_PREFILL_WINDOW = range(4, 8)
+LINEAR_DECODE, LINEAR_PREFILL, N_KINDS = range(8, 11)
 
 # One kind. Seconds are already those of all layers of the kind. Linear attention has no context: every sequence counts
 # as one context token (its state), every row as one pair.

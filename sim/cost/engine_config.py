@@ -20,70 +20,48 @@ COUNTS = (
 class EngineConfig:
     """The engine's flags, resolved: nothing is left to a default that depends on model or device.
 
-    Attributes:
-        version: engine and version, as ``vllm 0.32``; with ``is_moe``, whether the target has experts, its generation.
-        data_parallel_size: ranks with a scheduler of their own; those of a model with experts step together.
-        enable_expert_parallel: whole experts are spread over all tensor- and data-parallel ranks.
-        decode_context_parallel_size: tensor-parallel ranks that share out the tokens of the KV cache.
-        method: what drafts; of a tree method with its width and nodes.
-        num_speculative_tokens: the configured k, of a tree its depth; 0 with method ``none``.
-        is_dynamic: drafts vary by a schedule or policy, so one-token admissions are not padded.
-        num_gpu_blocks: vLLM's null block among them; 0: as many as fit into memory.
-        fixed_blocks: that a running request holds besides those of its context (states of linear attention layers).
-        max_num_scheduled_tokens: 0: ``max_num_batched_tokens``.
-        temperature: of the requests; 0: drafts are verified greedily.
-        async_scheduling: None: as the generation runs the method by default.
-        weight_dtype, draft_weight_dtype: a format of `WEIGHT_BYTES`.
-        kv_dtype, draft_kv_dtype: a format of `KV_BYTES`; ``auto`` is the activations' format.
-        draft_tensor_parallel_size, draft_weight_dtype, draft_kv_dtype: the target's where left out, but 16-bit weights
-            where the target is quantised, as published heads and small drafts are.
-        sliding_window: tokens that the target's layers with a window see, 0: it has none; of which kind in
-            `WINDOWS`.
-        window_groups: groups of such layers that give back blocks behind their window (without prefix caching).
-        cudagraph_mode: vLLM's name; empty: the generation's default, NONE with ``enforce_eager``.
-        max_cudagraph_capture_size, cudagraph_capture_sizes: None: vLLM's defaults, see `capture_sizes`.
-        disable_eagle_block_drop: EAGLE family: keep the last block of a prefix hit.
+    What is said of a draft's fields holds where they are left out.
     """
 
-    version: str = DEFAULT_VERSION
-    is_moe: bool = False
-    method: Method = METHODS["none"]
-    num_speculative_tokens: int = 0
-    is_dynamic: bool = False
+    version: str = DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
+    is_moe: bool = False  # whether the target has experts, which with the version says the generation
+    method: Method = METHODS["none"]  # what drafts; of a tree method with its width and nodes
+    num_speculative_tokens: int = 0  # the configured k, of a tree its depth; 0 with method ``none``
+    is_dynamic: bool = False  # drafts vary by a schedule or policy, so one-token admissions are not padded
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    enable_expert_parallel: bool = False
-    decode_context_parallel_size: int = 1
-    draft_tensor_parallel_size: int = 0
-    weight_dtype: str = "bf16"
-    draft_weight_dtype: str = ""
-    kv_dtype: str = "auto"
-    draft_kv_dtype: str = ""
+    data_parallel_size: int = 1  # ranks with a scheduler of their own; those of a model with experts step together
+    enable_expert_parallel: bool = False  # whole experts are spread over all tensor- and data-parallel ranks
+    decode_context_parallel_size: int = 1  # tensor-parallel ranks that share out the tokens of the KV cache
+    draft_tensor_parallel_size: int = 0  # the target's
+    weight_dtype: str = "bf16"  # a format of `WEIGHT_BYTES`
+    draft_weight_dtype: str = ""  # the target's, but 16 bits where that is quantised, as published heads and drafts are
+    kv_dtype: str = "auto"  # a format of `KV_BYTES`; ``auto`` is the activations' format
+    draft_kv_dtype: str = ""  # the target's
     max_model_len: int = 8192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    max_num_scheduled_tokens: int = 0
+    max_num_scheduled_tokens: int = 0  # 0: ``max_num_batched_tokens``
     block_size: int = 16
     gpu_memory_utilization: float = 0.92
-    num_gpu_blocks: int = 0
-    fixed_blocks: int = 0
+    num_gpu_blocks: int = 0  # vLLM's null block among them; 0: as many as fit into memory
+    fixed_blocks: int = 0  # that a running request holds besides its context's (states of linear attention layers)
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     scheduling_policy: str = "fcfs"
-    temperature: float = 1.0
-    async_scheduling: bool | None = None
+    temperature: float = 1.0  # of the requests; 0: drafts are verified greedily
+    async_scheduling: bool | None = None  # None: as the generation runs the method by default
     api_server_count: int = 1
     enforce_eager: bool = False
-    cudagraph_mode: str = ""
-    max_cudagraph_capture_size: int | None = None
+    cudagraph_mode: str = ""  # vLLM's name; empty: the generation's default, NONE with ``enforce_eager``
+    max_cudagraph_capture_size: int | None = None  # None, of both: vLLM's default, see `capture_sizes`
     cudagraph_capture_sizes: tuple[int, ...] | None = None
-    sliding_window: int = 0
-    window_kind: int = 0
-    window_groups: int = 0
-    disable_eagle_block_drop: bool = False
+    sliding_window: int = 0  # tokens that the target's layers with a window see, 0: it has none
+    window_kind: int = 0  # place in `WINDOWS`
+    window_groups: int = 0  # groups of such layers that give back blocks behind it (without prefix caching)
+    disable_eagle_block_drop: bool = False  # EAGLE family: keep the last block of a prefix hit
 
     def __post_init__(self) -> None:
         """Fill what follows from other fields.
@@ -99,6 +77,7 @@ class EngineConfig:
         runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         mode = self.cudagraph_mode or since(engine.cudagraph_mode, self.version)
+        default_async = self.method.is_async and runs_async
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
@@ -106,9 +85,7 @@ class EngineConfig:
             "draft_kv_dtype": _kv_dtype(self.draft_kv_dtype or kv, target),
             "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,
-            "async_scheduling": self.method.is_async and runs_async
-            if self.async_scheduling is None
-            else self.async_scheduling,
+            "async_scheduling": default_async if self.async_scheduling is None else self.async_scheduling,
             "cudagraph_mode": "NONE" if self.enforce_eager else mode,
         }
         for name, value in resolved.items():
@@ -117,10 +94,9 @@ class EngineConfig:
             least = 0 if name == "num_speculative_tokens" and not self.method.drafts else 1
             if getattr(self, name) < least:
                 raise ScenarioError(f"must be at least {least}", key=name, value=getattr(self, name))
-        if not self.method.drafts and self.num_speculative_tokens:
-            raise ScenarioError(
-                "must be 0 without a method", key="num_speculative_tokens", value=self.num_speculative_tokens
-            )
+        k = self.num_speculative_tokens
+        if not self.method.drafts and k:
+            raise ScenarioError("must be 0 without a method", key="num_speculative_tokens", value=k)
 
     @property
     def generation(self) -> EngineGeneration:

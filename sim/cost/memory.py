@@ -114,13 +114,12 @@ def memory_budget(
     # All stages have as many blocks as the one with the fewest (vLLM 0.32).
     budget = min((_stage_budget(config, model, draft, hardware, stage) for stage in stages), key=_num_blocks)
     if budget.blocks_of(config.max_model_len) > budget.num_gpu_blocks - 1:
-        raise CapacityError(
+        message = (
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
             f"{budget.kv_tokens} ({budget.num_gpu_blocks} blocks of {budget.block_size}); lower it, or raise "
-            "gpu_memory_utilization or tensor_parallel_size",
-            key="max_model_len",
-            value=config.max_model_len,
+            "gpu_memory_utilization or tensor_parallel_size"
         )
+        raise CapacityError(message, key="max_model_len", value=config.max_model_len)
     return budget
 
 
@@ -187,7 +186,11 @@ def _stage_budget(
     elif model.kv_compression:
         fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype) / (per_token * block_size))
     elif windows and model.windowed is model and not config.enable_prefix_caching and share == 1.0:
-        windows, (window_groups, per_token) = 0.0, _window_groups(config, model, draft_kv)
+        # Without prefix caching layers with a window give back blocks behind it.
+        sliding = model.num_sliding_layers
+        full = model.num_attention_layers - sliding
+        window_groups, group, per_layer = _layer_groups(config, model, draft_kv, full, sliding)
+        windows, per_token = 0.0, group * per_layer
     blocks = int((left - windows) // (per_token * block_size))
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2 and most_requests != 0
     if not fits:
@@ -262,14 +265,14 @@ def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tup
     block a group more while a request passes from one block to the next, and the cached states of earlier prompts.
     """
     tp, k = config.tensor_parallel_size, config.num_speculative_tokens
-    per_layer = model.kv_bytes_per_token(config.kv_dtype, tp) / model.num_attention_layers
     states = model.linear_state_bytes(config.weight_dtype, tp)
     states += model.convolution_state_bytes(config.weight_dtype, tp, k)
+    groups, group, per_layer = _layer_groups(
+        config, model, draft_kv, model.num_attention_layers, model.num_linear_layers
+    )
     align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
     block_size = align * math.ceil(states / (align * per_layer))
-    full, linear = model.num_attention_layers + math.ceil(draft_kv / per_layer), model.num_linear_layers
-    group = _group_size(full, linear)
-    return block_size, math.ceil(linear / group) * (1 + k), group * per_layer
+    return block_size, groups * (1 + k), group * per_layer
 
 
 def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers: int) -> tuple[float, int]:
@@ -289,21 +292,18 @@ def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers:
     return pool, int(pool // held)
 
 
-def _group_size(full: int, other: int) -> int:
-    """Layers of a group of vLLM's hybrid KV cache: all of kinds in nearly equal numbers, else of full attention."""
-    return max(full, other) if max(full, other) < 1.5 * min(full, other) else full
+def _layer_groups(
+    config: EngineConfig, model: ModelSpec, draft_kv: float, full: int, other: int
+) -> tuple[int, int, float]:
+    """(groups of the ``other`` layers beside those of full attention, layers of a group, bytes of a token in a layer).
 
-
-def _window_groups(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tuple[int, float]:
-    """(groups of layers with a window, bytes of a block per token) where these give back blocks behind it.
-
-    All groups hold equally many layers and share one pool of blocks, the draft's layers among those of full attention.
+    In vLLM's hybrid KV cache all groups hold equally many layers and share one pool of blocks, the draft's layers among
+    those of full attention: all of a kind where the kinds are nearly as many, else as many as have full attention.
     """
     per_layer = model.kv_bytes_per_token(config.kv_dtype, config.tensor_parallel_size) / model.num_attention_layers
-    sliding = model.num_sliding_layers
-    full = model.num_attention_layers - sliding + math.ceil(draft_kv / per_layer)
-    group = _group_size(full, sliding)
-    return math.ceil(sliding / group), group * per_layer
+    full += math.ceil(draft_kv / per_layer)
+    group = max(full, other) if max(full, other) < 1.5 * min(full, other) else full
+    return math.ceil(other / group), group, per_layer
 
 
 def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> float:

@@ -34,52 +34,31 @@ class DraftPlan(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One drafting method.
+    """One drafting method. Input rows and KV slots go by rules of k, the configured ``num_speculative_tokens``."""
 
-    Attributes:
-        name: the name in scenario files and results.
-        plan: what the draft runs, see `DraftPlan`.
-        vllm_method: vLLM's ``--speculative-config`` ``method`` (None: not a method of vLLM).
-        parallel_drafting: vLLM's flag of that name.
-        slots_rule: input rows the method adds per request to the scheduler's input budget.
-        lookahead_rule: KV slots reserved past the scheduled tokens.
-        is_async: whether vLLM schedules step n+1 before step n's output is known.
-        drops_last_prefix_block: EAGLE family: the last block of a prefix hit is computed again, because its hidden
-            states are needed.
-        extra_first_rows: rows per drafting request the first pass adds to the target's rows.
-        block_rows_beyond_k: rows per request of a parallel or block pass minus its draft tokens.
-        needs_draft_model: a draft model (or head) must be named; the EAGLE and MTP heads follow from the target.
-        drafts_ahead: on GPUs of its own, one round ahead of the target.
-        is_tree: verifies a tree of drafts; ``k`` is then its depth.
-        growth: how a tree of it grows: the ``tree_width`` best nodes of a level have children, the likeliest of all are
-            verified (best); all nodes have (all); level by level, a node's children after its elder sibling's
-            (breadth); empty: it drafts chains alone.
-        tree_width: children of a node, and rows per request of EAGLE's drafting passes after the first (1: a chain).
-        max_tree_nodes: drafts that are verified of all nodes of the tree; 0: all of them.
-        min_tree_width: children of the narrowest node of an n-gram tree (growth ``breadth``); 0: ``tree_width``.
-        head_drafts: drafts of the head, where a text search on the host may take its rounds over; 0: no such search.
-        source: where the facts come from.
-    """
-
-    name: str
+    name: str  # in scenario files and results
     plan: DraftPlan
-    source: str
-    vllm_method: str | None = None
-    parallel_drafting: bool = False
-    slots_rule: Rule = "0"
-    lookahead_rule: Rule = "0"
-    is_async: bool = False
+    source: str  # where the facts come from
+    vllm_method: str | None = None  # vLLM's ``--speculative-config`` ``method``; None: not a method of vLLM
+    parallel_drafting: bool = False  # vLLM's flag
+    slots_rule: Rule = "0"  # input rows the method adds per request to the scheduler's input budget
+    lookahead_rule: Rule = "0"  # KV slots reserved past the scheduled tokens
+    is_async: bool = False  # whether vLLM schedules step n+1 before step n's output is known
+    # EAGLE family: the last block of a prefix hit is computed again, because its hidden states are needed.
     drops_last_prefix_block: bool = False
-    extra_first_rows: int = 0
-    block_rows_beyond_k: int = 0
-    needs_draft_model: bool = False
-    drafts_ahead: bool = False
-    is_tree: bool = False
+    extra_first_rows: int = 0  # rows per drafting request that the first pass adds to the target's rows
+    block_rows_beyond_k: int = 0  # rows per request of a parallel or block pass minus its draft tokens
+    needs_draft_model: bool = False  # must be named; the EAGLE and MTP heads follow from the target
+    drafts_ahead: bool = False  # on GPUs of its own, one round ahead of the target
+    is_tree: bool = False  # verifies a tree of drafts; ``k`` is then its depth
+    # How a tree of it grows: the ``tree_width`` best nodes of a level have children, the likeliest of all are verified
+    # (best); all nodes have (all); level by level, a node's children after its elder sibling's (breadth); empty: it
+    # drafts chains alone.
     growth: Growth = ""
-    tree_width: int = 1
-    max_tree_nodes: int = 0
-    min_tree_width: int = 0
-    head_drafts: int = 0
+    tree_width: int = 1  # children of a node, and rows per request of EAGLE's later drafting passes; 1: a chain
+    max_tree_nodes: int = 0  # drafts that are verified of all nodes of the tree; 0: all of them
+    min_tree_width: int = 0  # children of the narrowest node of a tree of growth ``breadth``; 0: ``tree_width``
+    head_drafts: int = 0  # of a head, where a text search on the host may take its rounds over; 0: no such search
 
     def of_head(self, drafts: int) -> int:
         """Of so many drafts at most those of the head, where a text search may have more."""
@@ -101,11 +80,11 @@ class Method:
         return self.plan != DraftPlan.NONE
 
     def slots(self, k: int) -> int:
-        """Input rows added per request; k is the configured ``num_speculative_tokens``."""
+        """Input rows added per request."""
         return _apply(self.slots_rule, k)
 
     def lookahead(self, k: int) -> int:
-        """KV slots reserved past the scheduled tokens; k is the configured ``num_speculative_tokens``."""
+        """KV slots reserved past the scheduled tokens."""
         return _apply(self.lookahead_rule, k)
 
     def verify_nodes(self, k: int) -> int:
@@ -131,9 +110,7 @@ class Method:
         """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
 
         ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows.
-
-        Raises:
-            ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
+        Raises ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
         """
         if not self.growth:
             trees = ", ".join(sorted(name for name, method in METHODS.items() if method.growth))
@@ -163,7 +140,6 @@ METHODS: Mapping[str, Method] = {
 
 def get_method(name: str) -> Method:
     """The method called ``name``. Raises ScenarioError that lists the choices."""
-    try:
-        return METHODS[name]
-    except KeyError:
-        raise ScenarioError(f"must be one of {', '.join(METHODS)}", key="method", value=name) from None
+    if name not in METHODS:
+        raise ScenarioError(f"must be one of {', '.join(METHODS)}", key="method", value=name)
+    return METHODS[name]

@@ -144,28 +144,21 @@ MEASURED, INTERPOLATED, EXTRAPOLATED = int(Origin.MEASURED), int(Origin.INTERPOL
 
 
 class StepCost(NamedTuple):
-    """A scenario's step cost as arrays. Tables have shape (rows + 1, 3): seconds by number of rows and origin.
+    """A scenario's step cost as arrays. Tables have shape (rows + 1, 3): seconds by number of rows and origin."""
 
-    ``params``: ``PARAMS[1]``. ``target``: linear layers, norms, activations and collectives of the target pass by
-    scheduled rows (padded to the capture size inside); of an affine fit, its curve over rows. ``logits``: lm_head and
-    sampler by logit rows. ``draft_first``: rows of the first pass (or of the context projection). ``draft_next``: rows
-    of every later pass (or of the block). ``draft_logits``: the draft's lm_head by rows. ``draft_serial``: one head of
-    a multi-head draft by requests. ``attention``: a row per kind of attention layer; ``attention_grids``: the measured
-    grids they point to. ``experts``: the target's routed experts by the rows of all data-parallel ranks, where several
-    step together. ``stages``: shape (pipeline stages,), each one's share of the layers.
-    """
-
-    params: NDArray[Any]
+    params: NDArray[Any]  # PARAMS[1]
+    # Linear layers, norms, activations and collectives of the target pass by scheduled rows (padded to the capture size
+    # inside); of an affine fit, its curve over rows.
     target: FloatArray
-    logits: FloatArray
-    draft_first: FloatArray
-    draft_next: FloatArray
-    draft_logits: FloatArray
-    draft_serial: FloatArray
-    attention: NDArray[Any]
-    attention_grids: FloatArray
-    experts: FloatArray
-    stages: FloatArray
+    logits: FloatArray  # lm_head and sampler by logit rows
+    draft_first: FloatArray  # by rows of the first pass (or of the context projection)
+    draft_next: FloatArray  # by rows of every later pass (or of the block)
+    draft_logits: FloatArray  # the draft's lm_head by rows
+    draft_serial: FloatArray  # one head of a multi-head draft by requests
+    attention: NDArray[Any]  # a row per kind of attention layer
+    attention_grids: FloatArray  # the measured grids they point to
+    experts: FloatArray  # the target's routed experts by the rows of all data-parallel ranks that step together
+    stages: FloatArray  # [pipeline stages], each one's share of the layers
 
 
 def cost_without_tables(params: NDArray[Any], curve: FloatArray | None = None) -> StepCost:
