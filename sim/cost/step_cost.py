@@ -6,7 +6,7 @@ and setting it was fitted on, and refuses any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.errors import HardwareError
+from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -53,11 +54,8 @@ def compile_step_cost(
         _check_affine(profile, model, hardware, config)
         return _affine(params, profile, config)
     if profile.hardware.name != hardware.name:
-        raise HardwareError(
-            f"the profile is bound to {profile.hardware.name}, the scenario runs on {hardware.name}",
-            key="profile",
-            value=profile.name,
-        )
+        message = f"the profile is bound to {profile.hardware.name}, the scenario runs on {hardware.name}"
+        raise HardwareError(message, key="profile", value=profile.name)
     p["host_hides"] = config.async_scheduling
     constants = config.generation.constants
     p["host_fixed_s"] = constants.host_step_s.value if profile.host is None else profile.host.h0_s
@@ -67,41 +65,35 @@ def compile_step_cost(
     return fill_roofline(params, model, draft_model, profile, config)
 
 
+# Of `EngineConfig`, what an affine fit holds for; and the scenario's keys that are called otherwise.
+_SETTING = (
+    "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel decode_context_parallel_size "
+    "draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype enforce_eager cudagraph_mode "
+    "max_cudagraph_capture_size cudagraph_capture_sizes"
+)
+_KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
+         "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip
+
+
 def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSpec, config: EngineConfig) -> None:
     """An affine fit knows one setting only: refuse any other rather than ignore a knob."""
-    fitted_with, method = EngineConfig(weight_dtype=profile.dtype), config.method
-    fitted: tuple[tuple[str, object, object], ...] = (
-        ("hardware", hardware.name, profile.hardware.name),
-        ("model", model.name.lower(), profile.model),
-        ("tensor_parallel_size", config.tensor_parallel_size, profile.tp),
-        ("pipeline_parallel_size", config.pipeline_parallel_size, 1),
-        ("data_parallel_size", config.lockstep_ranks, 1),
-        ("enable_expert_parallel", config.enable_expert_parallel, False),
-        ("decode_context_parallel_size", config.decode_context_parallel_size, 1),
-        ("draft_tensor_parallel_size", config.draft_tensor_parallel_size, profile.tp),
-        ("dtype", config.weight_dtype, profile.dtype),
-        ("draft_dtype", config.draft_weight_dtype, fitted_with.draft_weight_dtype),
-        ("kv_cache_dtype", config.kv_dtype, fitted_with.kv_dtype),
-        ("draft_kv_cache_dtype", config.draft_kv_dtype, fitted_with.draft_kv_dtype),
-        ("enforce_eager", config.enforce_eager, profile.enforce_eager),
-        ("cudagraph_mode", config.cudagraph_mode, replace(config, cudagraph_mode="").cudagraph_mode),
-        ("max_cudagraph_capture_size", config.max_cudagraph_capture_size, None),
-        ("cudagraph_capture_sizes", config.cudagraph_capture_sizes, None),
+    fitted_with = EngineConfig(
+        config.version,
+        config.is_moe,
+        tensor_parallel_size=profile.tp,
+        weight_dtype=profile.dtype,
+        enforce_eager=profile.enforce_eager,
     )
-    for key, value, allowed in fitted:
-        if value != allowed:
-            raise HardwareError(
-                f"affine profile {profile.name} was fitted with {allowed!r} only; take a roofline profile",
-                key=key,
-                value=value,
-            )
-    covered = (*profile.draft.methods, *profile.ngram.methods)
+    values = {"hardware": hardware.name, "model": model.name.lower(), **picked(config, _SETTING)}
+    fitted = {"hardware": profile.hardware.name, "model": profile.model, **picked(fitted_with, _SETTING)}
+    for name, value in values.items():
+        if value != fitted[name]:
+            message = f"affine profile {profile.name} was fitted with {fitted[name]!r} only; take a roofline profile"
+            raise HardwareError(message, key=_KEYS.get(name, name), value=value)
+    method, covered = config.method, (*profile.draft.methods, *profile.ngram.methods)
     if method.drafts and method.name not in covered:
-        raise HardwareError(
-            f"affine profile {profile.name} covers none, {', '.join(covered)}; take a roofline profile",
-            key="method",
-            value=method.name,
-        )
+        message = f"affine profile {profile.name} covers none, {', '.join(covered)}; take a roofline profile"
+        raise HardwareError(message, key="method", value=method.name)
 
 
 def _affine(params: Record, profile: AffineProfile, config: EngineConfig) -> StepCost:
