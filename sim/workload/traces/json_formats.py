@@ -22,13 +22,13 @@ per line) with lists of one value per request: ``input_lens``, ``output_lens`` a
 client's monotonic clock). A failed request has ``output_lens`` 0; it is dropped and counted. Older releases wrote no
 ``start_times``: such a file gives lengths only, and so does SGLang's ``bench_serving --output-details``.
 
-Records of other tools (`RECORDS`), an object per request: AIPerf's ``profile_export.jsonl`` (ai-dynamo/aiperf) and the
+Records of other tools, an object per request: AIPerf's ``profile_export.jsonl`` (ai-dynamo/aiperf) and the
 ``requests.successful`` of a GuideLLM report (0.6 to 0.8; one benchmark after the other).
 """
 
 from collections.abc import Collection, Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,26 +159,6 @@ def _accepted(record: Entry) -> NDArray[np.uint8]:
     return (np.array([1, *value]) - 1).astype(np.uint8)
 
 
-class Record(NamedTuple):
-    """Where a tool's record of a request holds tokens and start, dotted keys; the first start that is there counts."""
-
-    prompt: str
-    output: str
-    starts: tuple[str, ...]
-    per_second: float  # of the unit of its times
-
-
-RECORDS = {
-    "aiperf": Record(
-        "metrics.input_sequence_length.value",
-        "metrics.output_sequence_length.value",
-        ("metadata.request_start_ns",),
-        1e9,
-    ),
-    "guidellm": Record("prompt_tokens", "output_tokens", ("request_start_time", "start_time"), 1.0),
-}
-
-
 def read_aiperf(trace: TraceText) -> RequestTable:
     """Requests of the measured phase; warm-up and failed ones are left out."""
 
@@ -187,7 +167,8 @@ def read_aiperf(trace: TraceText) -> RequestTable:
         return not entry.get("error") and phase == "profiling"
 
     entries = (entry for entry in trace.json_lines() if is_measured(entry.values))
-    return _read_records(trace, RECORDS["aiperf"], entries)
+    lengths = ("metrics.input_sequence_length.value", "metrics.output_sequence_length.value")
+    return _read_records(trace, entries, lengths, ("metadata.request_start_ns",), 1e9)
 
 
 def read_guidellm(trace: TraceText) -> RequestTable:
@@ -198,15 +179,18 @@ def read_guidellm(trace: TraceText) -> RequestTable:
         for benchmark in report.objects("benchmarks", "benchmarks")
         for entry in benchmark.inner("requests", "must be a JSON object").objects("successful", "requests")
     )
-    return _read_records(trace, RECORDS["guidellm"], entries)
+    return _read_records(trace, entries, ("prompt_tokens", "output_tokens"), ("request_start_time", "start_time"), 1.0)
 
 
-def _read_records(trace: TraceText, fields: Record, entries: Iterator[Entry]) -> RequestTable:
+def _read_records(
+    trace: TraceText, entries: Iterator[Entry], lengths: tuple[str, str], starts: tuple[str, ...], per_second: float
+) -> RequestTable:
+    """Of dotted keys: prompt and output tokens, and a start, the first that is there, in a unit of so many a second."""
     rows: list[Row] = []
     for entry in entries:
-        prompt, output = (entry.tokens(key, value_at(entry.values, key)) for key in (fields.prompt, fields.output))
-        start = next((key for key in fields.starts if value_at(entry.values, key) is not None), fields.starts[0])
-        at_s = entry.seconds(start, value_at(entry.values, start)) / fields.per_second
+        prompt, output = (entry.tokens(key, value_at(entry.values, key)) for key in lengths)
+        start = next((key for key in starts if value_at(entry.values, key) is not None), starts[0])
+        at_s = entry.seconds(start, value_at(entry.values, start)) / per_second
         rows.append((entry.line, prompt, output, at_s))
     return table_of_rows(trace, rows)
 
