@@ -41,8 +41,7 @@ def require(extra: str, *packages: str, place: str) -> None:
     Args:
         place: the command, option or module that needs them.
 
-    Raises:
-        InputError: one is not installed.
+    Raises InputError: one is not installed.
     """
     if text := missing(extra, *packages):
         raise InputError(text, file=place)

@@ -385,8 +385,7 @@ def _moe_layers(config: Config, layers: int) -> int:
 def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     """The model of a parsed Hugging Face ``config.json``; ``name`` of the model or its file stands in messages.
 
-    Raises:
-        ModelError: another kind of layer, or a missing, ill-typed or contradicting field (named).
+    Raises ModelError: another kind of layer, or a missing, ill-typed or contradicting field (named).
     """
     if not isinstance(values, Mapping):
         raise ModelError("a JSON object is needed", file=name)

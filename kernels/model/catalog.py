@@ -88,8 +88,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     A format at the end of a name (``Qwen/Qwen3-8B-FP8``, ``gpt-oss-20b-BF16``) stands for the checkpoint's own.
 
-    Raises:
-        ModelError: nothing of that name (lists the bundled names), an unreadable file, a bad config.
+    Raises ModelError: nothing of that name (lists the bundled names), an unreadable file, a bad config.
     """
     text = str(name_or_path)
     bundled = _find(text)
@@ -100,12 +99,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if os.path.isdir(path):
         path = path / "config.json"
     if not os.path.exists(path):
-        raise ModelError(
-            f"unknown model and no such file; bundled: {', '.join(model_names())}; "
-            "or give the path of a Hugging Face config.json",
-            key="model",
-            value=text,
-        )
+        known = f"bundled: {', '.join(model_names())}; or give the path of a Hugging Face config.json"
+        raise ModelError(f"unknown model and no such file; {known}", key="model", value=text)
     config = read_json(path, ModelError)
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
     if beside.name != path.name and beside.exists():

@@ -60,9 +60,8 @@ class HeadConfig:
     def build(self, target: ModelSpec, k: int) -> ModelSpec:
         """The head on its target.
 
-        Raises:
-            ModelError: made for a target of another width or vocabulary, or for fewer than ``k`` drafts; channels that
-                do not divide the hidden size; a draft vocabulary larger than the target's.
+        Raises ModelError: made for a target of another width or vocabulary, or for fewer than ``k`` drafts; channels
+        that do not divide the hidden size; a draft vocabulary larger than the target's.
         """
         for what, made_for, has in (
             ("hidden size", self.target_hidden_size, target.hidden_size),
@@ -220,12 +219,11 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
     embedding and lm_head it shares), fed by ``eh_proj`` ``2h -> h`` in every pass. More than one draft token runs the
     same layer again, as vLLM does.
 
-    Raises:
-        ModelError: the target's checkpoint has no MTP layer.
+    Raises ModelError: the target's checkpoint has no MTP layer.
     """
     if target.num_nextn_layers == 0:
-        raise ModelError("the model has no multi-token-prediction layer; use eagle3 or draft_model", key="mtp",
-                         value=target.name)  # fmt: skip
+        message = "the model has no multi-token-prediction layer; use eagle3 or draft_model"
+        raise ModelError(message, key="mtp", value=target.name)
     hidden = target.hidden_size
     if target.kv_compression:  # DeepSeek-V4's sees only the last tokens (vLLM 0.32)
         target = replace(target, sliding_window=target.local_window, window_kind="sliding", num_indexed_layers=0,

@@ -40,8 +40,7 @@ def stored_formats(
         groups: layers of each group of ``modules``, and of ``lm_head`` 1.
         modules: `MODULES` or `MODULES_BESIDE`.
 
-    Raises:
-        ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
+    Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """
     section = _inner(section)
     default, by_module = _schemes(section)

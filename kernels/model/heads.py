@@ -93,9 +93,8 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
             public head for this target is taken, else the method's usual shape.
 
-    Raises:
-        ModelError: a path without a file, an unreadable config, a head of another method or another target, or the
-            target has no MTP layer.
+    Raises ModelError: a path without a file, an unreadable config, a head of another method or another target, or the
+    target has no MTP layer.
     """
     if method == "mtp":
         return _mtp(target, name)
@@ -175,8 +174,7 @@ def _find(name: str) -> HeadConfig | None:
 def read_head(values: Any, name: str) -> HeadConfig:
     """A head's parsed ``config.json``.
 
-    Raises:
-        ModelError: no head's architecture, or a missing, ill-typed or contradicting field (named).
+    Raises ModelError: no head's architecture, or a missing, ill-typed or contradicting field (named).
     """
     if not isinstance(values, Mapping):
         raise ModelError("a JSON object is needed", file=name)

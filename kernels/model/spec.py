@@ -45,8 +45,7 @@ class ModelSpec:
 
     Field names follow Hugging Face ``config.json``. A size of 0 means that the part is absent.
 
-    Raises:
-        ModelError: a size is negative or not an integer, or the sizes contradict each other.
+    Raises ModelError: a size is negative or not an integer, or the sizes contradict each other.
     """
 
     name: str
@@ -391,8 +390,7 @@ class ModelSpec:
             dtype: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is.
             groups: only these of `parameter_groups`.
 
-        Raises:
-            ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
+        Raises ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
         """
         return sum(
             count * self.stored(group, dtype)[1]

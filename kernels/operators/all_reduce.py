@@ -109,8 +109,7 @@ class Team:
     def launch(self, messages: torch.Tensor, out: torch.Tensor) -> None:
         """``out`` = the sum of ``messages``, as `load` returned them.
 
-        Raises:
-            RuntimeError: other messages were loaded since, or a rank is gone.
+        Raises RuntimeError: other messages were loaded since, or a rank is gone.
         """
         if messages is not self._messages:
             raise RuntimeError("another all-reduce was prepared since this one")

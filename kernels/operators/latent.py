@@ -32,8 +32,7 @@ def mla_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, absor
 def draw_inputs(shape: Shape, draw: Draw, *, absorbed: bool, ragged: bool = False) -> dict[str, Any]:
     """Random inputs, see `kernels/operators/paged`: one KV head of latents, or expanded keys and values of every head.
 
-    Raises:
-        HardwareError: context below q.
+    Raises HardwareError: context below q.
     """
     heads = {"kv_heads": 1 if absorbed else shape["heads"], "head_dim": shape["k"], "window": 0}
     draw = draw if absorbed else replace(draw, kv_dtype=draw.dtype)

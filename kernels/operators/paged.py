@@ -46,8 +46,7 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
         shape: batch, q, context, heads, kv_heads, head_dim, window, and tree (absent: 0).
         ragged: each sequence but the first has its own random length from q to context.
 
-    Raises:
-        HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
+    Raises HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
     """
     batch, q, context, head_dim = shape["batch"], shape["q"], shape["context"], shape["head_dim"]
     reason = bad_shape(shape)

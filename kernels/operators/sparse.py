@@ -68,8 +68,7 @@ def _indexer_of(shape: Mapping[str, Any]) -> dict[str, Any]:
 def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
     """query [batch, q, heads, k], key [batch, context, k], weight [batch, q, heads]; the last q keys are the new ones.
 
-    Raises:
-        ValueError: context below q, or fewer tokens than topk.
+    Raises ValueError: context below q, or fewer tokens than topk.
     """
     batch, q, context, heads, k, topk = (shape[name] for name in ("batch", "q", "context", "heads", "k", "top_k"))
     if reason := _supports(shape, draw.dtype, draw.kv_dtype, draw.device):

@@ -54,8 +54,7 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
 
     ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``.
 
-    Raises:
-        ModelError: ``tp`` does not divide the attention heads.
+    Raises ModelError: ``tp`` does not divide the attention heads.
     """
     model.check_tensor_parallel(tp)
     formats = {group: _formats(model, group) for group in QUANTISED}

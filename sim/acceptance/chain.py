@@ -77,14 +77,11 @@ class Chain(AcceptanceModel):
         if self.contrast and self.rates is None:
             raise wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
         searches, stretches = self.match_probability is not None, self._has_stretches
+        has_good = stretches and not searches
         for key, fits, why in (
             ("contrast", not (searches and self.contrast), "a text search's stretches are those of matches"),
             ("mean_match_tokens", searches or self.mean_match_tokens is None, "goes with match_probability"),
-            (
-                "good_share",
-                (stretches and not searches) or self.good_share is None,
-                "goes with contrast, or alpha_good and alpha_bad",
-            ),
+            ("good_share", has_good or self.good_share is None, "goes with contrast, or alpha_good and alpha_bad"),
             ("persistence", searches or stretches or not self.persistence, "of what? give contrast or matches"),
         ):
             if not fits:

@@ -35,9 +35,8 @@ def compile_acceptance(
         prompt_tokens: of each request, for classes with factors by context; None: 0.
         offsets, lengths: the request table's recorded acceptance, for classes whose model is ``trace``.
 
-    Raises:
-        ScenarioError: k beyond a model's list, a class without a model, a trace class without (or with a misfitting)
-            recording.
+    Raises ScenarioError: k beyond a model's list, a class without a model, a trace class without (or with a misfitting)
+    recording.
     """
     k = check_drafts(k)
     classes = np.asarray(class_id, dtype=np.int16)

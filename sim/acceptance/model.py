@@ -100,11 +100,8 @@ class AcceptanceModel(Frozen):
 def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:
     """k as int; ``ScenarioError`` unless 0 <= k <= known."""
     if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k <= known:
-        raise ScenarioError(
-            f"must be a whole number from 0 to {known}, the most drafts that {source} covers",
-            key="num_speculative_tokens",
-            value=k,
-        )
+        message = f"must be a whole number from 0 to {known}, the most drafts that {source} covers"
+        raise ScenarioError(message, key="num_speculative_tokens", value=k)
     return int(k)
 
 

@@ -61,8 +61,7 @@ class Trace(AcceptanceModel):
     def missed_share(self, k: int) -> float:
         """Share of the rounds without an accepted draft that have one: 1 where every round drafts.
 
-        Raises:
-            ScenarioError: more rounds of the recording accepted a draft than have one.
+        Raises ScenarioError: more rounds of the recording accepted a draft than have one.
         """
         if self.match_probability is None or self.match_probability == 1.0 or k == 0:
             return 1.0

@@ -53,8 +53,7 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
         verify_rows: target rows of one verifying request, ``1 + k``.
         ceiling: the platform's largest capture size.
 
-    Raises:
-        ScenarioError: a capture size below 1.
+    Raises ScenarioError: a capture size below 1.
     """
     limit = config.max_num_batched_tokens
     if config.cudagraph_mode == "NONE":
@@ -122,15 +121,11 @@ def fill_roofline(
 ) -> StepCost:
     """`StepCost` of a roofline profile; fills what ``params`` still lacks.
 
-    Raises:
-        ScenarioError: more rows in a step than tables are made for.
+    Raises ScenarioError: more rows in a step than tables are made for.
     """
     if config.max_num_batched_tokens > MAX_ROWS:
-        raise ScenarioError(
-            f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row",
-            key="max_num_batched_tokens",
-            value=config.max_num_batched_tokens,
-        )
+        message = f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row"
+        raise ScenarioError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
     device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype, config)
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)

@@ -76,9 +76,8 @@ def most_slots(config: EngineConfig, table_rows: Array) -> IntArray:
 def check_fits(config: EngineConfig, rows: Array) -> None:
     """Refuse requests that the engine could never finish, naming the first.
 
-    Raises:
-        CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or, without
-            chunked prefill, its tokens could not be recomputed in one step.
+    Raises CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or,
+    without chunked prefill, its tokens could not be recomputed in one step.
     """
 
     def refuse(unfit: BoolArray, message: str, what: str, tokens: Array) -> None:
@@ -137,11 +136,8 @@ class Replica:
         caching = config.enable_prefix_caching
         has_hashes = caching and table.hash_ids is not None
         if has_hashes and table.hash_block_tokens % config.block_size:
-            raise CapacityError(
-                f"must divide the trace's hash block of {table.hash_block_tokens} tokens",
-                key="block_size",
-                value=config.block_size,
-            )
+            message = f"must divide the trace's hash block of {table.hash_block_tokens} tokens"
+            raise CapacityError(message, key="block_size", value=config.block_size)
         width = -(-int(np.max(most_slots(config, rows), initial=1)) // config.block_size) if caching else 1
         pool = config.num_gpu_blocks if caching else 0
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
@@ -212,8 +208,7 @@ class Replica:
     def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
         """Run until ``until_s`` (see :func:`draftcast.sim.engine.step.advance`); the reason it stopped.
 
-        Raises:
-            SimulationError: a request can never run; :func:`check_fits` should have refused it.
+        Raises SimulationError: a request can never run; :func:`check_fits` should have refused it.
         """
         before = self._num_collected if max_steps >= 0 else 0
         while True:

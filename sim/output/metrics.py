@@ -82,8 +82,7 @@ def compute_metrics(
     beginning included; the output of a request that straddles either end is spread evenly between its first token and
     its end. Of a finite run it is vLLM's definition: totals over first arrival to last completion.
 
-    Raises:
-        InputError: no requests, or a warm-up outside what the run allows.
+    Raises InputError: no requests, or a warm-up outside what the run allows.
     """
     if len(requests) == 0:
         raise InputError("metrics need at least one request")
@@ -142,8 +141,7 @@ def _meets(c: RequestColumns, slo: Slo) -> BoolArray:
 def _whole_segments(requests: int, n: int) -> int:
     """The first segment's start at or after so many requests, at most the last one's.
 
-    Raises:
-        InputError: fewer than none, or more than the run allows.
+    Raises InputError: fewer than none, or more than the run allows.
     """
     last = itl.segment_start(itl.ITL_SEGMENTS - 1, n)
     if not 0 <= requests <= last:

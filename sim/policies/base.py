@@ -45,11 +45,8 @@ class Policy:
         try:
             return copy.deepcopy(self)
         except TypeError as error:
-            raise ScenarioError(
-                f"cannot be copied for each replica ({error}); let it override fresh()",
-                key="policy.name",
-                value=type(self).__name__,
-            ) from None
+            message = f"cannot be copied for each replica ({error}); let it override fresh()"
+            raise ScenarioError(message, key="policy.name", value=type(self).__name__) from None
 
     def decide(self, batch: Batch) -> Lengths | Decision:
         """Drafts to make in this step and to verify in the next: one number for all requests, or one each.

@@ -146,8 +146,7 @@ class Batch:
 
         Products of per-token confidences (see ``draftcast.sim.acceptance.confidence``); of a tree, by level.
 
-        Raises:
-            ScenarioError: the scenario's acceptance has no ``confidence_discrimination``.
+        Raises ScenarioError: the scenario's acceptance has no ``confidence_discrimination``.
         """
         acceptance = self._engine.acceptance
         if not has_confidence(acceptance):
@@ -166,9 +165,8 @@ class Batch:
 def write_decision(s: Engine, size: int, decision: Any, source: str) -> None:
     """Hand a policy's decision on ``size`` scheduled requests to the engine.
 
-    Raises:
-        ScenarioError: neither a whole number, nor one for each scheduled request, nor a `Decision` of such; names
-            ``source``.
+    Raises ScenarioError: neither a whole number, nor one for each scheduled request, nor a `Decision` of such; names
+    ``source``.
     """
     table = s.policy.table
     half = table.size // 2
@@ -176,9 +174,6 @@ def write_decision(s: Engine, size: int, decision: Any, source: str) -> None:
     for drafts, into in ((verify, table[:size]), (0 if make is None else make, table[half : half + size])):
         lengths = np.asarray(drafts)
         if lengths.dtype.kind not in "iu" or lengths.shape not in ((), into.shape):
-            raise ScenarioError(
-                f"must return a whole number, or one for each of the {size} scheduled requests",
-                key=source,
-                value=drafts,
-            )
+            message = f"must return a whole number, or one for each of the {size} scheduled requests"
+            raise ScenarioError(message, key=source, value=drafts)
         into[:] = lengths

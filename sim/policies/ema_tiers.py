@@ -105,11 +105,8 @@ class EmaTiers(Policy):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)
         for t in tiers:
             if not 1 <= len(t.steps) <= MAX_TIER_STEPS or not all(is_number(step) and step >= 0 for step in t.steps):
-                raise ScenarioError(
-                    f"needs 1 to {MAX_TIER_STEPS} draft lengths, none negative",
-                    key="policy.tiers.steps",
-                    value=list(t.steps),
-                )
+                message = f"needs 1 to {MAX_TIER_STEPS} draft lengths, none negative"
+                raise ScenarioError(message, key="policy.tiers.steps", value=list(t.steps))
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         params = [self.ema_alpha, self.update_interval, self.warmup_batches]

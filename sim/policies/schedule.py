@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
@@ -58,34 +58,25 @@ class BatchSchedule(Policy):
     def lookup(self, k: int, max_num_seqs: int) -> IntArray:
         """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
 
-        Raises:
-            ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
+        Raises ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
         """
+
+        def refusal(message: str, value: Any) -> ScenarioError:
+            return ScenarioError(message, key="num_speculative_tokens_per_batch_size", value=value)
+
         try:
             ranges = sorted((int(first), int(last), int(drafts)) for first, last, drafts in self.schedule)
         except (TypeError, ValueError):
-            raise ScenarioError(
-                "must be a list of ranges [first, last, k]",
-                key="num_speculative_tokens_per_batch_size",
-                value=self.schedule,
-            ) from None
+            raise refusal("must be a list of ranges [first, last, k]", self.schedule) from None
         previous = 0
         table = np.zeros(max_num_seqs + 1, np.int64)
         for entry in ranges:
             if entry[0] <= previous or entry[1] < entry[0] or entry[2] < 0:
-                raise ScenarioError(
-                    "must be inclusive ranges [first, last, k] that do not overlap, with k >= 0",
-                    key="num_speculative_tokens_per_batch_size",
-                    value=list(entry),
-                )
+                raise refusal("must be inclusive ranges [first, last, k] that do not overlap, with k >= 0", list(entry))
             previous = entry[1]
             table[entry[0] :] = min(k, entry[2])
         if not ranges or ranges[0][0] != 1:
-            raise ScenarioError(
-                "the first range must start at batch size 1",
-                key="num_speculative_tokens_per_batch_size",
-                value=[list(entry) for entry in self.schedule],
-            )
+            raise refusal("the first range must start at batch size 1", [list(entry) for entry in self.schedule])
         return table
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:

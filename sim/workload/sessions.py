@@ -42,8 +42,7 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
 
     Rates and shares are those of requests: sessions begin as much less often as they have more requests on average.
 
-    Raises:
-        ScenarioError: see `draw_requests`.
+    Raises ScenarioError: see `draw_requests`.
     """
     classes = workload.classes or (DEFAULT_CLASS,)
     parts = [(e.sessions or workload.sessions, *_lengths(workload, e), max_model_len) for e in classes]
@@ -119,8 +118,7 @@ def draw_requests(
 
     A session ends before the request that, with its answer, exceeds ``max_model_len``; its first request stays.
 
-    Raises:
-        ScenarioError: more than `MAX_REQUESTS` in a session.
+    Raises ScenarioError: more than `MAX_REQUESTS` in a session.
     """
     n = len(turns_u)
     turns = sessions.turns.tokens(turns_u).astype(np.int64) if sessions else np.ones(n, np.int64)
