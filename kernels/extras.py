@@ -36,10 +36,7 @@ def missing(extra: str, *packages: str) -> str:
 
 
 def require(extra: str, *packages: str, place: str) -> None:
-    """Refuse to go on without these packages of an extra.
-
-    Args:
-        place: the command, option or module that needs them.
+    """Refuse to go on without these packages of an extra, which a command, option or module (``place``) needs.
 
     Raises InputError: one is not installed.
     """

@@ -67,7 +67,10 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         **_states(config, layers),
     }
     if blocks:
-        values |= _block_counts(config, blocks, layers)
+        config.per_layer(config.first("hybrid_override_pattern", "layers_block_type"), blocks, layers)
+        alone = blocks.count("mlp") + blocks.count("moe")
+        only = layers - alone - blocks.count("layer")
+        values |= {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
     if "sliding_window" not in given:
         values |= _shared_layers(config, layers)
         values |= _indexers(config, layers) or _sliding(config, layers)
@@ -128,13 +131,6 @@ def _blocks(config: Config) -> list[str]:
         allowed = f"letters of {', '.join(f'{key} ({value})' for key, value in _BLOCKS.items())} are needed"
         raise config.refusal("hybrid_override_pattern", allowed)
     return config.strings("layers_block_type", tuple(_BLOCKS.values()))
-
-
-def _block_counts(config: Config, blocks: list[str], layers: int) -> dict[str, int]:
-    config.per_layer(config.first("hybrid_override_pattern", "layers_block_type"), blocks, layers)
-    alone = blocks.count("mlp") + blocks.count("moe")
-    only = layers - alone - blocks.count("layer")
-    return {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
 
 
 def _is_gated(config: Config) -> bool:

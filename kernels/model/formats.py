@@ -195,10 +195,8 @@ def _scheme(
 def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
     """Whether a list names a module: by its path or the path of what holds it, a part of it, a glob or ``re:``.
 
-    Paths count from ``layers.`` on: what stands before differs between engines.
-
-    Args:
-        rules: with the key that each stands under, for errors.
+    Paths count from ``layers.`` on: what stands before differs between engines. ``rules`` come with the key that each
+    stands under, for errors.
     """
     paths, parts, patterns = set(), [], []
     for rule, key in rules.items():

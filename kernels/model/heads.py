@@ -88,7 +88,6 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
 
     Args:
         method: draftcast's name of the method, see `has_head`.
-        target: the model drafted for.
         k: draft tokens per round.
         name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
             public head for this target is taken, else the method's usual shape.
@@ -102,7 +101,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
     if config is None:
         # Of the two kinds of a tree and of DFlash it is the one that the name holds.
         kinds = _facts()["methods"][method]
-        newer = method in ("eagle_tree", "dflash") and _says(kinds[-1], name)
+        newer = method in ("eagle_tree", "dflash") and says_kind(kinds[-1], name)
         usual, basis = _usual(kinds[-1] if newer else kinds[0], target, k)
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
@@ -122,12 +121,8 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
     return Head(mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
 
 
-def says_eagle3(name: str | None) -> bool:
-    """Whether a head's name says that it is one of EAGLE-3, as vLLM goes by the name."""
-    return _says("eagle3", name)
-
-
-def _says(kind: str, name: str | None) -> bool:
+def says_kind(kind: str, name: str | None) -> bool:
+    """Whether a head's name says that it is of a kind, such as eagle3, as vLLM goes by the name."""
     return kind in (name or "").lower().replace("-", "")
 
 

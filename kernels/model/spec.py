@@ -477,8 +477,7 @@ class ModelSpec:
     def linear_state_bytes(self, dtype: str, tp: int = 1) -> float:
         """Bytes of a request's recurrent state in one linear layer on one of ``tp`` ranks: a matrix a value head.
 
-        Args:
-            dtype: of the weights; where ``mamba_ssm_dtype`` is empty the state takes the activations' format.
+        ``dtype``: of the weights; where ``mamba_ssm_dtype`` is empty the state takes the activations' format.
         """
         numbers = self.linear_num_value_heads // tp * self.linear_key_head_dim * self.linear_value_head_dim
         return numbers * KV_BYTES[self.linear_state_dtype(dtype)]

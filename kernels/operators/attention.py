@@ -10,6 +10,7 @@ once. (The kernels here find the new keys and values written; they are counted f
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,9 +88,8 @@ def layer_shape(model: ModelSpec, phase: str, tp: int) -> tuple[str, dict[str, i
 def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, causal: bool) -> Work:
     """`attention_work` of ``batch`` equal sequences from the operators' shape fields, which may be arrays.
 
-    Args:
-        causal: prefill: query i sees context - q + i + 1 keys. Otherwise all queries are counted as seeing the context
-            (q is small beside it, and a tree's queries see fewer anyhow).
+    ``causal``: prefill: query i sees context - q + i + 1 keys. Otherwise all queries are counted as seeing the context
+    (q is small beside it, and a tree's queries see fewer anyhow).
     """
     batch, q, context, window = sizes_of(shape, "batch q context window")
     heads, kv_heads, head_dim = sizes_of(shape, "heads kv_heads head_dim")
@@ -118,7 +118,7 @@ def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str)
 
 ATTENTION_PREFILL = Operator(
     name="attention_prefill",
-    work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=True),
+    work=partial(attention_shape_work, causal=True),
     draw_inputs=paged.draw_inputs,
     make_outputs=paged.make_outputs,
     reference=paged.reference,
@@ -126,8 +126,4 @@ ATTENTION_PREFILL = Operator(
         paged.prepare, "attention:prepare", torch_supports=_supports, triton_supports=_triton_supports
     ),
 )
-ATTENTION_DECODE = replace(
-    ATTENTION_PREFILL,
-    name="attention_decode",
-    work=lambda shape, dtype, kv_dtype: attention_shape_work(shape, dtype, kv_dtype, causal=False),
-)
+ATTENTION_DECODE = replace(ATTENTION_PREFILL, name="attention_decode", work=partial(attention_shape_work, causal=False))

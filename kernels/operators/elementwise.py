@@ -16,14 +16,13 @@ matrix gives them. Output: ``y`` [m, n].
 ``tokens`` int64 [m]. Output: ``y`` [m, n].
 """
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import activation_bytes, torch_dtype
-from draftcast.kernels.operators.cost import Work, moved_work
+from draftcast.kernels.operators.cost import moved_work
 from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
 EPS = 1e-6
@@ -66,12 +65,6 @@ RMSNORM = Operator(
 )
 
 
-def _rotary_work(shape: Mapping[str, Any], dtype: str, _kv_dtype: str) -> Work:
-    """Queries and keys of ``m`` tokens read and written; the table's row is shared by all heads of a token."""
-    row = (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
-    return moved_work(2.0 * shape["m"] * row, activation_bytes(dtype))
-
-
 def _rotary_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Random heads at random positions. Raises HardwareError when head_dim is odd."""
     m, head_dim = shape["m"], shape["head_dim"]
@@ -111,9 +104,12 @@ def _rotary_torch(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
+# Heads of queries and keys read and written for each of m tokens; the table's row is shared by all heads of a token.
 ROTARY = Operator(
     name="rotary",
-    work=_rotary_work,
+    work=lambda shape, dtype, _: moved_work(
+        2.0 * shape["m"] * ((shape["heads"] + shape["kv_heads"]) * shape["head_dim"]), activation_bytes(dtype)
+    ),
     draw_inputs=_rotary_inputs,
     make_outputs=lambda inputs: {f"{name}_out": inputs[name].new_empty(inputs[name].shape) for name in ("q", "k")},
     reference=_rotary_reference,

@@ -137,7 +137,6 @@ def implementations(
     """The usual pair: torch on every device, Triton where it runs.
 
     Args:
-        torch: the torch implementation's ``prepare``.
         triton: "module:function" in `draftcast.kernels.operators.triton`, imported when it is prepared.
         torch_supports, triton_supports: what each has against a shape or number format on a device, or "".
     """
@@ -146,7 +145,12 @@ def implementations(
         return cast(Prepare, _load(f"operators.triton.{triton}"))(inputs, outputs)
 
     def supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-        return triton_runs(device) or triton_supports(shape, dtype, kv_dtype, device)
+        if text := missing("calibrate", "triton"):
+            return text
+        # Triton's interpreter runs kernels anywhere: right results, meaningless times.
+        if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            return "Triton needs a CUDA device"
+        return triton_supports(shape, dtype, kv_dtype, device)
 
     return {
         "torch": Implementation("torch", torch_supports, torch),
@@ -175,18 +179,6 @@ def formula_operator(
     return Operator(
         name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
     )
-
-
-def triton_runs(device: str) -> str:
-    """Why Triton kernels cannot run on ``device``, or "".
-
-    With ``TRITON_INTERPRET=1`` they run anywhere, in Triton's interpreter: right results, meaningless times.
-    """
-    if text := missing("calibrate", "triton"):
-        return text
-    if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "Triton needs a CUDA device"
-    return ""
 
 
 def fp8_runs(dtype: str, device: str) -> str:

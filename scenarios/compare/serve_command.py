@@ -18,7 +18,7 @@ from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
-from draftcast.kernels.model.heads import says_eagle3
+from draftcast.kernels.model.heads import says_kind
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
 from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
@@ -295,7 +295,7 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     table, spec = servers()[server], scenario.speculative_config
     assert spec is not None
     # EAGLE's trees are told apart by their heads.
-    method = "eagle3_tree" if spec.drafting == "eagle_tree" and says_eagle3(spec.model) else spec.drafting
+    method = "eagle3_tree" if spec.drafting == "eagle_tree" and says_kind("eagle3", spec.model) else spec.drafting
     key, version = f"{SPEC}.method", table.version
     if method not in table.methods:
         _refuse_unknown(server, version, spec)

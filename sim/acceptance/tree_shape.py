@@ -40,7 +40,6 @@ def tree_rates(
         depth, width: levels, and children of a node that has any.
         max_nodes: nodes verified in all; 0: every node drafted (of growth ``best`` alone).
         narrowest: children of the narrowest node, of growth ``breadth``; 0: as many as of the widest.
-        growth: see above.
     """
     if growth == "breadth":
         return _rates_by_breadth(alpha, depth, width, max_nodes, narrowest or width)
@@ -100,9 +99,8 @@ def rates_in_another_tree(
 
     Args:
         rates: unconditional, by depth, of the measured tree; at least ``depth`` of them.
-        measured, wanted: (width, max_nodes, narrowest) of either tree, as in `tree_rates`.
+        measured, wanted: (width, max_nodes, narrowest) of either tree, which grow alike.
         depth: levels wanted.
-        growth: of both, as in `tree_rates`.
     """
     if measured == wanted:
         return tuple(rates[:depth])

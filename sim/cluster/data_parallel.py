@@ -30,9 +30,7 @@ Counts = list[list[float]]  # of each rank: waiting and running requests, share 
 class Coordinator:
     """What the API servers know of the ranks' queues, and when: `published` at the last publication.
 
-    Args:
-        ranks: how many.
-        lockstep: counts are those at the end of one and the same step of all ranks.
+    ``lockstep``: counts are those at the end of one and the same step of all ranks.
     """
 
     def __init__(self, ranks: int, *, lockstep: bool) -> None:
@@ -112,9 +110,7 @@ SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 class DataParallel:
     """A replica of several ranks, with the calls of a `Replica` that a cluster makes.
 
-    Args:
-        ranks: engines over the same request rows, none of them used yet.
-        lockstep: they step together.
+    The ranks are engines over the same request rows, none of them used yet; in ``lockstep`` they step together.
     """
 
     def __init__(self, ranks: Sequence[Replica], *, lockstep: bool) -> None:
@@ -184,7 +180,11 @@ class DataParallel:
             if bound_s >= until_s:
                 return stop
             if bound_s < arrival_s:
-                self._tell_all(bound_s)
+                # The counts that ranks of their own have at a publication are told before it.
+                due_ms = self._coordinator.next_ms
+                for rank in range(len(self.ranks)):
+                    self._tell(rank, bound_s - 1e-9)
+                self._coordinator.advance(due_ms)
             else:
                 self._route(arrival_s)
 
@@ -217,13 +217,6 @@ class DataParallel:
             self._coordinator.receive(now_s * 1e3, rank, [*counts, usage], (self.wave, self.steps[rank]))
 
     # ---- ranks that share nothing ----
-
-    def _tell_all(self, now_s: float) -> None:
-        """The counts that ranks of their own have at a publication."""
-        due_ms = self._coordinator.next_ms
-        for rank in range(len(self.ranks)):
-            self._tell(rank, now_s - 1e-9)  # before they are published
-        self._coordinator.advance(due_ms)
 
     def _run_apart(self, until_s: float, stop_on_finish: bool) -> int:
         while stop_on_finish:

@@ -42,12 +42,10 @@ PREFIX_OFFSET = 16.0  # added to a prompt's earlier tokens on their axis, whose 
 
 
 def fill_launch(kind: Any, kernel: str, multiprocessors: int, heads: int, kv_heads: int, pair_s: float) -> None:
-    """Fill the fields of a decode kind that say what a launch shared with prompts takes.
+    """Fill the fields of a decode kind, a record of `ATTENTION`, that say what a launch shared with prompts takes.
 
     Args:
-        kind: a record of `draftcast.sim.cost.attention_time.ATTENTION`.
         kernel: one of `draftcast.calibration.profile.hardware.ATTENTION_KERNELS`.
-        multiprocessors: of the device.
         heads, kv_heads: of the rank.
         pair_s: seconds of one (query, context token) pair of all heads at the rate that prompts reach.
     """
@@ -143,8 +141,7 @@ def launch_seconds(
 ) -> float:
     """Seconds of the attention of one kind of layers in a step, from those of its decodes and prompts launched apart.
 
-    Args:
-        longest: context tokens of the longest decoding sequence.
+    ``longest``: context tokens of the longest decoding sequence.
     """
     apart = decode_s + prefill_s
     if decode.seqs <= 0.0 or kind.layers == 0.0:

@@ -188,11 +188,7 @@ def _grid_seconds(kind: Any, grids: FloatArray, batch: Sums) -> tuple[float, boo
 def attention_seconds(kind: Any, grids: FloatArray, batch: Sums, times: float, out: Any) -> float:
     """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``.
 
-    No time passes when the model has no such layer or no row attends.
-
-    Args:
-        kind: a row of ``StepCost.attention``.
-        grids: ``StepCost.attention_grids``.
+    No time passes when the model has no such layer or no row attends. ``kind`` and ``grids`` as in `StepCost`.
     """
     if kind.layers == 0.0 or batch.rows <= 0.0:
         return 0.0

@@ -114,11 +114,6 @@ class EngineConfig:
         return self.pipeline_parallel_size + bool(self.async_scheduling)
 
     @property
-    def decode_stagger(self) -> int:
-        """Calls of the scheduler between two decode steps of a request: the stages where scheduling is asynchronous."""
-        return self.pipeline_parallel_size if self.async_scheduling else 1
-
-    @property
     def max_drafts(self) -> int:
         """The most drafts that a request verifies in a step: k, or the nodes of a tree."""
         return self.method.verify_nodes(self.num_speculative_tokens)
@@ -155,14 +150,6 @@ class EngineConfig:
     def pads_single_tokens(self) -> bool:
         """Whether one-token admissions are padded to all rows of a round."""
         return not self.is_dynamic and self.max_drafts > 0
-
-    @property
-    def reserves_outputs(self) -> bool:
-        """Whether room is kept for outputs when requests are admitted.
-
-        With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
-        """
-        return self.generation.retracts and (not self.sliding_window or WINDOWS[self.window_kind] == "top_k")
 
     @property
     def drops_last_hit(self) -> bool:

@@ -76,9 +76,7 @@ class MemoryBudget:
     def max_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of ``request_tokens`` (prompt and output) that fit at once, as vLLM's start-up log states it.
 
-        Args:
-            request_tokens: length of a request at its end.
-            lookahead: KV slots a method reserves past the scheduled tokens.
+        ``lookahead``: KV slots that a method reserves past the scheduled tokens.
         """
         by_blocks = (self.num_gpu_blocks - 1) / self.blocks_of(request_tokens + lookahead)
         return by_blocks if self.most_requests is None else min(by_blocks, self.most_requests)
@@ -102,7 +100,6 @@ def memory_budget(
 
     Args:
         config: the engine; with ``num_gpu_blocks`` given, memory must still hold the weights.
-        model, hardware: target and device.
         draft: draft model or head, None for methods without device weights.
 
     Raises:
@@ -111,8 +108,9 @@ def memory_budget(
         ModelError: a degree does not divide the heads.
     """
     stages = range(config.pipeline_parallel_size)
-    # All stages have as many blocks as the one with the fewest (vLLM 0.32).
-    budget = min((_stage_budget(config, model, draft, hardware, stage) for stage in stages), key=_num_blocks)
+    budgets = (_stage_budget(config, model, draft, hardware, stage) for stage in stages)
+    # All stages have as many blocks as the one with the fewest (vLLM 0.32); of a given number the fullest counts.
+    budget = min(budgets, key=lambda b: (b.num_gpu_blocks, -(b.weight_bytes + b.draft_weight_bytes + b.kv_cache_bytes)))
     if budget.blocks_of(config.max_model_len) > budget.num_gpu_blocks - 1:
         message = (
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
@@ -121,12 +119,6 @@ def memory_budget(
         )
         raise CapacityError(message, key="max_model_len", value=config.max_model_len)
     return budget
-
-
-def _num_blocks(budget: MemoryBudget) -> tuple[int, float]:
-    """Blocks, then what they leave free where their number is given."""
-    used = budget.weight_bytes + budget.draft_weight_bytes + budget.kv_cache_bytes
-    return budget.num_gpu_blocks, -used
 
 
 def _weight_bytes(

@@ -32,8 +32,6 @@ def compile_step_cost(
     """Compile a scenario's step cost.
 
     Args:
-        config: the engine.
-        model: the target.
         draft_model: the draft's model or head; None builds the head that follows from the target, where one does.
         profile, hardware: what turns work into seconds, and the device it must be bound to.
 

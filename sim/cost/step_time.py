@@ -420,10 +420,7 @@ def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], 
     """What shows of drafts on GPUs of their own: as far as they outlast the target, then all that are made anew.
 
     The draft goes on behind the drafts that the target verifies. What it makes is kept for ``ahead_seqs`` requests; all
-    others wait for as many passes again, if there are any.
-
-    Args:
-        before: ``by_origin_s`` without the draft.
+    others wait for as many passes again, if there are any. ``before``: ``by_origin_s`` without the draft.
     """
     share = max(1.0 - (out.target_s + out.sample_s) / out.draft_s, 0.0) if out.draft_s > 0.0 else 0.0
     for origin in range(3):

@@ -109,12 +109,8 @@ class Replica:
     """One engine replica over rows of a request table that replicas share.
 
     Args:
-        config: the scheduler's config.
         rows: ``REQUEST[n]`` from :func:`request_rows`; rows given to this replica are changed by it.
-        table: the request table behind ``rows``.
-        policy: the draft-length policy; one that decides in Python is called as it is, see `Policy.fresh`.
-        cost: step cost.
-        acceptance: acceptance of all requests.
+        policy: one that decides in Python is called as it is, see `Policy.fresh`.
         seed: of the policy's own random choices.
         record_steps: keep one row a step.
     """

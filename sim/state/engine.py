@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.kernels.arrays import record_type
+from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import StepCost
@@ -148,7 +149,7 @@ CONFIG = record_type(
     ("enable_chunked_prefill", "i1"),
     ("prompts_alone", "i1"),  # prompts run in steps of their own, before all decoding
     ("retracts", "i1"),
-    ("reserves_outputs", "i1"),
+    ("reserves_outputs", "i1"),  # room is kept for outputs when requests are admitted
     ("drops_last_hit", "i1"),
     ("sliding_window", "i4"),
     ("window_kind", "i4"),
@@ -263,8 +264,13 @@ def num_slots(config: EngineConfig) -> int:
 
 def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Array:
     """``CONFIG[1]``; ``hash_block_tokens``: of the trace, 0 where prompts share nothing."""
+    chooses = WINDOWS[config.window_kind] == "top_k"
     follows = {
         "priority": config.scheduling_policy == "priority",
+        # With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
+        "reserves_outputs": config.generation.retracts and (not config.sliding_window or chooses),
+        # Of asynchronous scheduling the pipeline's stages.
+        "decode_stagger": config.pipeline_parallel_size if config.async_scheduling else 1,
         "watermark_blocks": int(config.watermark * config.num_gpu_blocks),
         "last_slot": num_slots(config) - 1,
         "num_keys_per_hash": hash_block_tokens // config.block_size,

@@ -197,11 +197,7 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
 
 
 def between(probes: Sequence[Probe], x: float) -> Probe:
-    """The probe at x on the line between its neighbours; one without values where either neighbour has none.
-
-    Args:
-        probes: in order of x.
-    """
+    """The probe at x on the line between its neighbours of those in order; without values where either has none."""
     right = next((probe for probe in probes if probe.x >= x), probes[-1])
     left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
     if not (left.has_value and right.has_value):
