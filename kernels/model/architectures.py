@@ -103,6 +103,8 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     if config.values.get("quantization_config") is None:
         return model
     section = config.section("quantization_config")
+    if isinstance(section.values.get("quantization"), Mapping):  # what stands in ``hf_quant_config.json``
+        section = section.section("quantization")
     attention = model.num_attention_layers
     layers = {"attention": attention, "attention_out": attention, "linear_attention": model.num_linear_layers,
               "dense_mlp": model.num_dense_layers, "experts": model.num_moe_layers, "lm_head": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ _KNOWN = {*OTHER_NAMES, *chain(*OTHER_NAMES.values()), *_FIELDS["read"], *_FIELD
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
 
 
+@dataclass(frozen=True)
 class Config:
     """Typed look-ups in a parsed config, by any of a field's names; every failure names the file and the key."""
 
-    def __init__(self, values: Mapping[str, Any], name: str) -> None:
-        self.values = values
-        self.name = name
+    values: Mapping[str, Any]
+    name: str  # of the file
 
     def refusal(self, key: str, allowed: str) -> ModelError:
         """The value of a key is not one of those allowed; a long one is cut."""

@@ -35,14 +35,13 @@ def stored_formats(
     """Format of each group of matrices that is not in 16 bits.
 
     Args:
-        section: ``quantization_config``, or what stands in ``hf_quant_config.json``.
+        section: ``quantization_config``.
         num_layers: of the model; those behind them are of its MTP modules.
         groups: layers of each group of ``modules``, and of ``lm_head`` 1.
         modules: `MODULES` or `MODULES_BESIDE`.
 
     Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """
-    section = _inner(section)
     default, by_module = _schemes(section)
     is_kept = _matcher({rule: key for key in _KEPT for rule in section.strings(key)}, section.name)
     matchers = [
@@ -66,7 +65,6 @@ def stored_formats(
 
 def kv_cache_format(section: Config) -> str:
     """Format in which a checkpoint asks for its KV cache (ModelOpt's or compressed-tensors' word); empty: none."""
-    section = _inner(section)
     key = section.first("kv_cache_quant_algo", "kv_cache_scheme")
     asked = section.values.get(key)
     if isinstance(asked, Mapping):
@@ -75,10 +73,6 @@ def kv_cache_format(section: Config) -> str:
     if not isinstance(asked, str | None) or asked not in known:
         raise ModelError("8-bit or 4-bit floats are needed", file=section.name, key=key, value=section.values[key])
     return known[asked]
-
-
-def _inner(section: Config) -> Config:
-    return section.section("quantization") if isinstance(section.values.get("quantization"), Mapping) else section
 
 
 def _schemes(section: Config) -> Schemes:

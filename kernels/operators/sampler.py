@@ -50,10 +50,6 @@ def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     return {"logits": draw.normal(m, n, scale=2.0), "temperature": temperature, "uniforms": draw.uniform(m)}
 
 
-def _make_outputs(inputs: Tensors) -> Outputs:
-    return {"tokens": inputs["logits"].new_empty(len(inputs["logits"]), dtype=torch.int32)}
-
-
 def _reference(inputs: Tensors) -> Outputs:
     """Row by row in float64."""
     tokens = []
@@ -79,7 +75,7 @@ SAMPLER = Operator(
     name="sampler",
     work=lambda shape, dtype, kv_dtype: sampler_work(shape["m"], shape["n"], activation_bytes(dtype)),
     draw_inputs=_draw_inputs,
-    make_outputs=_make_outputs,
+    make_outputs=lambda inputs: {"tokens": inputs["logits"].new_empty(len(inputs["logits"]), dtype=torch.int32)},
     reference=_reference,
     implementations=implementations(by_formula(_sampled), "sampler:prepare"),
 )

@@ -30,18 +30,14 @@ STATISTICS = ("mean", "median", "std", *(f"p{percentile}" for percentile in PERC
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of one run.
-
-    ``values`` maps a name to a figure: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
-    Without percentiles asked for, medians and percentiles are absent from ``values`` and stand in ``transient``, where
-    they describe this run only. ``warmup_requests``: left out at the front.
-    """
+    """Figures of one run by name: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined)."""
 
     values: Mapping[str, float]
-    warmup_requests: int = 0
+    warmup_requests: int = 0  # left out at the front
     per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
     by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     by_group: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    # Medians and percentiles where none are asked for, which then describe this run only.
     transient: Mapping[str, float] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:

@@ -25,18 +25,15 @@ EVEN = 0.005
 
 @dataclass(frozen=True)
 class Probe:
-    """What is known of the advantage ``mean(gains) / mean(bases)`` at one x.
-
-    ``gains`` and ``bases`` hold one positive figure per replication, paired; empty where there is no steady state.
-    ``sure`` is +1 where the advantage is surely above 1 without a value (the base is overloaded), -1 surely below. The
-    true advantage may be smaller by the factor ``1 + slack_low``, larger by ``1 + slack_high``, whatever the
-    replications say: what a finite run cannot know.
-    """
+    """What is known of the advantage ``mean(gains) / mean(bases)`` at one x."""
 
     x: float
+    # One positive figure per replication, paired; empty where there is no steady state.
     gains: tuple[float, ...] = ()
     bases: tuple[float, ...] = ()
-    sure: int = 0
+    sure: int = 0  # +1: surely above 1 without a value (the base is overloaded), -1: surely below
+    # The true advantage may be smaller by the factor ``1 + slack_low``, larger by ``1 + slack_high``, whatever the
+    # replications say: what a finite run cannot know.
     slack_low: float = 0.0
     slack_high: float = 0.0
     note: str = ""
@@ -89,22 +86,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Where the advantage crosses 1.
+    """Where the advantage crosses 1."""
 
-    ``kind``: ``crosses``; ``always`` or ``never`` (surely above or below 1 at every point with a value, leaving out
-    those at which it is 1 up to half a per cent); ``even`` (that at every point); ``more than once``; or ``unclear``.
-    ``low`` and ``high`` bound the crossing with the given confidence; ``value`` is NaN where no two values lie on
-    either side of it (then a bound is what is known). ``falls``: the advantage falls through 1 (it pays below, costs
-    above). ``above`` and ``below``: first and last x at which the advantage is surely above and below 1.
-    """
-
+    # ``always`` and ``never``: surely above or below 1 at every point with a value, leaving out those at which it is 1
+    # up to half a per cent; ``even``: that at every point.
     kind: CrossingKind
-    value: float
-    low: float
+    value: float  # NaN where no two values lie on either side of it (then a bound is what is known)
+    low: float  # with ``high`` it bounds the crossing with the given confidence
     high: float
     confidence: float
-    falls: bool = True
-    above: tuple[float, float] | None = None
+    falls: bool = True  # through 1: it pays below, costs above
+    above: tuple[float, float] | None = None  # first and last x at which the advantage is surely above 1
     below: tuple[float, float] | None = None
 
     @property

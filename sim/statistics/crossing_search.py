@@ -6,13 +6,15 @@ to the same questions.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 
 Stopped = Literal["narrow enough", "budget spent", "no more to learn"]
+Ask = Callable[[float, int, int], Probe | None]
+"""One probe at x from the first so many replications of longer runs (doublings: the effort); None: no budget."""
 MAX_ROUNDS = 40
 MAX_LOOKS = 6
 # Fewer replications than this understate the spread often enough to stop too early: 5 cover 91 %, 10 cover 93 %.
@@ -22,12 +24,6 @@ MAX_EFFORT = 4
 MOST_AT_ONCE = 8.0
 REACH = 0.05
 """Share of the crossing to either side of it over which a curve is taken for a line, however loose the target."""
-
-
-class Ask(Protocol):
-    """One probe at x from the first so many replications of longer runs (``effort`` doublings); None: no budget."""
-
-    def __call__(self, x: float, replications: int, effort: int) -> Probe | None: ...
 
 
 @dataclass(frozen=True)

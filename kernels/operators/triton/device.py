@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton.language as tl
 
 from draftcast.kernels.extras import torch
+
+
+class TilePlan(NamedTuple):
+    """Shape of a program of a matrix product."""
+
+    rows: int  # of the output; of experts (token, expert) pairs
+    columns: int  # of the output; of experts gate and up together
+    depth: int  # of what is summed over, a step
+    num_warps: int
+    num_stages: int
+    resident: int = 1  # programs that share a multiprocessor, as far as 227 KiB of shared memory allow (Hopper)
+
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _INTERPRETED_PROCESSORS = 8

@@ -6,31 +6,19 @@ finishes a tile last adds up its parts in a fixed order, so one launch is enough
 """
 
 from functools import partial
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
-from draftcast.kernels.operators.triton.device import dot_type, fewest_splits, processors
+from draftcast.kernels.operators.triton.device import TilePlan, dot_type, fewest_splits, processors
 
 GROUPED_ROW_TILES = 8
 """Row tiles that walk along the columns together, so that weights are read from the L2 cache by all but the first."""
 MIN_SPLIT_STEPS = 4
 """Steps along k below which a split is only its own start and end."""
 MAX_SPLITS = 32
-
-
-class TilePlan(NamedTuple):
-    """Shape of a program."""
-
-    rows: int  # of ``y``
-    columns: int
-    depth: int  # of k, a step
-    num_warps: int
-    num_stages: int
-    resident: int  # programs that share a multiprocessor, as far as 227 KiB of shared memory allow (Hopper)
 
 
 def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:

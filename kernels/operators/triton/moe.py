@@ -6,27 +6,15 @@ order of the tokens (no atomics: results are reproducible), and the host is not 
 can be, and programs past the last one leave at once. SwiGLU is applied where gate and up are accumulated.
 """
 
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
 from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
-from draftcast.kernels.operators.triton.device import dot_type
+from draftcast.kernels.operators.triton.device import TilePlan, dot_type
 
 CHUNK = 1024
 E4M3_MAX = tl.constexpr(448.0)
-
-
-class TilePlan(NamedTuple):
-    """Shape of a program: ``rows`` pairs by ``columns`` weights' outputs (gate and up together), ``depth`` a step."""
-
-    rows: int
-    columns: int
-    depth: int
-    num_warps: int
-    num_stages: int
 
 
 def tile_plan(pairs: int, experts: int, element_bytes: int) -> TilePlan:

@@ -13,7 +13,8 @@ if not torch.cuda.is_available():
 
 from draftcast.kernels.operators.registry import operator
 from draftcast.kernels.operators.triton import linear as triton_linear
-from draftcast.kernels.operators.triton.linear import TilePlan, split_count, tile_plan
+from draftcast.kernels.operators.triton.device import TilePlan
+from draftcast.kernels.operators.triton.linear import split_count, tile_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LINEAR = operator("linear")
