@@ -15,11 +15,10 @@ from typing import Any
 import yaml
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.config import OTHER_NAMES, Config, refuse_other_layers
+from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, Config, usual_words
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
-from draftcast.kernels.model.words import GLOBAL_HEADS, WINDOW_HEADS, usual_words
 
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
@@ -169,15 +168,9 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
         return {**sizes, **groups, "qk_rope_head_dim": rope, "kv_cache_dtype": "fp8"}
     config.refuse_unused(("compress_ratios", "o_groups", "o_lora_rank"))
     if any(config.values.get(key) is not None for key in _MLA):
-        nope, rope = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
-        return {
-            "head_dim": nope + rope,
-            "q_lora_rank": config.integer("q_lora_rank", 0),
-            "kv_lora_rank": config.integer("kv_lora_rank"),
-            "qk_rope_head_dim": rope,
-            "qk_nope_head_dim": nope,
-            "v_head_dim": config.integer("v_head_dim"),
-        }
+        sizes = {key: config.integer(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim")}
+        ranks = {"q_lora_rank": config.integer("q_lora_rank", 0), "kv_lora_rank": config.integer("kv_lora_rank")}
+        return {"head_dim": sum(sizes.values()), **ranks, **sizes, "v_head_dim": config.integer("v_head_dim")}
     if config.values.get("head_dim") is None and hidden % heads:
         message = f"a multiple of num_attention_heads = {heads} is needed when head_dim is absent"
         raise ModelError(message, file=config.name, key="hidden_size", value=hidden)
@@ -397,6 +390,6 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     given = {key: value for key, value in values.items() if value is not None}
     given = {**_IMPLIED.get(str(given.get("model_type")), {}), **usual_words(Config(given, where))}
     config = Config(given, where)
-    refuse_other_layers(config)
+    config.refuse_other_layers()
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
     return _formats(config, ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {})))

@@ -4,6 +4,12 @@ attention_decode: q new tokens of each of ``batch`` sequences over ``context`` t
 decode, more is verify, ``tree`` = 1 verify under an ancestor mask. attention_prefill: a chunk of q prompt tokens after
 context - q earlier ones. One kernel serves both; inputs and the reference are those of `kernels/operators/paged`.
 
+Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434). mla_decode is in absorbed form: all heads share one
+key of ``k`` numbers a token (latent and rotary part), and its first ``n`` are the value. mla_prefill is in plain form:
+every head has its own keys of ``k`` and values of ``n`` numbers, expanded from the latents. Imported times of these two
+hold the latents' norms, the rotary embedding and the cache write too (`calibration/importers/latent_attention`). They
+have no kernel here, so `calibrate` times no latent attention.
+
 Bytes: a sequence's KV is read ONCE, whatever q is; so is every query, and every output and new key and value is written
 once. (The kernels here find the new keys and values written; they are counted for the engine, which writes them.)
 """
@@ -21,7 +27,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
-from draftcast.kernels.operators.registry import Operator, Shape, fp8_runs, implementations
+from draftcast.kernels.operators.registry import Draw, Implementation, Operator, Shape, fp8_runs, implementations
 
 
 def attention_work(
@@ -103,6 +109,27 @@ def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: s
     return attended_work(heads, 2.0 * head_dim, batch * pairs, batch * q, batch * cached, activation_bytes(dtype))
 
 
+def mla_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, absorbed: bool) -> Work:
+    """`attention_work` of ``batch`` equal sequences of a latent-attention layer; shape fields may be arrays."""
+    batch, q, context, heads, k, n = sizes_of(shape, "batch q context heads k n")
+    act, pairs, cached = activation_bytes(dtype), q * context, (context + q) * k * KV_BYTES[kv_dtype(kv_cache_dtype)]
+    if not absorbed:
+        pairs, cached = pairs - 0.5 * q * (q - 1.0), context * heads * (k + n) * act
+    return attended_work(heads, k + n, batch * pairs, batch * q, batch * cached, act)
+
+
+def _draw_latents(shape: Shape, draw: Draw, *, absorbed: bool, ragged: bool = False) -> dict[str, Any]:
+    """Random inputs, see `kernels/operators/paged`: one KV head of latents, or expanded keys and values of every head.
+
+    Raises HardwareError: context below q.
+    """
+    heads = {"kv_heads": 1 if absorbed else shape["heads"], "head_dim": shape["k"], "window": 0}
+    draw = draw if absorbed else replace(draw, kv_dtype=draw.dtype)
+    inputs = paged.draw_inputs({**shape, **heads}, draw, ragged=ragged)
+    values = inputs["key_cache" if absorbed else "value_cache"]
+    return {**inputs, "value_cache": values[..., : shape["n"]]}
+
+
 def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
     if kv_cache_dtype not in (dtype, "fp8"):
         return f"a {dtype} kernel reads a {dtype} or fp8 cache"
@@ -116,6 +143,12 @@ def _triton_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str)
     return _supports(shape, dtype, kv_cache_dtype, device) or fp8_runs(kv_cache_dtype, device)
 
 
+def _latent_supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str:
+    if shape["n"] > shape["k"]:
+        return "values are no wider than keys"
+    return paged.bad_shape({**shape, "kv_heads": 1})
+
+
 ATTENTION_PREFILL = Operator(
     name="attention_prefill",
     work=partial(attention_shape_work, causal=True),
@@ -127,3 +160,17 @@ ATTENTION_PREFILL = Operator(
     ),
 )
 ATTENTION_DECODE = replace(ATTENTION_PREFILL, name="attention_decode", work=partial(attention_shape_work, causal=False))
+MLA_DECODE = Operator(
+    name="mla_decode",
+    work=partial(mla_work, absorbed=True),
+    draw_inputs=partial(_draw_latents, absorbed=True),
+    make_outputs=paged.make_outputs,
+    reference=paged.reference,
+    implementations={"torch": Implementation("torch", _latent_supports, paged.prepare)},
+)
+MLA_PREFILL = replace(
+    MLA_DECODE,
+    name="mla_prefill",
+    work=partial(mla_work, absorbed=False),
+    draw_inputs=partial(_draw_latents, absorbed=False),
+)

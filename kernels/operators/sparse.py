@@ -1,9 +1,9 @@
 """Sparse latent attention (DeepSeek-V3.2, arXiv 2512.02556): an indexer scores the context, attention reads the best.
 
-indexer: for each of q new tokens of each of ``batch`` sequences the ``top_k`` tokens of largest score, which is
-``sum over heads of weight * relu(q_head . key)`` over one fp8 index key of ``k`` numbers a context token. mla_sparse:
-latent attention in absorbed form (`kernels/operators/latent`) over those tokens alone, prompts and decodes alike; every
-query reads its own. dsa_decode: both, one after the other, with ``kv_heads`` index heads of ``head_dim`` numbers.
+indexer: for each of q new tokens of each of ``batch`` sequences the ``top_k`` tokens of largest score, which is ``sum
+over heads of weight * relu(q_head . key)`` over one fp8 index key of ``k`` numbers a context token. mla_sparse: latent
+attention in absorbed form over those tokens alone, prompts and decodes alike; every query reads its own. dsa_decode:
+both, one after the other, with ``kv_heads`` index heads of ``head_dim`` numbers.
 """
 
 from collections.abc import Mapping

@@ -124,7 +124,7 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
 
 def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     if model.is_mla:
-        return  # with the norms of the latents part of the attention's times, see `kernels/operators/latent`
+        return  # with the norms of the latents part of the attention's times, see `kernels/operators/attention`
     for layers, kind in model.attention_kinds():
         if not layers:
             continue
