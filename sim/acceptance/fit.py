@@ -19,8 +19,6 @@ from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.trace import FIRST_POSITION
 
 FEWEST = 4  # rounds of a request that has a mean
-
-
 LEAST_PERSISTENCE = 1e-3
 FAR = 10_000  # rounds apart: only the request is the same
 # Output positions that have a factor of their own: below the first step, and each doubling with so many rounds.
@@ -37,17 +35,14 @@ class RoundMoments(NamedTuple):
     counts: FloatArray  # rounds of each of these requests
 
     @property
-    def variance(self) -> float:
-        """Of the drafts accepted in a round."""
-        return _variance(self.rates)
-
-    @property
     def lag_1(self) -> float:
         """Correlation of rounds next to each other, all requests together: requests that differ count as stretches."""
-        return float(self.covariances[0]) / self.variance if self.variance else 0.0
+        variance = _variance(self.rates)
+        return float(self.covariances[0]) / variance if variance else 0.0
 
 
 def _variance(rates: FloatArray) -> float:
+    """Of the drafts accepted in a round."""
     return float(((2 * np.arange(len(rates)) + 1) * rates).sum() - rates.sum() ** 2)
 
 

@@ -19,7 +19,7 @@ from scipy import stats
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.operators import rejection
+from draftcast.kernels.operators import sampler
 from draftcast.kernels.operators.registry import Implementation, Outputs, Tensors, by_formula, operator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -212,7 +212,7 @@ def test_a_million_texts_follow_the_target(pair_name: str, name: str) -> None:
 @pytest.mark.parametrize("pair_name", ["near", "far", "certain and likely"])
 def test_recovering_from_the_whole_target_is_noticed(pair_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule that is easy to get wrong: after a rejection, p itself instead of what p gives beyond q."""
-    monkeypatch.setattr(rejection, "residual", lambda target, draft: target)
+    monkeypatch.setattr(sampler, "residual", lambda target, draft: target)
     pair = PAIRS[pair_name]
     seen = generate(pair, "torch", texts=CHUNK)
     target = pair.target.double().numpy()
@@ -224,10 +224,10 @@ def test_keeping_a_little_too_often_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     """Drafts that count as 3 % less likely for the draft than they were are kept 3 % too often."""
     pair = PAIRS["near"]
     assert pair.draft is not None
-    implementations = cast(dict[str, Implementation], rejection.REJECTION_SAMPLER.implementations)
+    implementations = cast(dict[str, Implementation], sampler.REJECTION_SAMPLER.implementations)
 
     def hasty(inputs: Tensors) -> Outputs:
-        return rejection.sample({**inputs, "uniforms": inputs["uniforms"] * 0.97})
+        return sampler.verify_drafts({**inputs, "uniforms": inputs["uniforms"] * 0.97})
 
     monkeypatch.setitem(implementations, "torch", replace(implementations["torch"], prepare=by_formula(hasty)))
     seen = generate(pair, "torch", texts=CHUNK)
