@@ -29,6 +29,8 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from browser import Browser, Server, missing
 
+from draftcast.calibration.live.record import busy_seconds, tree_seconds
+
 OUTPUT, RATE, PROMPT, SEED = "Output tokens, mean", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
 BAR_S = 1.0
@@ -71,15 +73,14 @@ def one_session(browser: Browser, server: Server, count: int) -> dict[str, float
         change(browser, index)
     pids = server.process.pid, browser.driver.service.process.pid
     rows = []
-    began_s, cores = time.perf_counter(), psutil.cpu_times()
+    began_s, before_busy_s, before_steal_s = time.perf_counter(), busy_seconds(), psutil.cpu_times().steal
     for index in range(WARM_UP, WARM_UP + count):
-        before_s = [processor_s(pid) for pid in pids]
+        before_s = [tree_seconds(pid) for pid in pids]
         seconds = change(browser, index)
-        rows.append([*seconds, *(processor_s(pid) - old_s for pid, old_s in zip(pids, before_s, strict=True))])
-    length_s, now = time.perf_counter() - began_s, psutil.cpu_times()
-    used_s = sum(getattr(now, name) - getattr(cores, name) for name in ("user", "nice", "system", "irq", "softirq"))
+        rows.append([*seconds, *(tree_seconds(pid) - old_s for pid, old_s in zip(pids, before_s, strict=True))])
+    length_s, used_s = time.perf_counter() - began_s, busy_seconds() - before_busy_s
     columns = np.array(rows).T
-    stolen = (now.steal - cores.steal) / length_s / (os.cpu_count() or 1)
+    stolen = (psutil.cpu_times().steal - before_steal_s) / length_s / (os.cpu_count() or 1)
     others = max(used_s - float(columns[2:].sum()), 0.0) / length_s
     print("a changed control, 2,000 requests x 4 replications, on and off, until its estimate and until all is drawn")
     print(f"{count:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}   (bar: estimate p95 {BAR_S:.2f} s)")
@@ -105,21 +106,9 @@ def change(browser: Browser, index: int) -> tuple[float, float]:
     return browser.timed_change(*list(values.items())[index % 4])
 
 
-def processor_s(pid: int) -> float:
-    """Seconds that a process and those it started have computed so far."""
-    total = 0.0
-    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system
-    return total
-
-
 def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, float]:
     """Open so many sessions, change a control in all, then look at each and at what the command line says."""
-    before_s = processor_s(server.process.pid)
+    before_s = tree_seconds(server.process.pid)
     windows = []
     for index in range(count):
         browser.driver.switch_to.new_window("tab")
@@ -144,7 +133,7 @@ def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, flo
         link = {f"statistics.seed={1000 + index}", f"workload.arrivals.request_rate_rps={rates[index]}"}
         strange_links += set(browser.query().split("&")) != link
     together_s = time.perf_counter() - began_s
-    server_s = (processor_s(server.process.pid) - before_s) / count
+    server_s = (tree_seconds(server.process.pid) - before_s) / count
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         wrong = list(threads.map(lambda page: same_figures(*page), pages)).count(False)
     spent = f"{together_s:.1f} s ({server_s:.2f} s of the server each, opening included)"

@@ -144,25 +144,16 @@ def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) ->
     is_next = np.r_[follows[1:] & (generation[1:] > 0), False]
     wall_s = np.r_[np.nan, np.diff(run["time_s"])]
     busy = run["busy"].to_numpy() if "busy" in run else generation > 0
-    features = pd.DataFrame(
-        {
-            "source": run["source"],
-            "run": run["run"],
-            "line": run["line"],
-            "steps": 1,
-            "rows": run["context_tokens"] + run["generation_tokens"],
-            "kv_tokens": run["kv_tokens"],
-            "sequences": run["context_requests"] + generation,
-            "draft_tokens": np.where(is_next, np.r_[verified[1:], 0], verified),
-            "draft_passes": np.where(is_next, np.r_[depth[1:], 0], depth),
-            "context_tokens": run["context_tokens"],
-            "elapsed_s": run["elapsed_s"],
-            "time_s": run["time_s"],
-            "resolution_s": run["resolution_s"],
-            "wall_s": np.where(follows & busy & (wall_s >= 0.0), wall_s, np.nan),
-            **{name: run[name] for name in more},
-        }
+    kept = ["source", "run", "line", "kv_tokens", "context_tokens", "elapsed_s", "time_s", "resolution_s"]
+    features = run[kept].assign(
+        steps=1,
+        rows=run["context_tokens"] + run["generation_tokens"],
+        sequences=run["context_requests"] + generation,
+        draft_tokens=np.where(is_next, np.r_[verified[1:], 0], verified),
+        draft_passes=np.where(is_next, np.r_[depth[1:], 0], depth),
+        wall_s=np.where(follows & busy & (wall_s >= 0.0), wall_s, np.nan),
     )
+    features = features.assign(**{name: run[name] for name in more})
     reason = np.full(len(run), "", dtype=object)
     reason[run["encoder_inputs"].to_numpy() > 0] = "encoder ran"
     reason[run["dummy"].to_numpy()] = "dummy"

@@ -84,30 +84,27 @@ def compose(
     drafting = decode_seqs + prefill["done"]
     depth = _depths(speculative_config, drafting)
     busy = (decode_seqs > 0.0) | prefill["waited"]
-    features = pd.DataFrame(
-        {
-            "tokens": decode_tokens + prefill["tokens"],
-            "seqs": decode_seqs + prefill["seqs"],
-            "decode_seqs": decode_seqs,
-            "decode_tokens": decode_tokens,
-            "decode_kv": decode_kv,
-            "decode_qkv": decode_kv * decode_tokens / np.maximum(decode_seqs, 1.0),
-            "prefill_seqs": prefill["seqs"],
-            "prefill_tokens": prefill["tokens"],
-            "prefill_kv": prefill["kv"],
-            "prefill_qkv": prefill["qkv"],
-            # vLLM samples from every request of a step, unfinished prompts included.
-            "logit_rows": decode_tokens + prefill["seqs"],
-            "draft_seqs": np.where(depth > 0.0, drafting, 0.0),
-            "draft_tokens": depth * drafting,
-            "draft_passes": np.where(drafting > 0.0, depth, 0.0),
-            "draft_kv": np.where(depth > 0.0, decode_kv + prefill["done_kv"], 0.0),
-            "kv_tokens": cached + prefill["kv"] - prefill["tokens"],
-            "busy": busy,
-            "arrival_wait_s": np.where(busy, np.nan, time_s - prefill["sent_s"]),
-        }
+    return log.assign(
+        tokens=decode_tokens + prefill["tokens"],
+        seqs=decode_seqs + prefill["seqs"],
+        decode_seqs=decode_seqs,
+        decode_tokens=decode_tokens,
+        decode_kv=decode_kv,
+        decode_qkv=decode_kv * decode_tokens / np.maximum(decode_seqs, 1.0),
+        prefill_seqs=prefill["seqs"],
+        prefill_tokens=prefill["tokens"],
+        prefill_kv=prefill["kv"],
+        prefill_qkv=prefill["qkv"],
+        # vLLM samples from every request of a step, unfinished prompts included.
+        logit_rows=decode_tokens + prefill["seqs"],
+        draft_seqs=np.where(depth > 0.0, drafting, 0.0),
+        draft_tokens=depth * drafting,
+        draft_passes=np.where(drafting > 0.0, depth, 0.0),
+        draft_kv=np.where(depth > 0.0, decode_kv + prefill["done_kv"], 0.0),
+        kv_tokens=cached + prefill["kv"] - prefill["tokens"],
+        busy=busy,
+        arrival_wait_s=np.where(busy, np.nan, time_s - prefill["sent_s"]),
     )
-    return pd.concat([log, features], axis=1)
 
 
 def _within(log: pd.DataFrame, requests: pd.DataFrame, start_unix_s: float) -> pd.DataFrame:
