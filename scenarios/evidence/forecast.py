@@ -18,7 +18,7 @@ from draftcast.scenarios.evidence.point import RATES, EvidencePoint
 from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
 from draftcast.scenarios.evidence.settings import NAMES
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.simulate import RunResult, simulate_together
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.sim.progress import Progress
@@ -102,16 +102,11 @@ def forecast_questions(questions: Sequence[PointScenarios], progress: Progress |
 
 
 def _simulate(scenario: Scenario) -> dict[str, float] | str:
-    """The figures of a run, or why the engine refuses the setting."""
+    """What a metric may ask for, in seconds or per second, or why the engine refuses the setting."""
     try:
         (result,) = simulate_together([scenario])
     except InputError as error:
         return str(error).removeprefix("scenario: ")
-    return _figures(result)
-
-
-def _figures(result: RunResult) -> dict[str, float]:
-    """What a metric may ask for; seconds, or per second."""
     names = ["output_throughput", "total_token_throughput", "request_throughput", "duration_s", "mean_e2el_s"]
     names += [f"{part}_{name}_s" for name in ("tpot", "itl") for part in ("mean", "median")]
     found = {name: result.summary["figures"][name].mean for name in names}

@@ -40,12 +40,8 @@ def verdicts(found: SweepValidation) -> Verdicts:
     return _counted([*checks, *(("cutover", cutover.mode, cutover.within_bar) for cutover in found.cutovers)])
 
 
-def verdicts_with_own_step_times(found: SweepValidation) -> Verdicts:
-    """As `verdicts`, of figures forecast with the step times, acceptance and front end measured in each run."""
-    return _counted(_figure_checks(found, own_step_times=True))
-
-
 def _figure_checks(found: SweepValidation, *, own_step_times: bool = False) -> Iterator[Check]:
+    """``own_step_times``: as forecast with the step times, acceptance and front end measured in each run."""
     for cell in found.cells:
         run, folder = cell.validation, cell.entry["dir"]
         for name, bar in bars(run).items() if cell.judged else ():
@@ -77,7 +73,7 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "profile": found.profile,
         "calibrated_on": list(found.calibrated_on),
         "verdicts": verdicts(found),
-        "verdicts_with_own_step_times": verdicts_with_own_step_times(found),
+        "verdicts_with_own_step_times": _counted(_figure_checks(found, own_step_times=True)),
         "steps": found.steps,
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
         "acceptance": [vars(accepted) for accepted in found.acceptance],

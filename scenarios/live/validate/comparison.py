@@ -183,13 +183,12 @@ def validate(
     attribution = {}
     if attribute:
         excess = picked(steps, "decode_excess prompt_excess") if steps is not None else {}
-        means = [pd.DataFrame([each.figures for each in replays]).mean()]
-        for change in ({"acceptance": counted}, excess, {"front_end": own.seconds if own is not None else front_end}):
+        measured_front_end = {"front_end": own.seconds if own is not None else front_end}
+        played, means = replays, []
+        for change in ({}, {"acceptance": counted}, excess, measured_front_end):
             before, assumptions = assumptions, replace(assumptions, **change)
-            if assumptions != before:
-                means.append(pd.DataFrame([each.figures for each in forecast(asked, assumptions)]).mean())
-            else:
-                means.append(means[-1])
+            played = forecast(asked, assumptions) if assumptions != before else played
+            means.append(pd.DataFrame([each.figures for each in played]).mean())
         for name, figure in figures.items():
             changes = np.diff([*(mean[name] for mean in means), figure.measured]) / (figure.measured or math.nan)
             attribution[name] = dict(zip(CAUSES, changes.tolist(), strict=True))
