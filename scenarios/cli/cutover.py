@@ -85,12 +85,11 @@ def cutover(
             raise InputError("is of the scenario's own method; give another with --speculative-config", file="--map")
         asked, values = _map_values(asked, map_against, lengths, values_of(acceptance, "--acceptance"))
         from draftcast.scenarios.cutover.map import speedup_map
-        from draftcast.scenarios.show.cutover_report import map_figure
 
         with naming(question.scenario), progress_bar() as progress:
             speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
         if plot is not None:
-            write_figure(map_figure(speedups), plot)
+            write_figure(report.map_figure(speedups), plot)
         question.print_answer(scenario, speedups.summary, report.map_parts(speedups))
         return
     if acceptance is not None:
@@ -99,9 +98,7 @@ def cutover(
     with naming(question.scenario), progress_bar() as progress:
         answers = find(asked, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
     if plot is not None:
-        from draftcast.scenarios.show.cutover_report import cutover_figure
-
-        write_figure(cutover_figure(answers), plot)
+        write_figure(report.cutover_figure(answers), plot)
     parts = report.answer_parts(scenario, answers, asked.price)
     question.print_answer(scenario, lambda: {"cutovers": [answer.summary() for answer in answers]}, parts)
     if all(answer.verdict == "cannot tell" for answer in answers):

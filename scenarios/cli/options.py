@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from glob import escape, glob
 from pathlib import Path
@@ -183,7 +183,10 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
         if is_dataclass(hint):
             groups[parameter.name] = hint
             field_hints = get_type_hints(hint, include_extras=True)
-            parameters += [_parameter(field, field_hints[field.name]) for field in fields(hint)]
+            for field in fields(hint):
+                default = inspect.Parameter.empty if field.default is MISSING else field.default
+                option = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default)
+                parameters.append(option.replace(annotation=field_hints[field.name]))
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
 
@@ -195,11 +198,6 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return flat
-
-
-def _parameter(field: Field[Any], hint: Any) -> inspect.Parameter:
-    default = inspect.Parameter.empty if field.default is MISSING else field.default
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
 
 
 def values_of(text: str | None, option: str) -> list[float]:

@@ -53,7 +53,7 @@ def simulate(
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
     from draftcast.scenarios.compare.comparison import compare as compare_with_off
-    from draftcast.scenarios.show.run_report import answer_parts
+    from draftcast.scenarios.show import plots, run_report
 
     scenario = question.load()
     rates_rps = values_of(rates, "--rates")
@@ -64,10 +64,8 @@ def simulate(
     exports = {"--vllm-json": vllm_json, "--prometheus": prometheus}
     to_stdout = _check_exports(exports, single=not rates_rps, as_json=question.as_json)
     if plot is not None:
-        from draftcast.scenarios.show.plots import check_picture, check_points
-
-        check_points(len(rates_rps) if compared else 0)
-        check_picture(plot, "--plot")
+        plots.check_points(len(rates_rps) if compared else 0)
+        plots.check_picture(plot, "--plot")
     if out is not None:
         from draftcast.scenarios.run.run_directory import check_run_directory
 
@@ -85,15 +83,12 @@ def simulate(
     if out is not None:
         answer.save(out) if single is None else single.on.save(out, **single.compared())
     if plot is not None:
-        from draftcast.scenarios.show.plots import write_figure
-        from draftcast.scenarios.show.run_report import comparison_figure
-
-        write_figure(comparison_figure(answer), plot)
+        plots.write_figure(run_report.comparison_figure(answer), plot)
     if single is not None:
         _export(exports, scenario, single)
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
     if not to_stdout:
-        question.print_answer(scenario, data, answer_parts(answer, single))
+        question.print_answer(scenario, data, run_report.answer_parts(answer, single))
     if single is not None and not single.own.has_figures:
         raise typer.Exit(UNSTABLE if single.own.state == "overloaded" else UNDECIDED)
     if single is not None and single.on.slo_met is False:

@@ -46,6 +46,7 @@ def sweep(
 ) -> None:
     """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
     from draftcast.scenarios.show import sweep_report as report
+    from draftcast.scenarios.show.plots import write_figure
     from draftcast.scenarios.sweep.run import sweep as run
 
     scenario = question.load()
@@ -65,8 +66,6 @@ def sweep(
         with written(output.csv) as partial:
             result.frame().to_csv(partial, index=False)
     if output.plot is not None:
-        from draftcast.scenarios.show.plots import write_figure
-
         write_figure(report.sweep_figure(result, output.metric), output.plot)
     question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
     for line in report.error_lines(result):
