@@ -61,6 +61,10 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip": "the same without the full "
+    "board in its name; of L4 test_peaks_are_scaled_to_what_large_products_reach",
+    "test_a_device_that_nobody_timed_is_said": "the same cases with what stands in for the device",
+    "test_every_draft_pass_pays_its_overhead": "the same for three versions",
     "test_questions_of_one_engine_are_refused": "test_a_plan_of_unlike_replicas_is_refused, and of recommend "
     "test_a_setting_is_recommended_for_the_groups_that_say_nothing_else",
     "test_speculation_that_cannot_be_read_is_refused[sglang serve --model x --speculative-algorithm NGRAM "
