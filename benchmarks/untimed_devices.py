@@ -39,7 +39,7 @@ def profile_of(device: str, name: str | None = None) -> RooflineProfile:
 @cache
 def points_of(device: str) -> pd.DataFrame:
     rows = modelled(LatencyTable.read(find_profile(device) / "table.parquet"))
-    rows = rows[~rows["operator"].isin(["all_reduce"])]
+    rows = rows[rows["operator"] != "all_reduce"]
     matrix = rows["operator"] == "linear"
     decodes = rows["operator"].str.endswith("decode") & ~rows["operator"].str.startswith("gdn")
     asked = (rows["m"] <= 256) & (rows["n"] * rows["k"] > 4e6)
@@ -72,27 +72,27 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
         for part, some in parts_of(points):
             work = part.work_of(some)
             for other in others:
-                ratio = seconds_by(profile_of(other).operator(family, name), hardware.ceilings(family, name))(work)
-                ratio = ratio / profile_of(other).seconds_of(family, name)(work)
+                timed = profile_of(other)
+                ratio = timed.stretched_to(hardware).seconds_of(family, name)(work) / timed.seconds_of(family, name)(
+                    work
+                )
                 predicted.setdefault(other, []).append(some[f"seconds_{other}"] * ratio)
-            for way, fit in (
-                ("default", profile_of(device, "default").operator(family, name)),
-                ("medians", medians(family, name, device)),
-            ):
+            ways = {"default": profile_of(device, "default").operator(family, name)}
+            for way, fit in (ways | {"medians": medians(family, name, device)}).items():
                 if fit is not None:
                     seconds = seconds_by(fit, hardware.ceilings(family, name))(work)
                     predicted.setdefault(way, []).append(pd.Series(seconds, index=some.index))
         for way, found in predicted.items():
             known = pd.concat(found).dropna()
             told = Errors.of(known.to_numpy(np.float64), points.loc[known.index], lambda _: "")
-            yield device, f"{family} ({name})", way, str(told.points), str(told)
+            yield device, str(family), name, way, str(told.points), str(told)
 
 
 def main() -> None:
     table = [row for kind in KINDS for device in kind for row in errors(device)]
-    print("\n".join(aligned([("device", "operators", "by", "points", "errors"), *table])))
-    fits = {(row[1].split()[0], row[1].split("(")[1][:-1]): "" for row in table}
-    rows = [(*key, *(f"{getattr(fit, n):.3g}" for n in NUMBERS)) for key in sorted(fits) if (fit := medians(*key))]
+    print("\n".join(aligned([("device", "family", "format", "by", "points", "errors"), *table])))
+    fits = {(family, name): medians(family, name) for _, family, name, *_ in sorted(table)}
+    rows = [(*key, *(f"{getattr(fit, name):.3g}" for name in NUMBERS)) for key, fit in sorted(fits.items()) if fit]
     print("\n".join(aligned([("family", "format", *NUMBERS), *rows])))
 
 

@@ -182,7 +182,8 @@ def usual_profile(hardware: HardwareSpec) -> str:
     nearest = hardware.nearest_timed
     if nearest and not (PROFILE_FOLDER / nearest / MANIFEST).is_file():
         names = ", ".join(name for name in profile_names() if (PROFILE_FOLDER / name / TABLE).is_file())
-        raise HardwareError(f"must be a timed device: {names}", key="nearest_timed", value=nearest)
+        message = f"must be a timed device: {names}; set in the file of device {hardware.name}"
+        raise HardwareError(message, key="nearest_timed", value=nearest)
     return nearest or assumed_profile(hardware)
 
 

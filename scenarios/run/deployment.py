@@ -374,9 +374,9 @@ def deploy(scenario: Scenario) -> Deployment:
         method = spec.tree or replace(method, head_drafts=spec.head_drafts)
     head = _draft(scenario, method, model)
     draft, assumed = (head.spec, [*head.assumed]) if head is not None else (None, [])
-    if scenario.profile is None and not has_profile(hardware):
-        nearest = hardware.nearest_timed
-        kernels = f"those of {nearest}, stretched by" if nearest else "assumed efficiencies at"
+    timed_on = profile.timed_on if profile.kind == "roofline" else None
+    if timed_on is not None or (scenario.profile is None and not has_profile(hardware)):
+        kernels = "assumed efficiencies at" if timed_on is None else f"those of {timed_on.name}, stretched by"
         assumed.append(f"no kernel was timed on {hardware.name}: {kernels} the rates of its data sheet")
     if spec is not None and spec.drafting in RESEARCH:
         assumed.append(f"no engine's release known here runs this: {RESEARCH[spec.drafting]}")

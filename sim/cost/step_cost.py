@@ -76,8 +76,8 @@ _KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft
 def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSpec, config: EngineConfig) -> None:
     """An affine fit knows one setting only: refuse any other rather than ignore a knob."""
     fitted_with = EngineConfig(
-        config.version,
-        config.is_moe,
+        version=config.version,
+        is_moe=config.is_moe,
         tensor_parallel_size=profile.tp,
         weight_dtype=profile.dtype,
         enforce_eager=profile.enforce_eager,

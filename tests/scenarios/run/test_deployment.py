@@ -346,6 +346,7 @@ def test_a_device_that_nobody_timed_is_said(device: str, kernels: str) -> None:
         f"no kernel was timed on {device}: {kernels} the rates of its data sheet",
     )
     assert deployed("hardware=b300", *off).assumed == ()
+    assert deployed("hardware=a10g", "profile=l40s", *off).assumed == deployed("hardware=a10g", *off).assumed
 
 
 def test_an_unknown_head_is_said_to_be_assumed() -> None:
