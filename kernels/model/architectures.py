@@ -54,6 +54,7 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "word_embed_proj_dim": config.integer("word_embed_proj_dim", hidden),
         "num_nextn_layers": config.count("num_nextn_predict_layers"),
         "qk_norm": config.flag("use_qk_norm", config.flag("qk_layernorm", False)),
+        "qk_norm_all_heads": config.values.get("qk_norm_type") == "per_layer",
         "layer_norm_bias": config.flag("layer_norm_bias", False),
         "attention_sinks": config.flag("attention_sinks", False),
         "attention_output_gate": config.flag("attn_output_gate", False),

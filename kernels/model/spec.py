@@ -119,6 +119,7 @@ class ModelSpec:
     # Smaller quirks of an architecture that move the exact count.
     attention_output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_all_heads: bool = False  # one norm over all heads: ranks sum up its squares before they scale
     attention_output_gate: bool = False  # attention's output times a gate as wide, projected beside the queries
     shared_expert_gate: bool = False  # shared experts' output times a gate of one number a token
     layer_norm_bias: bool = False
@@ -347,7 +348,11 @@ class ModelSpec:
         norms += 2 * layers * hidden * self.residual_streams**2 * (self.residual_streams + 2)
         biases = 0
         for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
-            norms += (count + own) * (kind.head_dim if self.qk_norm else 0)
+            if self.qk_norm_all_heads:
+                norms += count * kind.num_attention_heads // tp * kind.head_dim
+                norms += own * kind.kv_heads_per_rank(tp) * kind.head_dim
+            elif self.qk_norm:
+                norms += (count + own) * kind.head_dim
             norms += count * (self.q_lora_rank + self.kv_lora_rank)
             if self.attention_bias and not self.is_mla:
                 biases += own * kind.qkv_size(tp) + (count - own) * kind.num_attention_heads // tp * kind.head_dim

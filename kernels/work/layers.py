@@ -17,7 +17,6 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
 from draftcast.kernels.model.matrices import Matrix, matrices
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
-from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
@@ -137,7 +136,9 @@ def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
             moved = float((heads + kv_heads) * kind.head_dim)
             yield ElementwisePart("rotary", (heads, kv_heads, kind.head_dim), layers, 2.0 * moved, layers)
         if model.qk_norm:
-            yield ElementwisePart("", (), layers, 2.0 * moved, layers)
+            # Over the heads of all ranks: a kernel before the sum of squares, one behind it.
+            passes = 2 if model.qk_norm_all_heads and tp > 1 else 1
+            yield ElementwisePart("", (), layers, (1.0 + passes) * moved, passes * layers)
 
 
 def _activation_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
@@ -177,20 +178,21 @@ def elementwise_work(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: 
     return moved_work(as_array(m) * per_row, act_bytes)
 
 
-def elementwise_kernels(model: ModelSpec) -> int:
+def elementwise_kernels(model: ModelSpec, tp: int = 1) -> int:
     """Launches of ``elementwise_work`` in one forward pass."""
-    return sum(part.launches for part in elementwise_parts(model))
+    return sum(part.launches for part in elementwise_parts(model, tp))
 
 
-def all_reduce_bytes(model: ModelSpec, m: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
-    """Bytes each rank sends in ONE all-reduce of ``m`` rows of hidden states."""
-    return all_reduce_work(as_array(m) * model.hidden_size * act_bytes, tp).bytes
+def all_reduces(model: ModelSpec, act_bytes: float = 2.0) -> tuple[tuple[float, int], ...]:
+    """All-reduces of one forward pass, as (bytes of a row, how many).
 
-
-def all_reduce_count(model: ModelSpec) -> int:
-    """All-reduces of one forward pass: after attention and after the MLP of every layer, one after the embedding."""
+    Hidden states: after attention and after the MLP of every layer, one after the embedding. Where queries and keys
+    have one norm over the heads of all ranks, the sum of squares of either in float32 (vLLM's MiniMaxText01RMSNormTP;
+    Olmo's models gather queries and keys instead, which takes a small batch about as long).
+    """
     halves = model.num_feed_forward_only_layers + model.num_attention_only_layers
-    return 2 * model.num_hidden_layers - halves + 1
+    of_norms = model.num_attention_layers if model.qk_norm_all_heads else 0
+    return (model.hidden_size * act_bytes, 2 * model.num_hidden_layers - halves + 1), (2 * 4.0, of_norms)
 
 
 def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:

@@ -17,6 +17,7 @@ from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
+from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
@@ -133,10 +134,12 @@ class OperatorTables:
         return curve.seconds(message, ())[0]
 
     def all_reduces(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """The collectives of a forward pass."""
-        message = np.asarray(rows * model.hidden_size * self.act_bytes, dtype=np.float64)
-        sent = layers.all_reduce_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        return self.collective(sent, message, rows, layers.all_reduce_count(model))
+        """The all-reduces of a forward pass: of hidden states, and of the squares of queries and keys (`layers`)."""
+        table = np.zeros((len(rows), 3))
+        for width, count in layers.all_reduces(model, self.act_bytes):
+            message = np.asarray(rows * width, dtype=np.float64)
+            table += self.collective(all_reduce_work(message, self.tp).bytes, message, rows, count)
+        return table
 
     def matrices(self, chosen: Iterable[layers.LinearLayer], rows: IntArray) -> FloatArray:
         return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
@@ -305,12 +308,12 @@ class OperatorTables:
         attention = (5 if model.is_mla else 2) * model.num_attention_layers
         attention += 2 * model.num_linear_layers  # convolution and delta rule
         attention += 4 * model.num_indexed_layers  # norm and rotary embedding, cache write, scores, choice
-        collectives = layers.all_reduce_count(model) if self.tp > 1 else 0
+        collectives = sum(count for _, count in layers.all_reduces(model)) if self.tp > 1 else 0
         if self.dcp > 1:
             collectives += 3 * model.num_attention_layers
         if self.dp > 1:
             collectives += 2 * model.num_moe_layers
-        return matrices + attention + layers.elementwise_kernels(model) + collectives
+        return matrices + attention + layers.elementwise_kernels(model, self.tp) + collectives
 
     def attention(
         self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int, *, sparse: bool = False

@@ -772,7 +772,7 @@ def test_layers_of_a_state_space_hybrid_by_hand() -> None:
     assert groups["shared_experts"] == 40 * 2 * 4096 * 5376
     assert model.linear_state_bytes("bf16", 2) == 64 * 64 * 128 * 4
     assert model.convolution_state_bytes("bf16", 2, 3) == (inner + 2 * groups_width) // 2 * 6 * 2
-    assert layers.all_reduce_count(model) == 88 + 1
+    assert layers.all_reduces(model)[0] == (2 * 4096, 88 + 1)
     mtp = drafters.mtp_head(model)
     assert (mtp.num_attention_layers, mtp.num_moe_layers, mtp.num_linear_layers) == (1, 1, 0)
 
@@ -789,7 +789,7 @@ def test_attention_beside_a_state_by_hand() -> None:
     of_state = (inner + 2 * of_groups) * 4 + inner + 3 * heads
     assert groups["norms"] == 5120 * (2 * 72 + 1) + 72 * of_state
     assert model.kv_bytes_per_token("bf16") == 72 * 2 * 4 * 128 * 2
-    assert layers.all_reduce_count(model) == 3 * 72 + 1
+    assert layers.all_reduces(model)[0] == (2 * 5120, 3 * 72 + 1)
     config = {**config_of("Falcon-H1-34B"), "ssm_multipliers": [1.0] * 5, "mamba_rms_norm": True, "mamba_d_ssm": 5120}
     with pytest.raises(ModelError, match="mamba_d_ssm = 5120"):
         spec_from_config(config, "config.json")

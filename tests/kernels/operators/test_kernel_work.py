@@ -21,8 +21,7 @@ from draftcast.kernels.operators.moe import moe_work, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work.layers import (
     LinearLayer,
-    all_reduce_bytes,
-    all_reduce_count,
+    all_reduces,
     elementwise_kernels,
     elementwise_work,
     linear_layers,
@@ -185,13 +184,29 @@ def test_the_kernels_of_a_layer_add_up_to_its_elementwise_work() -> None:
 
 
 def test_collectives() -> None:
-    assert all_reduce_bytes(LLAMA, 10, tp=1) == 0
-    assert all_reduce_bytes(LLAMA, 10, tp=4) == 10 * 4096 * 2 * 1.5
-    assert all_reduce_count(LLAMA) == 65
+    (width, count), (_, of_norms) = all_reduces(LLAMA)
+    assert (width, count, of_norms) == (4096 * 2, 65, 0)
+    assert all_reduce_work(10 * width, 1).bytes == 0
+    assert all_reduce_work(10 * width, 4).bytes == 10 * 4096 * 2 * 1.5
     np.testing.assert_array_equal(all_reduce_work([8.0, 8.0], [1, 2]).bytes, [0, 8])
     assert all_reduce_work(8.0, 4).flops == 0
     assert logits_gather_bytes(LLAMA, 10, tp=4) == 10 * 128256 * 2 * 0.75
     assert logits_gather_bytes(LLAMA, 10) == 0
+
+
+def test_one_norm_over_the_heads_of_all_ranks_is_summed_between_them() -> None:
+    alone = replace(LLAMA, qk_norm=True)
+    together = replace(alone, qk_norm_all_heads=True)
+    assert all_reduces(together) == (all_reduces(alone)[0], (8, 32))
+    assert elementwise_kernels(together, 4) == elementwise_kernels(alone, 4) + 32
+    assert elementwise_kernels(together) == elementwise_kernels(alone)
+    read_again = 32 * (32 + 8) // 4 * 128 * 2
+    assert elementwise_work(together, 1, tp=4).bytes == elementwise_work(alone, 1, tp=4).bytes + read_again
+    # A weight for each head, in place of one for all.
+    weights = [model.parameter_groups()["norms"] for model in (together, alone)]
+    assert weights[0] - weights[1] == 32 * 128 * (32 + 8 - 2)
+    assert load_model("MiniMax-M2.5").qk_norm_all_heads
+    assert not load_model("Qwen3-8B").qk_norm_all_heads
 
 
 def test_sampler_counts_logits() -> None:
