@@ -6,8 +6,8 @@ squares of the log errors, every source counted once, no constant below zero. On
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
 constants, and one JSON line.
-Last the ratio of step times to kernels of models with latent, sparse or linear attention under engines from before
-those kernels, on devices other than Hopper: the median of the sources, each held out of the one it is judged by.
+Last the ratios of step times to kernels of models with latent or sparse and with linear attention under engines from
+before those kernels, on devices other than Hopper: each the median of its sources, held out of those it is judged by.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -65,10 +65,11 @@ def main() -> None:
     for when, rows in table.items():
         for kind, row in rows.items():
             show(when, kind, row)
-    ratio, of_ratio = attention_ratio()
-    for when, found in of_ratio.items():
+    ratios, of_ratios = attention_ratios()
+    for when, found in of_ratios.items():
         show(when, "other attention off", asdict(found))
-    print(f"other_attention_ratio {ratio:.2f}")
+    for (engine, kind), ratio in ratios.items():
+        print(f"{engine} {kind} {ratio:.2f}")
     shown = seen(before, slopes)
     for (generation, name), value in values.items():
         if value != stated[generation, name]:
@@ -85,37 +86,52 @@ def show(when: str, kind: str, row: Mapping[str, float]) -> None:
     print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
 
 
-def attention_ratio() -> tuple[float, dict[str, FigureErrors]]:
-    """The one ratio of `EngineGeneration.attention_ratio`, and the errors before, after, and with each source held out.
+def attention_ratios() -> tuple[dict[tuple[str, str], float], dict[str, FigureErrors]]:
+    """Ratios of `EngineGeneration.attention_ratio` by engine and kind, and the errors before, after and held out.
 
-    Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one.
+    Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. A kind
+    that no source of an engine shows has none.
     """
-    ratios = {p.id: stated for p in points() if p.tier == "A" and (stated := stated_ratio(p)) != 1.0}
-    logs: dict[str, list[float]] = {}  # of forecast at the kernels' times over measured time, by source
-    for forecast in forecast_points([p for p in points() if p.id in ratios]):
+    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p)) is not None}
+    logs: dict[tuple[str, str], dict[str, list[float]]] = {}  # of forecast at the kernels' times over measured time
+    for forecast in forecast_points([p for p in points() if p.id in stated]):
         if (error := forecast.error("off")) is not None:
-            found = float(np.log1p(error) - np.log(ratios[forecast.point.id]))
-            logs.setdefault(forecast.point.source, []).append(found)
-    medians = {source: float(np.median(found)) for source, found in logs.items()}
+            kind, ratio = stated[forecast.point.id]
+            of_source = logs.setdefault((forecast.point.engine, kind), {}).setdefault(forecast.point.source, [])
+            of_source.append(float(np.log1p(error) - np.log(ratio)))
 
-    def of(ratio_of: Callable[[str], float]) -> FigureErrors:
-        pairs = [(s, float(np.exp(log) * ratio_of(s) - 1.0)) for s, all_ in logs.items() for log in all_]
-        return errors_by_source(pairs)
+    def of(kind: tuple[str, str], without: str = "") -> float:
+        medians = [float(np.median(found)) for source, found in logs[kind].items() if source != without]
+        return float(np.exp(-np.median(medians))) if medians else 1.0
 
-    def without(source: str) -> float:
-        return float(np.exp(-np.median([log for other, log in medians.items() if other != source])))
+    def errors(ratio_of: Callable[[tuple[str, str], str], float]) -> FigureErrors:
+        return errors_by_source(
+            [
+                (source, float(np.exp(log) * ratio_of(kind, source) - 1.0))
+                for kind, sources in logs.items()
+                for source, found in sources.items()
+                for log in found
+            ]
+        )
 
-    ratio = without("")
-    return ratio, {"before": of(lambda _: 1.0), "after": of(lambda _: ratio), "source held out": of(without)}
+    table = {
+        "before": errors(lambda _kind, _source: 1.0),
+        "after": errors(lambda kind, _source: of(kind)),
+        "source held out": errors(of),
+    }
+    return {kind: of(kind) for kind in logs}, table
 
 
-def stated_ratio(point: EvidencePoint) -> float:
+def stated_ratio(point: EvidencePoint) -> tuple[str, float] | None:
+    """The field that holds a point's ratio, and the ratio; None where it has none."""
     scenario = scenarios_of(point).off
     if scenario is None:
-        return 1.0
+        return None
     version, model = scenario.engine.version, load_model(scenario.engine.model)
     generation = engines.generation_of(version, is_moe=model.is_moe)
-    return generation.attention_ratio(version, model, load_hardware(scenario.hardware))
+    ratio = generation.attention_ratio(version, model, load_hardware(scenario.hardware))
+    kind = "linear" if model.num_linear_layers else "other"
+    return None if ratio == 1.0 else (f"{kind}_attention_ratio", ratio)
 
 
 def is_timed(point: EvidencePoint) -> bool:

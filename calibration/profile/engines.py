@@ -64,7 +64,6 @@ class Constants(Section):
     # least; and what each kernel adds to the device's time: the gap before it, lost fusion.
     eager_launch_s: Constant
     eager_gap_s: Constant
-    uncaptured_launch_s: Constant  # what each kernel adds beyond the captured sizes, compiled if the engine compiles
     draft_pass_s: Constant  # a pass of the draft besides its kernels: metadata, choice of the token, index work
     # Verification besides the target's pass and the logits' kernels.
     verify_greedy_s: Constant
@@ -75,6 +74,8 @@ class Constants(Section):
     ngram_token_s: Constant
     ngram_gpu_step_s: Constant
     suffix_request_s: Constant  # suffix decoding, each request
+    # What each kernel adds beyond the captured sizes; None: nothing is compiled, it runs as eagerly.
+    uncaptured_launch_s: Constant | None = None
 
 
 GRAPH_KERNELS = 400
@@ -131,6 +132,8 @@ class EngineGeneration(Section):
     linear_attention_ratio: Ratios = field(default_factory=dict)
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
+    # The default with speculation and of multimodal models, where it is another.
+    limited_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
     def counts_graphs(self, version: str) -> bool:
         """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
@@ -158,7 +161,8 @@ class EngineGeneration(Section):
     @property
     def provisional(self) -> tuple[str, ...]:
         """Names of the constants that were seen in one set-up only, or assumed."""
-        return tuple(f.name for f in fields(Constants) if getattr(self.constants, f.name).provisional)
+        given = ((f.name, getattr(self.constants, f.name)) for f in fields(Constants))
+        return tuple(name for name, constant in given if constant is not None and constant.provisional)
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; a run's manifest holds it."""

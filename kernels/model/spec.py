@@ -218,6 +218,11 @@ class ModelSpec:
     # Layers -----------------------------------------------------------------------------------------------------
 
     @property
+    def is_multimodal(self) -> bool:
+        """Whether it takes images too, by its class in transformers."""
+        return self.architecture.endswith("ForConditionalGeneration")
+
+    @property
     def is_moe(self) -> bool:
         return self.num_experts > 0
 

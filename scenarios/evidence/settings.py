@@ -232,8 +232,12 @@ def read_lengths(reading: Reading) -> dict[str, Any] | None:
 
 
 def _counted(point: EvidencePoint, names: list[str]) -> float | None:
-    """The mean of the requests that were sent, from a total in ``more``."""
+    """The mean of the requests that were sent, from a total in ``more``; of outputs also from a run's time and rate."""
     totals = [point.more[name] for name in names if isinstance(point.more.get(name), int | float)]
+    if not totals and "output_tokens" in names and point.metric == "output_tok_s":
+        sides = (("off", point.off), ("on", point.on))
+        seconds = ((rate, point.more.get(f"{side}_latency_s", point.more.get("latency_s"))) for side, rate in sides)
+        totals = [rate * latency_s for rate, latency_s in seconds if rate is not None and latency_s is not None]
     count = point.load.num_prompts
     if count is None and point.load.kind == "burst" and point.load.value is not None:
         count = int(point.load.value)

@@ -76,7 +76,10 @@ class EngineConfig:
         engine = self.generation
         runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
-        mode = self.cudagraph_mode or since(engine.cudagraph_mode, self.version)
+        modes = engine.limited_cudagraph_mode if self.method.drafts else {}
+        mode = self.cudagraph_mode or since(modes or engine.cudagraph_mode, self.version)
+        if engine.prompts_alone and max(self.lockstep_ranks, self.pipeline_parallel_size) > 1:
+            mode = self.cudagraph_mode or "FULL_DECODE_ONLY"
         default_async = self.method.is_async and runs_async
         resolved = {
             "weight_dtype": target,

@@ -15,7 +15,7 @@ from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, wide_dtype
+from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, KV_BYTES, activation_bytes, wide_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work, layer_shape
@@ -42,6 +42,13 @@ _SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank
 # 1.3, 1.7, 2.5 and 3.8 times from 1,024 rows on. Provisional: synthetic routing.
 UNDIVIDED_SHARE = (0.04, 0.10)
 MANY_ROWS = 1024
+# What SGLang launches one by one for a layer besides `launches`, in kernels of the usual host time (35 us): what the
+# time to the first token of one request, less 8 ms, leaves (SGLang cookbook and pull requests, 0.5.0 to 0.5.12). Around
+# Triton's experts 9 for Qwen3-235B on 8 B200, 13 for ERNIE-4.5-21B and 17 for Llama-4-Scout on MI300X, 28 for Step-3.5
+# on 4 H200; where experts are one fused kernel 3 (gpt-oss-120b on 8 B200). In latent attention 16 for GLM-4.7-Flash, 17
+# for DeepSeek-Math-V2, 24 for DeepSeek-R1 and 30 for DeepSeek-V4-Flash, all on B200. Provisional.
+_SORTING_KERNELS = 15
+_LATENT_KERNELS = 20
 # A choice of several tokens: a softmax reads and writes float32, torch.topk reads it for each of four digits and once
 # more to gather, in some 25 kernels. On H100 that is 162 us for 64 rows of 131,072 and 2.9 ms for 2,048; torch.topk
 # alone was timed at 178 us and 3.0 ms (FlashInfer's pull request 3009, on a card it does not name; 4 rows of 65,536 in
@@ -314,6 +321,22 @@ class OperatorTables:
         if self.dp > 1:
             collectives += 2 * model.num_moe_layers
         return matrices + attention + layers.elementwise_kernels(model, self.tp) + collectives
+
+    def eager_launches(self, model: ModelSpec) -> float:
+        """Kernels of a pass that no graph or compiler holds.
+
+        Inputs of 8 and 4 bits are quantised by kernels of their own, and tokens sorted by expert, where no fused kernel
+        does it all.
+        """
+        pass_matrices = (layer for layer in layers.linear_layers(model, self.tp) if layer.scope == "pass")
+        formats = [(layer, COMPUTE_DTYPE[layer.stored(self.dtype)[0]]) for layer in pass_matrices]
+        quantised = sum(layer.count for layer, computed_in in formats if computed_in in ("fp8", "fp4", "int8"))
+        experts = {layer.stored(self.dtype)[0] for layer, _ in formats if layer.num_experts}
+        has_fused = "fp4" in self.profile.hardware.peak_flops and self.profile.hardware.vendor == "NVIDIA"
+        is_fused = has_fused and not experts & set(self.generation.triton_experts(self.config.version))
+        of_experts = 0 if is_fused else _SORTING_KERNELS * model.num_moe_layers
+        of_latents = _LATENT_KERNELS * model.num_attention_layers if model.is_mla else 0
+        return self.launches(model) + quantised + of_experts + of_latents
 
     def attention(
         self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int, *, sparse: bool = False

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftcast.calibration.profile.engines import GRAPH_KERNELS
+from draftcast.calibration.profile.engines import GRAPH_KERNELS, since
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -33,6 +33,11 @@ NGRAM_GPU_BYTES_PER_POSITION = 12.0
 NGRAM_GPU_KERNELS = 10
 
 MAX_ROWS = 2**22  # 100 MB a table
+# What computes a layer's states over a prompt chunk by chunk, which no piecewise graph holds, in kernels of the usual
+# host time: some 12 that Triton's autotuner looks up (fla/ops/gated_delta_rule/chunk.py in vLLM and SGLang). The
+# time to the first token of one request of Qwen3-Next on 8 B200 leaves 33 a layer (SGLang 0.5.6). Provisional.
+CHUNK_KERNELS = 30
+LATENT_GRAPH_ROWS = 2048  # docs.sglang.io, Piecewise CUDA Graph: the limit of MLA; of other models a whole chunk
 # How uniform decode batches and all others run inside the captured sizes, by vLLM's CUDA graph mode.
 MODES = {
     "NONE": (st.UNCAPTURED, st.UNCAPTURED),
@@ -176,7 +181,15 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     varies = config.is_dynamic and config.num_speculative_tokens > 0
     if uniform == st.FULL_GRAPH and varies and not engine.full_graphs_of_any_k:
         uniform = mixed = st.PIECEWISE_GRAPHS
-    uncaptured = st.EAGER if config.enforce_eager else st.UNCAPTURED
+    compiles = constants.uncaptured_launch_s is not None
+    uncaptured = st.UNCAPTURED if compiles and not config.enforce_eager else st.EAGER
+    if engine.prompts_alone and mixed == st.PIECEWISE_GRAPHS:
+        # SGLang's graphs of prompts: on NVIDIA's GPUs, not of DeepSeek-V3.2, and not of every model from the first on.
+        limited = model.is_multimodal and since(engine.limited_cudagraph_mode, config.version) != config.cudagraph_mode
+        if device.profile.hardware.vendor != "NVIDIA" or model.has_latent_indexer or limited:
+            mixed = st.UNCAPTURED
+        else:
+            p["prompt_graph_rows"] = min(config.max_num_batched_tokens, LATENT_GRAPH_ROWS if model.is_mla else MAX_ROWS)
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
@@ -185,7 +198,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     graph_s = constants.full_graph_s.value * launches / GRAPH_KERNELS
     piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.value
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
-    p["target_launch_s"] = launches * constants.eager_launch_s.value
+    p["target_launch_s"] = device.eager_launches(model) * constants.eager_launch_s.value
+    p["prompt_launch_s"] = CHUNK_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.value
     p["expands"] = engine.batch_expansion
@@ -196,7 +210,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
     """What the launches of a pass without a CUDA graph add to it: eagerly, and compiled beyond the captured sizes."""
     constants = config.generation.constants
-    return launches * constants.eager_gap_s.value, launches * constants.uncaptured_launch_s.value
+    compiled = constants.uncaptured_launch_s
+    return launches * constants.eager_gap_s.value, launches * compiled.value if compiled is not None else 0.0
 
 
 def _fill_attention(
@@ -237,7 +252,7 @@ def _fill_draft(
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
     launches, constants = device.launches(head), config.generation.constants
-    cost.params[0]["draft_launch_s"] = launches * constants.eager_launch_s.value
+    cost.params[0]["draft_launch_s"] = device.eager_launches(head) * constants.eager_launch_s.value
     cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
     cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name, config.version)
     _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)

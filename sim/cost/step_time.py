@@ -95,6 +95,7 @@ PARAMS = record_type(
     ("host_seq_s", "f8"),
     ("stream_seq_s", "f8"),  # of the API servers, beside the engine: to send one request's tokens of a step
     ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
+    ("prompt_graph_rows", "f8"),  # the same of a batch with a prompt, where it is larger
     ("uniform_rows", "f8"),  # rows a request of a uniform decode batch, 0: any equal number
     ("uniform_mode", "i8"),  # how uniform decode batches run, EAGER to FULL_GRAPH
     ("mixed_mode", "i8"),  # and all others
@@ -102,6 +103,7 @@ PARAMS = record_type(
     ("target_mode_s", "f8", (4,)),  # seconds that each of these modes adds to the target's pass
     ("draft_mode_s", "f8", (2,)),  # and the first two to a pass of the draft
     ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
+    ("prompt_launch_s", "f8"),  # to launch what is in no graph but in the target's passes with a prompt
     ("draft_launch_s", "f8"),  # the same for one pass of the draft
     ("draft_pass_s", "f8"),  # a draft pass besides its kernels
     ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
@@ -229,7 +231,7 @@ def graph_mode(p: Record, f: Record) -> int:
     """How the target's pass of a step runs: as one graph, in pieces, or kernel by kernel."""
     if f.group_tokens > 0.0:
         return int(f.graph_mode)
-    if f.tokens > p.cuda_graph_rows:
+    if f.tokens > max(p.cuda_graph_rows, p.prompt_graph_rows if f.prefill_tokens > 0.0 else 0.0):
         return int(p.uncaptured_mode)
     if f.prefill_tokens > 0.0 or f.decode_seqs <= 0.0:
         return int(p.mixed_mode)
@@ -321,7 +323,8 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
         seconds += decode_s
         seconds += prefill_s
     mode = out.graph_mode
-    floor = p.target_launch_s if mode == EAGER else 0.0
+    floor = p.prompt_launch_s if f.prefill_tokens > 0.0 else 0.0
+    floor += p.target_launch_s if mode == EAGER else 0.0
     kernels = seconds
     seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
     out.overhead_s = seconds - kernels

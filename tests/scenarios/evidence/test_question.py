@@ -265,6 +265,16 @@ def test_lengths_of_generated_prompts() -> None:
     assert of_source == most
 
 
+def test_a_runs_time_and_rate_tell_its_outputs() -> None:
+    changes: dict[str, Any] = {"dataset": "GSM8K 5-shot", "input_tokens": None, "output_tokens": None}
+    changes |= {"metric": "output_tok_s", "load": {"kind": "concurrency", "value": 64, "num_prompts": 200}}
+    timed = workload(**changes, off=3000.0, on=None, more={"latency_s": 12.0}).lengths.output_tokens
+    assert (timed.mean, timed.std) == (180.0, 72.0)  # the spread is that of the data set
+    either = workload(**changes, off=3000.0, on=4000.0, more={"off_latency_s": 12.0, "on_latency_s": 9.0})
+    assert either.lengths.output_tokens == timed
+    assert workload(**changes, off=3000.0, on=None).lengths.output_tokens.mean == 120.0
+
+
 def test_a_named_data_set_has_typical_lengths_which_are_said_to_be_assumed() -> None:
     question = asked(dataset="ShareGPT", input_tokens=None, output_tokens=None)
     assert question.off is not None

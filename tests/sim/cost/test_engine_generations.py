@@ -69,8 +69,14 @@ def constants(version: str) -> Constants:
         # As a deployment without speculation is made: its policy `Off` is dynamic.
         ({"version": ASYNC, "is_dynamic": True}, st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
         ({"version": "vllm 0.10"}, st.PIECEWISE_GRAPHS, st.PIECEWISE_GRAPHS),
-        ({"version": "vllm 0.6"}, st.FULL_GRAPH, st.UNCAPTURED),
-        ({"version": "sglang 0.5.6"}, st.FULL_GRAPH, st.UNCAPTURED),
+        # What no graph holds runs eagerly: these engines compile nothing.
+        ({"version": "vllm 0.6"}, st.FULL_GRAPH, st.EAGER),
+        ({"version": "sglang 0.5.6"}, st.FULL_GRAPH, st.EAGER),
+        ({"version": "sglang 0.5.10"}, st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
+        ({"version": "sglang 0.5.10", "cudagraph_mode": "FULL_DECODE_ONLY"}, st.FULL_GRAPH, st.EAGER),
+        ({"version": "sglang 0.5.10", "device": "mi300x"}, st.FULL_GRAPH, st.EAGER),
+        ({"version": "sglang 0.5.10", "pipeline_parallel_size": 2}, st.FULL_GRAPH, st.EAGER),
+        ({"version": "sglang 0.5.10", "model": "deepseek-v3.2"}, st.FULL_GRAPH, st.EAGER),
     ],
 )
 def test_how_a_step_runs(flags: dict[str, Any], uniform: int, mixed: int) -> None:
@@ -134,7 +140,65 @@ def test_a_cliff_stands_at_the_captured_limit(flags: dict[str, Any], limit: int,
 
 def test_sglang_captures_by_requests() -> None:
     cost = cost_of(method="eagle3", k=4, version="sglang 0.5.6", max_num_seqs=512)
-    assert [decode(cost, seqs, 4)["graph_mode"] for seqs in (256, 257)] == [st.FULL_GRAPH, st.UNCAPTURED]
+    assert [decode(cost, seqs, 4)["graph_mode"] for seqs in (256, 257)] == [st.FULL_GRAPH, st.EAGER]
+
+
+def test_sglang_holds_prompts_in_graphs_up_to_a_chunk() -> None:
+    def modes(rows: int, **flags: Any) -> int:
+        return int(decode(cost_of(max_num_batched_tokens=8192, **flags), 0, 0, rows)["graph_mode"])
+
+    new, latent = {"version": "sglang 0.5.10"}, {"model": "deepseek-v3", "tensor_parallel_size": 8}
+    assert [modes(rows, **new) for rows in (64, 8192)] == [st.PIECEWISE_GRAPHS] * 2
+    assert [modes(rows, **new, **latent) for rows in (2048, 2049)] == [st.PIECEWISE_GRAPHS, st.EAGER]
+    drafting = {"method": "eagle3", "k": 3}
+    assert modes(64, **new, **drafting) == st.EAGER
+    assert modes(64, version="sglang 0.5.13", **drafting) == st.PIECEWISE_GRAPHS
+    multimodal = [modes(64, version=f"sglang 0.5.{patch}", model="gemma-3-12b") for patch in (12, 13)]
+    assert multimodal == [st.EAGER, st.PIECEWISE_GRAPHS]
+    experts = {"model": "qwen3-30b-a3b", "data_parallel_size": 2}
+    assert modes(64, **new, **experts) == st.EAGER
+
+
+def test_an_eager_prompt_lasts_as_long_as_its_launches_and_a_long_one_as_its_kernels() -> None:
+    """SGLang's cookbook, 8 B200, a prompt of some 300 tokens: 92 ms to the first token of Qwen3-235B, 32 of gpt-oss."""
+    served = (("qwen3-235b-a22b", "bf16", 80e-3, 110e-3), ("gpt-oss-120b", "mxfp4", 15e-3, 35e-3))
+    for model, dtype, low, high in served:
+        shared = {"model": model, "device": "b200", "tensor_parallel_size": 8, "weight_dtype": dtype}
+        cost = cost_of(version="sglang 0.5.6", **shared)
+        short, twice = (float(decode(cost, 0, 0, rows)["target_s"]) for rows in (200, 400))
+        assert short == pytest.approx(float(cost.params[0]["target_launch_s"]))
+        assert twice < 1.05 * short
+        assert low < short < high
+        layers = load_model(model).num_hidden_layers
+        assert short > 10 * layers * constants("sglang 0.5.6").eager_launch_s.value
+        graphs = cost_of(version="sglang 0.5.10", **shared)
+        assert decode(graphs, 0, 0, 200)["target_s"] < 0.7 * short
+    cost = cost_of(version="sglang 0.5.6", max_num_batched_tokens=8192)
+    gaps_s = float(cost.params[0]["target_mode_s"][st.EAGER])
+    assert float(decode(cost, 0, 0, 8192)["overhead_s"]) == pytest.approx(gaps_s)
+
+
+def test_what_is_launched_eagerly_hangs_on_the_layers() -> None:
+    """Quantised inputs, experts that no fused kernel holds, latents; states over a prompt in no piecewise graph."""
+
+    def launches(model: str, device: str = "h100-sxm", **flags: Any) -> float:
+        cost = cost_of(model, device, version="sglang 0.5.6", **flags)
+        return float(cost.params[0]["target_launch_s"] / constants("sglang 0.5.6").eager_launch_s.value)
+
+    layers = 36  # four matrices in each
+    assert launches("qwen3-8b", weight_dtype="fp8") - launches("qwen3-8b") == pytest.approx(4 * layers)
+    assert launches("qwen3-8b", weight_dtype="int4") == pytest.approx(launches("qwen3-8b"))
+    # Blackwell's experts in mxfp4 are one kernel, not yet those in bf16.
+    hopper, blackwell = (launches("gpt-oss-120b", device, weight_dtype="mxfp4") for device in ("h100-sxm", "b200"))
+    assert hopper - blackwell == pytest.approx(15 * 36)
+    assert launches("qwen3-30b-a3b") == pytest.approx(launches("qwen3-30b-a3b", "b200"))
+    assert launches("deepseek-v2-lite") / 27 > launches("qwen3-30b-a3b") / 48 + 20
+    hybrid = cost_of("qwen3-next-80b-a3b", "h200", version=NEW, tensor_parallel_size=4)
+    out = decode(hybrid, 8, 0, 16)
+    assert out["graph_mode"] == st.PIECEWISE_GRAPHS
+    assert out["target_s"] >= hybrid.params[0]["prompt_launch_s"] == pytest.approx(36 * 30 * 35e-6)
+    assert decode(hybrid, 8)["target_s"] < hybrid.params[0]["prompt_launch_s"]
+    assert cost_of(version=NEW).params[0]["prompt_launch_s"] == 0.0
 
 
 def test_a_padded_step_costs_what_the_padded_size_costs() -> None:
@@ -190,7 +254,7 @@ def test_v0_reads_the_context_again_for_every_draft() -> None:
     k, context = 4, 2000.0
     old, new = (cost_of(method="eagle", k=k, version=version) for version in ("vllm 0.6", "vllm 0.8"))
     modes = [int(decode(old, seqs, k)["graph_mode"]) for seqs in (51, 52)]
-    assert modes == [st.FULL_GRAPH, st.UNCAPTURED]
+    assert modes == [st.FULL_GRAPH, st.EAGER]
     steps = [decode(cost, 32, k, 0, context) for cost in (old, new)]
     kernels_s = [float(out["target_s"] - out["overhead_s"]) for out in steps]
     plain = [decode(cost, 32, 0, 0, context) for cost in (old, new)]
@@ -348,7 +412,8 @@ def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(
         if newer is None:
             continue
         assert generation_of(newer, is_moe=True).attention_ratio(newer, spec, blackwell) == 1.0
-        old, new = (cost_of(model, "b200", version=v, weight_dtype="fp8") for v in (older, newer))
+        alike = {"weight_dtype": "fp8", "cudagraph_mode": "FULL_DECODE_ONLY"}
+        old, new = (cost_of(model, "b200", version=v, **alike) for v in (older, newer))
         for step in ((8,), (64,), (8, 0, 2000)):
             times = (float(decode(cost, *step)["target_s"]) for cost in (old, new))
             assert next(times) / next(times) == pytest.approx(ratio, rel=1e-9)
