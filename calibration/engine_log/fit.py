@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, Regression, design, robust_fit
-from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, Clock, TimedSteps, timed_steps, with_kv_tokens
+from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, Regression, design
+from draftcast.calibration.engine_log.steps import Clock, TimedSteps, timed_steps, with_kv_tokens
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
 from draftcast.files import picked, plain
@@ -156,8 +156,7 @@ def fit_engine_log(
         known = with_kv_tokens(logged, options.kv_capacity_tokens, options.block_size)
         # One clock for both logs, or the difference of the clocks would pass for drafting.
         timed.append(timed_steps(known, timed[0].clock if timed else options.clock, options.warmup_steps))
-    hosts = [host_seconds(part) for part in timed]
-    points = _points([with_host(part, *host) for part, host in zip(timed, hosts, strict=True)])
+    points = _points([part.points for part in timed])
     left_out = sum((Counter(part.left_out) for part in timed), Counter[str]())
     unknown = points["kv_tokens"].isna()
     if unknown.any() and unknown.groupby(points["speculative"]).mean().max() < _MOST_KV_UNKNOWN:
@@ -184,8 +183,8 @@ def fit_engine_log(
             drift=MAD_TO_STD * float((stretch_ratios - stretch_ratios.median()).abs().median()),
         ),
         clock=timed[0].clock,
-        host_fixed_s=hosts[0][0],
-        host_sequence_s=hosts[0][1],
+        host_fixed_s=timed[0].host_s[0],
+        host_sequence_s=timed[0].host_s[1],
         elapsed_share=timed[0].elapsed_share,
         repeat_error=_repeat_error(points[~points["speculative"]]),
         steps=int(points["steps"].sum()),
@@ -270,25 +269,6 @@ def _enforce_eager(logs: pd.DataFrame) -> bool | None:
         message = f"the logs differ: the others are of a server with {named}"
         raise InputError(message, file=str(source), key="enforce_eager", value=not named)
     return named
-
-
-def host_seconds(timed: TimedSteps) -> tuple[float, float]:
-    """Seconds of a step outside ``elapsed``, fixed and per sequence; NaN where elapsed is not the step's wait."""
-    if not timed.elapsed_share >= WHOLE_ELAPSED:
-        return math.nan, math.nan
-    blocks = timed.blocks
-    x = blocks[["steps", "sequences"]].to_numpy(dtype=np.float64)
-    fit = robust_fit(x, blocks["wall_s"].to_numpy(), x[:, 0], offset=blocks["elapsed_s"].to_numpy())
-    fixed_s, sequence_s = fit.coefficients.tolist()
-    return fixed_s, sequence_s
-
-
-def with_host(timed: TimedSteps, fixed_s: float, sequence_s: float) -> pd.DataFrame:
-    """The points, with the host's seconds added where ``elapsed`` is the clock."""
-    points = timed.frame
-    if timed.clock == "wall" or not math.isfinite(fixed_s):
-        return points
-    return points.assign(seconds=points["seconds"] + fixed_s * points["steps"] + sequence_s * points["sequences"])
 
 
 def _repeat_error(points: pd.DataFrame) -> float:

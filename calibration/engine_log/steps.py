@@ -9,6 +9,7 @@ with stamps of whole seconds such a block begins and ends where the second chang
 a second.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,6 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 import pandas as pd
 
+from draftcast.calibration.engine_log.regression import robust_fit
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 
@@ -38,10 +40,20 @@ class TimedSteps:
     # ``context_tokens``; ``elapsed_s``, ``wall_s`` (NaN: not known), ``seconds`` (by the clock); ``source``, ``run``,
     # ``line`` (of the last step)
     frame: pd.DataFrame
-    blocks: pd.DataFrame  # the same for the wall clock, whichever is used: both times are known in it
     clock: Literal["wall", "elapsed"]
     elapsed_share: float  # elapsed over wall time where both are known, NaN where no wall time is
+    # Seconds of a step outside ``elapsed``, fixed and per sequence; NaN where elapsed is not the step's wait
+    host_s: tuple[float, float]
     left_out: dict[str, int]  # steps that are not in it, by reason
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """``frame`` with the host's seconds added where ``elapsed`` is the clock."""
+        fixed_s, sequence_s = self.host_s
+        if self.clock == "wall" or not math.isfinite(fixed_s):
+            return self.frame
+        outside_s = fixed_s * self.frame["steps"] + sequence_s * self.frame["sequences"]
+        return self.frame.assign(seconds=self.frame["seconds"] + outside_s)
 
 
 def with_kv_tokens(
@@ -131,7 +143,17 @@ def timed_steps(
     if untimed := len(kept) - int(timed["steps"].sum()):
         left_out["wall time not sure" if clock == "wall" else "elapsed rounds to 0"] = untimed
     timed = timed.assign(seconds=timed[f"{clock}_s"]).reset_index(drop=True)
-    return TimedSteps(timed, blocks, clock, share, left_out)
+    return TimedSteps(timed, clock, share, _host_seconds(blocks, share), left_out)
+
+
+def _host_seconds(blocks: pd.DataFrame, elapsed_share: float) -> tuple[float, float]:
+    """`TimedSteps.host_s` from blocks of the wall clock, in which both times are known."""
+    if not elapsed_share >= WHOLE_ELAPSED:
+        return math.nan, math.nan
+    x = blocks[["steps", "sequences"]].to_numpy(dtype=np.float64)
+    fit = robust_fit(x, blocks["wall_s"].to_numpy(), x[:, 0], offset=blocks["elapsed_s"].to_numpy())
+    fixed_s, sequence_s = fit.coefficients.tolist()
+    return fixed_s, sequence_s
 
 
 def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) -> pd.DataFrame:

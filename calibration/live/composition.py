@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.fit import host_seconds, with_host
 from draftcast.calibration.engine_log.log import read_engine_log
-from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, timed_steps
+from draftcast.calibration.engine_log.steps import WHOLE_ELAPSED, TimedSteps, timed_steps
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
@@ -206,17 +205,11 @@ def _depths(speculative_config: Mapping[str, Any] | None, drafting: FloatArray) 
 
 
 @dataclass(frozen=True)
-class TimedRun:
+class TimedRun(TimedSteps):
     run: LiveRun
     method: str  # how the server drafted; "" without speculative decoding
     k: int
     steps: pd.DataFrame  # every logged step of the run, columns of `compose`
-    # Timed steps or blocks of them: sums of the features, ``steps``, ``seconds``, place in the log
-    points: pd.DataFrame
-    clock: str  # ``wall`` or ``elapsed``
-    elapsed_share: float  # of the wall time, NaN where that is not known
-    host_s: tuple[float, float]  # seconds of a step beside ``elapsed``, fixed and per sequence; NaN with the wall clock
-    left_out: dict[str, int]  # steps without a time, by reason
 
     @property
     def label(self) -> str:
@@ -250,18 +243,8 @@ def timed_run(run: LiveRun, steps: pd.DataFrame, more: Sequence[str] = ()) -> Ti
     # No warm-up is left out: the client did that, and the first steps are often the only ones with many prompts.
     names = (*FEATURES, *more)
     timed = timed_steps(steps, "auto", 0, names)
-    host_s = host_seconds(timed)
     if timed.clock == "wall" and timed.elapsed_share >= WHOLE_ELAPSED:
         timed = timed_steps(steps, "elapsed", 0, names)
     spec = run.manifest["speculative_config"] or {}
-    return TimedRun(
-        run=run,
-        method=str(spec.get("method") or ("draft_model" if spec.get("model") else "")),
-        k=int(spec.get("num_speculative_tokens") or 0),
-        steps=steps,
-        points=with_host(timed, *host_s),
-        clock=timed.clock,
-        elapsed_share=timed.elapsed_share,
-        host_s=host_s,
-        left_out=timed.left_out,
-    )
+    method = str(spec.get("method") or ("draft_model" if spec.get("model") else ""))
+    return TimedRun(**vars(timed), run=run, method=method, k=int(spec.get("num_speculative_tokens") or 0), steps=steps)
