@@ -38,16 +38,14 @@ touches, over five devices, the medians of power_law_1.01 are within 17 % while 
 number of experts (balanced: up to 39 % too slow), those of balanced within 12 % beyond. Each point takes the nearer.
 """
 
-import dataclasses
 import importlib.metadata
 import importlib.util
 import re
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -90,14 +88,14 @@ _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
 _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
 
 
-@dataclass(frozen=True)
-class FileKind:
-    family: str  # folder it stands in
-    name: str  # without ``_perf.parquet``
-    # texts, numbers: columns that must be there, beside those every file has
-    texts: tuple[str, ...]
-    numbers: tuple[str, ...]
-    rows: Callable[[pd.DataFrame, LeftOut], pd.DataFrame]  # to rows of the latency table; counts what it leaves out
+class FileKind(NamedTuple):
+    """A file without ``_perf.parquet``; ``files`` of `NAMES` says the folder it stands in and the columns it must have.
+
+    ``rows`` turns it into rows of the latency table and counts what it leaves out.
+    """
+
+    name: str
+    rows: Callable[[pd.DataFrame, LeftOut], pd.DataFrame]
 
 
 def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
@@ -196,46 +194,31 @@ def with_products(frame: pd.DataFrame) -> pd.DataFrame:
     return rest
 
 
-_ATTENTION = (*PROMPTS, "step", "num_key_value_heads", "head_dim")
-_MOE = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-_MLA_TEXTS = ("model", "gemm_type", "kv_cache_dtype", "mla_dtype")
-_MLA = (*PROMPTS, "step")
-_DECODE = partial(attention_rows, operator="attention_decode")
-_PREFILL = partial(attention_rows, operator="attention_prefill")
-_GDN = ("batch_size", "seq_len", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim")
-
-
-def _experts(**more: Any) -> FileKind:
-    return FileKind("moe", "moe", ("moe_dtype", "distribution"), _MOE, partial(moe_rows, **more))
-
-
 def _sparse(**more: Any) -> FileKind:
-    rows = partial(module_rows, operator="dsa_decode", **more)
-    return FileKind("sparse_attention", "dsa_generation_module", _MLA_TEXTS, _MLA, rows)
+    return FileKind("dsa_generation_module", partial(module_rows, operator="dsa_decode", **more))
 
 
-_DELTA_RULE = FileKind("linear_attention", "gdn", ("phase",), _GDN, gdn_rows)
-FILES = (
-    FileKind("gemm", "gemm", ("gemm_dtype",), ("m", "k", "n"), gemm_rows),
-    FileKind("attention", "generation_attention", ("kv_cache_dtype",), _ATTENTION, _DECODE),
-    FileKind("attention", "context_attention", ("kv_cache_dtype",), _ATTENTION, _PREFILL),
-    _experts(),
-    FileKind("mla", "mla_generation_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_decode")),
-    FileKind("mla", "mla_context_module", _MLA_TEXTS, _MLA, partial(module_rows, operator="mla_prefill")),
-    _sparse(),
-    _DELTA_RULE,
-    FileKind("comm", "custom_allreduce", ("allreduce_dtype",), ("message_size", "num_gpus"), all_reduce_rows),
-)
-OTHER_ENGINES = {
+FILES = {
+    "vllm": (
+        FileKind("gemm", gemm_rows),
+        FileKind("generation_attention", partial(attention_rows, operator="attention_decode")),
+        FileKind("context_attention", partial(attention_rows, operator="attention_prefill")),
+        FileKind("moe", moe_rows),
+        FileKind("mla_generation_module", partial(module_rows, operator="mla_decode")),
+        FileKind("mla_context_module", partial(module_rows, operator="mla_prefill")),
+        _sparse(),
+        FileKind("gdn", gdn_rows),
+        FileKind("custom_allreduce", all_reduce_rows),
+    ),
     "sglang": (
-        _experts(dtypes={name: dtype for name, dtype in MOE_DTYPES.items() if dtype != "mxfp4"}),
-        FileKind("mla", "generation_mla", ("kv_cache_dtype",), _MLA, latent_rows),
-        FileKind("mla_bmm", "mla_bmm", ("bmm_dtype", "op_name"), ("num_tokens", "num_heads"), product_rows),
+        FileKind("moe", partial(moe_rows, dtypes={k: dtype for k, dtype in MOE_DTYPES.items() if dtype != "mxfp4"})),
+        FileKind("generation_mla", latent_rows),
+        FileKind("mla_bmm", product_rows),
         _sparse(names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
-        _DELTA_RULE,
-    )
+        FileKind("gdn", gdn_rows),
+    ),
 }
-"""Files of kernels that other engines have of their own; the rest they take from `ENGINE`.
+"""Files by engine: those of `ENGINE`, then those of kernels that other engines have of their own.
 
 Of SGLang's experts in MXFP4 a fallback was timed (on Hopper two to three times slower than what gpt-oss is served by).
 """
@@ -260,67 +243,58 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         HardwareError: no package, no such system, a file that is unreadable or not of this format.
     """
     folder = find_system(path, hardware, system)
-    own = _read_engine(folder, ENGINE, FILES)
-    if own is None:
+    left_out: dict[str, LeftOut] = {engine: Counter() for engine in FILES}
+    frames: dict[str, pd.DataFrame] = {}
+    devices: set[str] = set()
+    versions, sources = {"aiconfigurator-core": _package_version(folder)}, {}
+    for engine, kinds in FILES.items():
+        parts = []
+        for kind in kinds:
+            raw = {file: read_file(file, kind, engine) for file in _files(folder, kind, engine)}
+            if raw:
+                devices.update(*(rows["device"] for rows in raw.values()))
+                timed = sorted({version for rows in raw.values() for version in rows["version"]})
+                versions[f"{engine} {kind.name}"] = ", ".join(timed)
+                sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in raw}
+                newest = next(iter(raw.values())) if len(raw) == 1 else _EARLIER[kind.name](*raw.values())
+                parts.append(complete(kind.rows(newest, left_out[engine])))
+        if parts:
+            frames[engine] = pd.concat(parts, ignore_index=True)
+    if ENGINE not in frames:
         raise HardwareError(f"holds no times of {ENGINE}", file=str(folder))
-    frame, dropped = plausible(own.frame, hardware)
-    frame = without_matrices(frame, hardware, own.left_out)
-    others = {name: found for name, files in OTHER_ENGINES.items() if (found := _read_engine(folder, name, files))}
-    devices = own.devices.union(*(other.devices for other in others.values()))
+    frame, dropped = plausible(frames.pop(ENGINE), hardware)
+    frame = without_matrices(frame, hardware, left_out[ENGINE])
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     matrices = frame[frame["operator"] == "linear"]
+    others = {name: _of_other(rows, matrices, hardware, left_out[name]) for name, rows in frames.items()}
+    own = dict(+left_out.pop(ENGINE))
     return Imported(
         table=table_of(frame, folder),
-        engines={name: table_of(_of_other(other, matrices, hardware), folder) for name, other in others.items()},
+        engines={name: table_of(rows, folder) for name, rows in others.items()},
         device=devices.pop(),
         source=f"derived from aiconfigurator-core's timings of {ENGINE}'s kernels on this device, by NVIDIA",
         licence=LICENCE,
-        versions={"aiconfigurator-core": _package_version(folder)} | _together(own, others, "versions"),
-        sources=_together(own, others, "sources"),
-        left_out=dict(+own.left_out)
-        | dropped
-        | {f"{name}: {why}": n for name, other in others.items() for why, n in (+other.left_out).items()},
+        versions=versions,
+        sources=sources,
+        left_out=own | dropped | {f"{name}: {why}": n for name, of in left_out.items() for why, n in (+of).items()},
     )
 
 
-@dataclass(frozen=True)
-class _EngineRows:
-    frame: pd.DataFrame
-    devices: set[str]
-    versions: dict[str, str]
-    sources: dict[str, str]
-    left_out: LeftOut
+def _files(folder: Path, kind: FileKind, engine: str) -> list[Path]:
+    """The newest version of an engine's file, and the one before where that counts too."""
+    family = NAMES["files"][kind.name]["family"]
+    found = newest_first(folder / family / engine, f"{kind.name}_perf.parquet")
+    return found[: 2 if kind.name in _EARLIER and engine == ENGINE else 1]
 
 
-def _read_engine(folder: Path, engine: str, kinds: tuple[FileKind, ...]) -> _EngineRows | None:
-    """The rows of one engine's files; None where there is none."""
-    read = _EngineRows(pd.DataFrame(), set(), {}, {}, Counter())
-    frames = []
-    for kind in kinds:
-        found = newest_first(folder / kind.family / engine, f"{kind.name}_perf.parquet")
-        used = found[: 2 if kind.family in _EARLIER and engine == ENGINE else 1]
-        if not used:
-            continue
-        raw = [read_file(file, kind, engine) for file in used]
-        read.devices.update(device for rows in raw for device in rows["device"])
-        read.versions[f"{engine} {kind.name}"] = ", ".join(sorted({each for rows in raw for each in rows["version"]}))
-        read.sources.update({file.relative_to(folder.parent).as_posix(): sha256(file) for file in used})
-        frames.append(complete(kind.rows(raw[0] if len(raw) == 1 else _EARLIER[kind.family](*raw), read.left_out)))
-    return dataclasses.replace(read, frame=pd.concat(frames, ignore_index=True)) if frames else None
-
-
-def _of_other(rows: _EngineRows, matrices: pd.DataFrame, hardware: HardwareSpec) -> pd.DataFrame:
+def _of_other(rows: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
     """Another engine's rows, the matrices of sparse blocks taken off by the times of ``matrices``."""
-    frame, dropped = plausible(with_products(rows.frame), hardware)
-    rows.left_out.update(dropped)
+    frame, dropped = plausible(with_products(rows), hardware)
+    left_out.update(dropped)
     blocks = frame["operator"] == "dsa_decode"
-    apart = without_matrices(pd.concat([frame[blocks], matrices], ignore_index=True), hardware, rows.left_out, "fp8")
+    apart = without_matrices(pd.concat([frame[blocks], matrices], ignore_index=True), hardware, left_out, "fp8")
     return pd.concat([frame[~blocks], apart[apart["operator"] == "dsa_decode"]], ignore_index=True)
-
-
-def _together(own: _EngineRows, others: dict[str, _EngineRows], name: str) -> dict[str, str]:
-    return dict(ChainMap(*(getattr(rows, name) for rows in (own, *others.values()))))
 
 
 def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = None) -> Path:
@@ -367,8 +341,8 @@ def _with_triton(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-_EARLIER = {"comm": _over_slower_links, "moe": _with_triton}
-"""Of these families the version before the newest is read too, and joined so."""
+_EARLIER = {"custom_allreduce": _over_slower_links, "moe": _with_triton}
+"""Of these files the version before the newest is read too, and joined so."""
 
 
 def _package_version(folder: Path) -> str:
@@ -383,10 +357,11 @@ def _package_version(folder: Path) -> str:
 
 def read_file(file: Path, kind: FileKind, engine: str = ENGINE) -> pd.DataFrame:
     """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
-    rows = read_rows(file, "framework", "version", "device", "kernel_source", *kind.texts, *kind.numbers, "latency")
+    texts, numbers = (NAMES["files"][kind.name].get(columns, ()) for columns in ("texts", "numbers"))
+    rows = read_rows(file, "framework", "version", "device", "kernel_source", *texts, *numbers, "latency")
     if rows.frame.empty:
         raise HardwareError("holds no row", file=str(file))
-    for column in kind.numbers:
+    for column in numbers:
         rows.whole(column, 0 if column == "step" else 1)
     rows.seconds("latency", 1e-3)
     rows.check("framework", rows.frame["framework"].str.lower() == engine, f"times of {engine} are needed")

@@ -132,8 +132,8 @@ class Imported:
 
 
 PROMPTS = ("batch_size", "isl", "num_heads")
-NAMES: dict[str, dict[str, str]] = yaml_beside(__file__, "aiconfigurator.yaml")
-"""aiconfigurator-core's ``systems`` and ``columns``."""
+NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")
+"""aiconfigurator-core's ``systems``, ``columns`` and ``files``."""
 
 
 def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
