@@ -15,24 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, Regression, design
+from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, TERMS, Regression, design
 from draftcast.calibration.engine_log.steps import Clock, TimedSteps, timed_steps, with_kv_tokens
 from draftcast.calibration.profile.roofline_fit import Errors
 from draftcast.errors import InputError
 from draftcast.files import picked, plain
-
-TARGET = {"fixed_s": "steps", "row_s": "rows", "kv_token_s": "kv_tokens", "sequence_s": "sequences"}
-"""Target coefficients and what they multiply, the most wanted first."""
-DRAFT = {
-    "draft_pass_s": "draft_passes",
-    "draft_token_s": "draft_tokens",
-    "draft_kv_token_s": "kv_tokens",
-    "draft_fixed_s": "steps",
-}
-"""The same of a drafting model. A log of one k cannot tell passes from fixed seconds: passes are wanted first, the cost
-then grows with k as the number of passes does."""
-SEARCH = {"ngram_step_s": "steps", "ngram_sequence_s": "sequences", "ngram_token_s": "kv_tokens"}
-"""The same of a text search."""
 
 # A speculative server verifies drafts in nearly every step; without one, a resumed request may look alike now and then.
 _SPECULATIVE_SHARE = 0.02
@@ -55,7 +42,7 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class Fit:
-    # By name, of `TARGET`, then those of `DRAFT` or `SEARCH` where there is a speculative log
+    # By name, of `TERMS`: the target's, then those of drafting or search where there is a speculative log
     coefficients: dict[str, Coefficient]
     # Errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the second log)
     held_out: dict[str, Errors]
@@ -163,14 +150,12 @@ def fit_engine_log(
         left_out["KV tokens not known"] = int(points.loc[unknown, "steps"].sum())
         points = points[~unknown].reset_index(drop=True)
     per_step, logs = points["sequences"] / points["steps"], pd.concat(frames)
-    parts = [
-        design(part, drafts_with if second else "", TARGET, DRAFT, SEARCH)
-        for second, part in points.groupby("speculative")
-    ]
-    columns = pd.concat(parts)
+    by_log = points.groupby("speculative")
+    columns = pd.concat(design(part, drafts_with if second else "", TERMS["log"]) for second, part in by_log)
     wanted = tuple(map(str, columns))
     if points["kv_tokens"].isna().any():
-        columns = columns.drop(columns=[name for name in wanted if (TARGET | DRAFT | SEARCH)[name] == "kv_tokens"])
+        of_kv = {name for part in TERMS["log"].values() for name, column in part.items() if column == "kv_tokens"}
+        columns = columns.drop(columns=[name for name in wanted if name in of_kv])
     regression = Regression.of(points, columns.fillna(0.0))
     intervals = regression.intervals("speculative", options.bootstrap, options.confidence, options.seed)
     ratio = points["seconds"] / (regression.x @ regression.fit.coefficients)

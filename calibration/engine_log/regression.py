@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.arrays import BoolArray, FloatArray
 
 # 95 % efficient for normal errors.
@@ -166,14 +167,17 @@ def _solve(points: pd.DataFrame, x: FloatArray, start: RobustFit | None = None) 
     return robust_fit(x, points["seconds"].to_numpy(), points["steps"].to_numpy(np.float64), start=start)
 
 
-def design(
-    points: pd.DataFrame, method: str, target: Mapping[str, str], draft: Mapping[str, str], search: Mapping[str, str]
-) -> pd.DataFrame:
+TERMS: dict[str, dict[str, dict[str, str]]] = yaml_beside(__file__, "terms.yaml")
+"""By fit (``log`` or ``live``) and part of a step, the coefficients and the columns that they multiply."""
+
+
+def design(points: pd.DataFrame, method: str, terms: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
     """Columns of the coefficients that points of a server with this method have, by the coefficients' names.
 
     Args:
         method: how the server drafts; "" without speculative decoding.
-        target, draft, search: by coefficient, the column of the points that it multiplies.
+        terms: as in one fit of `TERMS`.
     """
-    terms = {**target, **(search if method in SEARCHES else draft if method else {})}
-    return points[list(terms.values())].set_axis(list(terms), axis="columns").astype(np.float64)
+    drafting = terms["search" if method in SEARCHES else "draft"] if method else {}
+    columns = {**terms["target"], **drafting}
+    return points[list(columns.values())].set_axis(list(columns), axis="columns").astype(np.float64)

@@ -34,10 +34,6 @@ _NOT_ONE = (
     "is none of: a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, GenAI-Perf or InferenceX "
     "(JSON), the text of /metrics, a Prometheus range query of it, a log with --enable-logging-iteration-details"
 )
-# Of GuideLLM, with what each of them gives.
-_STRATEGIES = {"synchronous": "max_concurrency", "concurrent": "max_concurrency"}
-_STRATEGIES |= {"constant": "request_rate", "poisson": "request_rate"}
-# Results of other tools with the keys of ``vllm bench serve``: where theirs stand.
 _FIELDS: dict[str, dict[str, Any]] = yaml_beside(__file__, "bench_fields.yaml")
 _WORDS = ("model_id", "spec_decoding", "arrival_pattern")
 _NO_KEYS = ("mark", "scale", "random_lengths", "requests_per_client")
@@ -174,7 +170,8 @@ def _closed_loop(clients: float, source: str) -> tuple[str, dict[str, Any]]:
 
 def _as_bench(result: Any, source: str) -> Any:
     """A result of a tool of `_FIELDS` with the keys of ``vllm bench serve``; any other as it is."""
-    fields = next((fields for fields in _FIELDS.values() if value_at(result, fields["mark"]) is not None), None)
+    tools = _FIELDS["tools"].values()
+    fields = next((fields for fields in tools if value_at(result, fields["mark"]) is not None), None)
     if fields is None:
         return result
     values: dict[str, Any] = {"duration": 0.0}
@@ -262,7 +259,7 @@ def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -
 
 def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
     """The benchmarks of a report, but those of the ``throughput`` strategy, which has no load to be simulated."""
-    runs = []
+    runs, strategies = [], _FIELDS["strategies"]
     for number, benchmark in enumerate(report["benchmarks"], 1):
         place = f"{source}#{number}"
         if not isinstance(value_at(benchmark, "metrics"), dict):
@@ -271,34 +268,22 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
         kind = result.get("arrival_pattern")
         if kind == "throughput":
             continue
-        if kind not in _STRATEGIES:
-            raise InputError(f"must be {' or '.join(_STRATEGIES)}", file=place, key="config.strategy.type_", value=kind)
+        if kind not in strategies:
+            raise InputError(f"must be {' or '.join(strategies)}", file=place, key="config.strategy.type_", value=kind)
         if kind == "synchronous":
             result["max_concurrency"] = 1.0
-        _number_at(result, place, _STRATEGIES[kind])
+        _number_at(result, place, strategies[kind])
         runs.append(_from_bench(result, place))
     if not runs:
-        message = f"holds no benchmark with a load; run it with {' or '.join(_STRATEGIES)}"
+        message = f"holds no benchmark with a load; run it with {' or '.join(strategies)}"
         raise InputError(message, file=source)
     return runs
 
 
-# A histogram's sum over its count is a mean; the first that the server has is taken.
-_HISTOGRAMS = {
-    "mean_tpot_s": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-    ),
-    "mean_ttft_s": ("vllm:time_to_first_token_seconds",),
-    "prompt_tokens": ("vllm:request_prompt_tokens",),
-    "output_tokens": ("vllm:request_generation_tokens",),
-}
-
-
 def _from_metrics(text: str, source: str) -> OffRun:
     """A server's life so far: counters hold no load, so the scenario's own is taken. A range holds the mean rate."""
-    names = [f"{name}_{part}" for each in _HISTOGRAMS.values() for name in each for part in ("sum", "count")]
+    histograms = _FIELDS["histograms"]
+    names = [f"{name}_{part}" for each in histograms.values() for name in each for part in ("sum", "count")]
     totals: dict[str, float] = {}
     models, engines = set(), 0
     for number, name, value, labels in samples(text, source, [*names, NUM_DRAFTS]):
@@ -319,7 +304,7 @@ def _from_metrics(text: str, source: str) -> OffRun:
     if totals.get(NUM_DRAFTS):
         raise InputError("a server with speculation; calibrate to one without", file=source, key=NUM_DRAFTS)
     means = {}
-    for figure, candidates in _HISTOGRAMS.items():
+    for figure, candidates in histograms.items():
         there = next((name for name in candidates if totals.get(f"{name}_count")), None)
         if there is None:
             raise InputError("not found, or nothing was counted yet", file=source, key=f"{candidates[0]}_count")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from draftcast.calibration.acceptance.metrics import samples
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import value_at
 
@@ -214,22 +215,7 @@ def get_json(url: str, timeout_s: float = 10.0) -> Any:
         raise LiveError(f"{url}: the answer is not JSON; is it a vLLM server?") from None
 
 
-# By section of vLLM's configuration; names as there, but for scheduling_policy.
-CONFIG = {
-    "cache_config": ("num_gpu_blocks", "block_size", "enable_prefix_caching", "gpu_memory_utilization", "cache_dtype"),
-    "scheduler_config": (
-        "max_num_batched_tokens",
-        "max_num_scheduled_tokens",
-        "max_num_seqs",
-        "enable_chunked_prefill",
-        "long_prefill_token_threshold",
-        "scheduling_policy",
-        "watermark",
-        "async_scheduling",
-    ),
-    "model_config": ("max_model_len", "dtype", "quantization", "enforce_eager"),
-    "parallel_config": ("tensor_parallel_size", "data_parallel_size"),
-}
+CONFIG: dict[str, list[str]] = yaml_beside(__file__, "server_config.yaml")
 _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 

@@ -28,7 +28,15 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
-from draftcast.calibration.engine_log.regression import DRAFTERS, LEAST_POINTS, SEARCHES, Regression, design, robust_fit
+from draftcast.calibration.engine_log.regression import (
+    DRAFTERS,
+    LEAST_POINTS,
+    SEARCHES,
+    TERMS,
+    Regression,
+    design,
+    robust_fit,
+)
 from draftcast.calibration.live.composition import TimedRun, composed_steps, run_name, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.load import FIT, MANIFEST
@@ -46,25 +54,6 @@ _LEAST_ARRIVALS = 3
 # A pause longer than this between an answer and the next request is somebody's thinking.
 _LONGEST_TURNAROUND_S = 0.25
 
-TARGET = {
-    "kv_token_s": "kv_tokens",
-    "prefill_query_kv_s": "prefill_qkv",
-    "sequence_s": "seqs",
-    "logit_row_s": "logit_rows",
-    "query_kv_s": "decode_qkv",
-}
-"""Coefficients of the target beside its fixed seconds and its curve over rows, and what they multiply."""
-DRAFT = {
-    "draft_pass_s": "draft_passes",
-    "draft_row_s": "tokens",
-    "draft_token_s": "draft_tokens",
-    "draft_kv_token_s": "kv_tokens",
-    "draft_fixed_s": "steps",
-}
-"""The same of a drafting model, in the runs that have one."""
-SEARCH = {"ngram_step_s": "searches", "ngram_sequence_s": "draft_seqs", "ngram_token_s": "draft_kv"}
-"""The same of a text search."""
-
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 # A stretch of the curve without this many steps in it has no slope of its own.
 _STEPS_PER_KNOT = 25
@@ -80,7 +69,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class StepFit:
-    # Seconds per unit, names of `TARGET`, `DRAFT`, `SEARCH` and ``fixed_s``; 0 where not told from the others
+    # Seconds per unit, names of `TERMS` and ``fixed_s``; 0 where not told from the others
     coefficients: dict[str, float]
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
     rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen
@@ -107,7 +96,8 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
     composed = [composed_steps(run) for run in runs]
     knots = _knots(pd.concat([steps["tokens"] for steps in composed]).to_numpy())
     stretches = {f"rows_{end}": (begin, end) for begin, end in pairwise(knots)}
-    target = {"fixed_s": "steps", **{name: name for name in stretches}, **TARGET}
+    known = TERMS["live"]
+    terms = {**known, "target": {"fixed_s": "steps", **{name: name for name in stretches}, **known["target"]}}
     timed = []
     for run, steps in zip(runs, composed, strict=True):
         tokens = steps["tokens"].to_numpy(np.float64)
@@ -117,16 +107,16 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
         timed.append(timed_run(run, frame, [*stretches, "searches"]))
     _check(timed)
     numbered = [run.points.assign(run_number=number) for number, run in enumerate(timed)]
-    designs = [design(run.points, run.method, target, DRAFT, SEARCH) for run in timed]
+    designs = [design(run.points, run.method, terms) for run in timed]
     columns = pd.concat(designs, ignore_index=True).fillna(0.0)
-    order = [name for name in (*target, *DRAFT, *SEARCH) if name in columns]
+    order = [name for part in terms.values() for name in part if name in columns]
     regression = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
     sets = [_held_out(regression.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
     fitted = regression.predicted_by_others(out for out, _ in sets)
     points, every = regression.points, np.any([out for out, _ in sets], axis=0)
     values = regression.values
     curve = np.cumsum([0.0, *(values[name] for name in stretches)])
-    terms = [design(run.steps.assign(steps=1.0), run.method, target, DRAFT, SEARCH) for run in timed]
+    of_steps = [design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
     return StepFit(
         coefficients={name: values[name] for name in order if name not in stretches},
@@ -134,7 +124,7 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
         rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
         sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
-        seconds=tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in terms),
+        seconds=tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in of_steps),
         held_out=tuple(
             HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
             for run, (out, whole) in zip(timed, sets, strict=True)
