@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from draftcast.calibration.engine_log.fit import EngineLogFit
-from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES
+from draftcast.calibration.engine_log.fit import EngineLogFit, Fit
+from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES, Regression
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, MANIFEST, load_profile, write_manifest
 from draftcast.errors import InputError
@@ -172,13 +172,15 @@ def notes(fit: EngineLogFit) -> list[str]:
         lines.append(f"elapsed holds {fit.elapsed_share:.0%} of the wall time only: these are not whole steps")
     if fit.method and fit.method not in SEARCHES and len(fit.num_speculative_tokens) == 1:
         lines.append(f"draft: fitted at k {_depths(fit)} only; at another its seconds are taken in proportion to k")
-    over = fit.regression.seconds_over_fit
-    if abs(over - 1.0) > 0.05:
-        lines.append(
-            f"measured time is {over:.2f} times the fitted time: {fit.regression.outlier_points:.1%} of the points "
-            f"are outliers and hold {fit.regression.outlier_seconds:.1%} of the time"
-        )
-    return lines
+    return lines + outlier_notes(fit.regression, 0.05)
+
+
+def outlier_notes(fit: Fit | Regression, least: float) -> list[str]:
+    """What a fit sets aside, where that changes the time by more than the share ``least``."""
+    if abs(fit.seconds_over_fit - 1.0) <= least:
+        return []
+    text = f"measured time is {fit.seconds_over_fit:.2f} times the fitted time: {fit.outlier_points:.1%} of the points"
+    return [f"{text} are outliers and hold {fit.outlier_seconds:.1%} of the time"]
 
 
 def _depths(fit: EngineLogFit) -> str:

@@ -27,16 +27,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, new_profile_folder, write_profile_folder
-from draftcast.calibration.engine_log.regression import (
-    DRAFTERS,
-    LEAST_POINTS,
-    SEARCHES,
-    TERMS,
-    Regression,
-    design,
-    robust_fit,
-)
+from draftcast.calibration.engine_log import profile, regression
+from draftcast.calibration.engine_log.profile import AffineFit, ProfileLabel, outlier_notes
+from draftcast.calibration.engine_log.regression import DRAFTERS, LEAST_POINTS, SEARCHES, Regression
 from draftcast.calibration.live.composition import TimedRun, composed_steps, run_name, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.load import FIT, MANIFEST
@@ -68,7 +61,19 @@ class HeldOut:
 
 
 @dataclass(frozen=True)
-class StepFit:
+class FrontEndMeasurement:
+    """The seconds, and how much they rest on."""
+
+    seconds: FrontEnd  # 0 where nothing says otherwise
+    pieces: int  # of answers
+    arrivals: int  # requests that met an idle engine
+    turnarounds: int  # pauses
+
+
+@dataclass(frozen=True)
+class LiveCalibration:
+    """A server's step time and front end."""
+
     # Seconds per unit, names of `TERMS` and ``fixed_s``; 0 where not told from the others
     coefficients: dict[str, float]
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
@@ -80,23 +85,59 @@ class StepFit:
     held_out: tuple[HeldOut, ...]
     all: Errors
     regression: Regression
+    front_end: FrontEndMeasurement
 
     @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(run.method for run in self.runs if run.method))
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before trusting the figures, one line each."""
+        lines = [f"{name}: not fitted, moves with {other}" for name, other in self.folded.items() if other]
+        alone = [fold.run for fold in self.held_out if not fold.whole]
+        lines += [f"{run}: held out in stretches, no other run drafts so" for run in alone]
+        if len({run.clock for run in self.runs}) > 1:
+            lines.append("some runs are timed by their stamps and some by the engine's own figure")
+        lines += outlier_notes(self.regression, 0.03)
+        if not self.front_end.arrivals:
+            unknown = "a request's way into the engine is not known and taken as 0"
+            lines.append(f"no request met an idle engine, so {unknown}")
+        return lines
 
-def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
-    """Fit the step time of one server to its runs.
+    def report(self) -> dict[str, Any]:
+        """Plain data for JSON; NaN is None."""
+        report = {
+            **picked(self, "coefficients rows sequences"),
+            **picked(self.regression, "outlier_points outlier_seconds seconds_over_fit"),
+            **picked(self, "front_end notes"),
+            "not_fitted": self.folded,
+            "runs": [
+                picked(run, "method k clock elapsed_share host_s left_out")
+                | {"folder": str(run.run.folder), "digest": run_digest(run.run), "points": len(run.points)}
+                for run in self.runs
+            ],
+            "held_out": {
+                "all": self.all,
+                "runs": [{"run": fold.run, "whole_run": fold.whole, **vars(fold.errors)} for fold in self.held_out],
+            },
+        }
+        return dict(plain(report))
+
+
+def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
+    """Fit step time and front end to the runs of one server.
 
     Raises:
-        InputError: no run without speculative decoding, runs of two drafting models or two searches, a method that a
-            whole-step fit cannot hold, too few steps, a run without a log.
+        InputError: the same run twice, runs of servers that differ in what a profile is for, no run without speculative
+            decoding, runs of two drafting models or two searches, a method that a whole-step fit cannot hold, too few
+            steps, a run without a log.
     """
+    _check_alike(runs)
     composed = [composed_steps(run) for run in runs]
     knots = _knots(pd.concat([steps["tokens"] for steps in composed]).to_numpy())
     stretches = {f"rows_{end}": (begin, end) for begin, end in pairwise(knots)}
-    known = TERMS["live"]
+    known = regression.TERMS["live"]
     terms = {**known, "target": {"fixed_s": "steps", **{name: name for name in stretches}, **known["target"]}}
     timed = []
     for run, steps in zip(runs, composed, strict=True):
@@ -107,30 +148,32 @@ def fit_steps(runs: Sequence[LiveRun]) -> StepFit:
         timed.append(timed_run(run, frame, [*stretches, "searches"]))
     _check(timed)
     numbered = [run.points.assign(run_number=number) for number, run in enumerate(timed)]
-    designs = [design(run.points, run.method, terms) for run in timed]
+    designs = [regression.design(run.points, run.method, terms) for run in timed]
     columns = pd.concat(designs, ignore_index=True).fillna(0.0)
     order = [name for part in terms.values() for name in part if name in columns]
-    regression = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
-    sets = [_held_out(regression.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
-    fitted = regression.predicted_by_others(out for out, _ in sets)
-    points, every = regression.points, np.any([out for out, _ in sets], axis=0)
-    values = regression.values
+    solution = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
+    sets = [_held_out(solution.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
+    fitted = solution.predicted_by_others(out for out, _ in sets)
+    points, every = solution.points, np.any([out for out, _ in sets], axis=0)
+    values = solution.values
     curve = np.cumsum([0.0, *(values[name] for name in stretches)])
-    of_steps = [design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
+    of_steps = [regression.design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
-    return StepFit(
+    fitted_s = tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in of_steps)
+    return LiveCalibration(
         coefficients={name: values[name] for name in order if name not in stretches},
-        folded={name: other for name, other in regression.folded.items() if name not in stretches},
+        folded={name: other for name, other in solution.folded.items() if name not in stretches},
         rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
         sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
-        seconds=tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in of_steps),
+        seconds=fitted_s,
         held_out=tuple(
             HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
             for run, (out, whole) in zip(timed, sets, strict=True)
         ),
         all=Errors.of(fitted[every], points[every]),
-        regression=regression,
+        regression=solution,
+        front_end=measure_front_end(timed, fitted_s),
     )
 
 
@@ -177,75 +220,36 @@ def _knots(tokens: FloatArray) -> tuple[int, ...]:
     return (*knots[:-1], high)  # what lies beyond the last full stretch belongs to it
 
 
-@dataclass(frozen=True)
-class LiveCalibration:
-    """A server's step time and front end, and what is to be known of them."""
-
-    fit: StepFit
-    front_end: "FrontEndMeasurement"
-    notes: tuple[str, ...]
-
-    def report(self) -> dict[str, Any]:
-        """Plain data for JSON; NaN is None."""
-        fit = self.fit
-        held_out = [{"run": each.run, "whole_run": each.whole, **vars(each.errors)} for each in fit.held_out]
-        report = {
-            **picked(fit, "coefficients rows sequences"),
-            **picked(fit.regression, "outlier_points outlier_seconds seconds_over_fit"),
-            **picked(self, "front_end notes"),
-            "not_fitted": fit.folded,
-            "runs": [
-                picked(run, "method k clock elapsed_share host_s left_out")
-                | {"folder": str(run.run.folder), "digest": run_digest(run.run), "points": len(run.points)}
-                for run in fit.runs
-            ],
-            "held_out": {"all": fit.all, "runs": held_out},
-        }
-        return dict(plain(report))
-
-
-def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
-    """Fit step time and front end to the runs of one server.
-
-    Raises:
-        InputError: the same run twice, runs of servers that differ in what a profile is for, see `fit_steps`.
-    """
-    _check_alike(runs)
-    fit = fit_steps(runs)
-    front_end = measure_front_end(fit.runs, fit.seconds)
-    return LiveCalibration(fit, front_end, tuple(_notes(fit, front_end)))
-
-
 def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel) -> None:
     """Write the profile folder and read it back as `load_profile` does: fit, manifest, ``calibration.json``.
 
     Raises:
         InputError: the folder holds such files already or cannot be written.
     """
-    fit, first = found.fit, found.fit.runs[0].run.manifest
-    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in fit.runs})
-    steps = int(sum(run.points["steps"].sum() for run in fit.runs))
-    new_profile_folder(folder, REPORT)
+    first = found.runs[0].run.manifest
+    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in found.runs})
+    steps = int(sum(run.points["steps"].sum() for run in found.runs))
+    profile.new_profile_folder(folder, REPORT)
     affine = AffineFit(
-        values=fit.coefficients,
-        rows=fit.rows,
-        methods=fit.methods,
-        sequences=fit.sequences,
-        enforce_eager=bool(_enforce_eager(fit.runs[0].run)),
-        source=f"live runs of vLLM {', '.join(versions)}: {len(fit.runs)} runs "
-        f"({', '.join(fit.methods) or 'no speculation'}), {steps} steps; held-out error {fit.all}",
+        values=found.coefficients,
+        rows=found.rows,
+        methods=found.methods,
+        sequences=found.sequences,
+        enforce_eager=bool(_enforce_eager(found.runs[0].run)),
+        source=f"live runs of vLLM {', '.join(versions)}: {len(found.runs)} runs "
+        f"({', '.join(found.methods) or 'no speculation'}), {steps} steps; held-out error {found.all}",
         notes=found.notes,
         versions=[str(version)] if (version := first["server"].get("version")) else [],
-        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in fit.runs)]),
+        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in found.runs)]),
         report=found.report(),
         device=str(first["machine"].get("processor") or ""),
         noise=first["noise"],
         more={
             "front_end": dataclasses.asdict(found.front_end.seconds),
-            "fitted_runs": {run_digest(run.run): run_name(run.run) for run in fit.runs},
+            "fitted_runs": {run_digest(run.run): run_name(run.run) for run in found.runs},
         },
     )
-    write_profile_folder(folder, affine, label, REPORT)
+    profile.write_profile_folder(folder, affine, label, REPORT)
 
 
 def run_digest(run: LiveRun) -> str:
@@ -272,33 +276,6 @@ def _enforce_eager(run: LiveRun) -> Any:
     return (run.manifest["server"].get("config") or {}).get("enforce_eager")
 
 
-def _notes(fit: StepFit, front_end: "FrontEndMeasurement") -> list[str]:
-    """What a reader must know before trusting the figures, one line each."""
-    lines = [f"{name}: not fitted, moves with {other}" for name, other in fit.folded.items() if other]
-    lines += [f"{each.run}: held out in stretches, no other run drafts so" for each in fit.held_out if not each.whole]
-    if len({run.clock for run in fit.runs}) > 1:
-        lines.append("some runs are timed by their stamps and some by the engine's own figure")
-    found = fit.regression
-    if abs(found.seconds_over_fit - 1.0) > 0.03:
-        lines.append(
-            f"measured time is {found.seconds_over_fit:.2f} times the fitted time: {found.outlier_points:.1%} of the "
-            f"points are outliers and hold {found.outlier_seconds:.1%} of the time"
-        )
-    if not front_end.arrivals:
-        lines.append("no request met an idle engine, so a request's way into the engine is not known and taken as 0")
-    return lines
-
-
-@dataclass(frozen=True)
-class FrontEndMeasurement:
-    """The seconds, and how much they rest on."""
-
-    seconds: FrontEnd  # 0 where nothing says otherwise
-    pieces: int  # of answers
-    arrivals: int  # requests that met an idle engine
-    turnarounds: int  # pauses
-
-
 def measure_front_end(runs: Sequence[TimedRun], fitted_s: Sequence[FloatArray]) -> FrontEndMeasurement:
     """The front end's seconds over all the runs; ``fitted_s`` are what each run's ``steps`` should have taken."""
     delays = pd.concat([output_delays(run) for run in runs], ignore_index=True)
@@ -307,7 +284,7 @@ def measure_front_end(runs: Sequence[TimedRun], fitted_s: Sequence[FloatArray]) 
     output_s = output_sequence_s = 0.0
     if len(delays) >= _LEAST_PIECES:
         x = np.column_stack([np.ones(len(delays)), delays["outputs"]])
-        fit = robust_fit(x, delays["seconds"].to_numpy(np.float64), np.ones(len(delays)))
+        fit = regression.robust_fit(x, delays["seconds"].to_numpy(np.float64), np.ones(len(delays)))
         output_s, output_sequence_s = fit.coefficients.tolist()
     request_s = max(float(np.median(waits)), 0.0) if len(waits) >= _LEAST_ARRIVALS else 0.0
     turnaround_s = float(np.median(pauses)) if len(pauses) else 0.0

@@ -251,14 +251,13 @@ def _values(figure: Figure) -> list[str]:
 
 def calibration_lines(calibration: LiveCalibration) -> list[str]:
     """What was fitted to live runs, for a terminal."""
-    fit = calibration.fit
     table = [["coefficient", "seconds", ""]]
-    for name, value in fit.coefficients.items():
-        other = fit.folded.get(name)
+    for name, value in calibration.coefficients.items():
+        other = calibration.folded.get(name)
         note = "" if other is None else f"moves with {other}" if other else "nothing to multiply"
         table.append([name, f"{value:.4g}", note])
-    curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in fit.rows)
-    folds = [*((fold.run, fold.errors) for fold in fit.held_out), ("all", fit.all)]
+    curve = ", ".join(f"{rows:.0f}: {seconds * 1e3:.4g}" for rows, seconds in calibration.rows)
+    folds = [*((fold.run, fold.errors) for fold in calibration.held_out), ("all", calibration.all)]
     held_out = [["held out", "points", "errors"], *([run, str(errors.points), str(errors)] for run, errors in folds)]
     seconds: Any = calibration.front_end.seconds
     tables = (*aligned(table), "", f"rows: ms beyond the fixed seconds: {curve}", "", *aligned(held_out), "")

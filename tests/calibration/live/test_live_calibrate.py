@@ -13,7 +13,6 @@ from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import (
     LiveCalibration,
     calibrate_live,
-    fit_steps,
     measure_front_end,
     output_delays,
     run_digest,
@@ -55,7 +54,7 @@ def calibrated(runs: dict[str, LiveRun]) -> LiveCalibration:
 
 
 def test_the_step_time_of_a_played_server_is_found_again(played: Any, calibrated: LiveCalibration) -> None:
-    fit, true = calibrated.fit, played.TRUE_PROFILE
+    fit, true = calibrated, played.TRUE_PROFILE
     # What is exposed in every step cannot be told from the target's fixed seconds.
     assert fit.coefficients["fixed_s"] == pytest.approx(0.021, rel=0.02)
     assert fit.coefficients["draft_pass_s"] == pytest.approx(true["draft"]["pass_s"], rel=0.1)
@@ -68,7 +67,7 @@ def test_the_step_time_of_a_played_server_is_found_again(played: Any, calibrated
 
 
 def test_errors_are_of_runs_that_were_not_seen(calibrated: LiveCalibration) -> None:
-    fit = calibrated.fit
+    fit = calibrated
     assert {each.run: each.whole for each in fit.held_out} == {
         "runs/off-4 (off)": True,
         "runs/off-16 (off)": True,
@@ -92,7 +91,7 @@ def test_front_end_is_measured_not_fitted_to_latencies(played: Any, calibrated: 
     assert seconds.turnaround_s == pytest.approx(true.turnaround_s, abs=1e-4)
     assert calibrated.front_end.arrivals >= 5
     # Played closed loops have no seconds for each request of a step, see `played_run`.
-    alone = [run for run in calibrated.fit.runs if run.run.folder.name.endswith("rate")]
+    alone = [run for run in calibrated.runs if run.run.folder.name.endswith("rate")]
     fitted_s = [np.zeros(len(run.steps)) for run in alone]
     assert measure_front_end(alone, fitted_s).seconds.output_sequence_s == pytest.approx(1e-4, rel=0.3)
 
@@ -112,10 +111,10 @@ def test_a_profile_folder_is_written_and_read_back(
     write_live_profile(calibrated, folder, ProfileLabel("mine", "testbed-250M", CPU, 1, "fp32"))
     found = load_profile(folder, CPU)
     assert isinstance(found, AffineProfile)
-    assert found.target.rows == tuple((rows, pytest.approx(s, rel=1e-8)) for rows, s in calibrated.fit.rows)
-    assert found.target.fixed_s == pytest.approx(calibrated.fit.coefficients["fixed_s"], rel=1e-8)
-    assert found.draft.pass_s == pytest.approx(calibrated.fit.coefficients["draft_pass_s"], rel=1e-8)
-    assert found.ngram.step_s == pytest.approx(calibrated.fit.coefficients["ngram_step_s"], rel=1e-8, abs=1e-15)
+    assert found.target.rows == tuple((rows, pytest.approx(s, rel=1e-8)) for rows, s in calibrated.rows)
+    assert found.target.fixed_s == pytest.approx(calibrated.coefficients["fixed_s"], rel=1e-8)
+    assert found.draft.pass_s == pytest.approx(calibrated.coefficients["draft_pass_s"], rel=1e-8)
+    assert found.ngram.step_s == pytest.approx(calibrated.coefficients["ngram_step_s"], rel=1e-8, abs=1e-15)
     assert (set(found.draft.methods), set(found.ngram.methods)) == ({"draft_model"}, {"ngram"})
     assert found.fitted_runs == {run_digest(run): f"runs/{name}" for name, run in runs.items()}
     assert found.front_end is not None
@@ -140,13 +139,13 @@ def test_what_cannot_be_fitted_together_is_refused(
     played: Any, profile: Path, runs: dict[str, LiveRun], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match="a run of the same server without speculation is needed"):
-        fit_steps([runs["draft-3"], runs["draft-rate"]])
+        calibrate_live([runs["draft-3"], runs["draft-rate"]])
     bare = played.play(tmp_path / "bare", played.question(profile, requests=4), log=False)
     with pytest.raises(InputError, match=r"has no server\.log"):
-        fit_steps([bare])
+        calibrate_live([bare])
     few = played.play(tmp_path / "few", played.question(profile, requests=1, output=(20, 20)))
     with pytest.raises(InputError, match=r"few: \d+ timed steps with no speculation are too few; 40"):
-        fit_steps([few])
+        calibrate_live([few])
     eagle = played.question(profile)
     eagle["engine"]["dtype"] = "bfloat16"
     other = LiveRun(runs["off-4"].folder, {**runs["off-4"].manifest, "scenario": eagle}, *_tables(runs["off-16"]))
