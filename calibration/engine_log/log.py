@@ -25,32 +25,11 @@ from typing import Any
 
 import pandas as pd
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import lines_of, open_input
 
-COLUMNS = {
-    "source": "str",  # file
-    "line": "int64",  # 1-based line in it
-    "engine": "int64",  # data-parallel rank
-    "run": "int64",  # one life of one engine; a restart begins another
-    "step": "int64",  # the engine's own count
-    "time_s": "float64",  # stamp, NaN without one; only differences within a run mean anything
-    "resolution_s": "float64",  # of the stamp
-    "context_requests": "int64",  # requests without an output token yet, chunks of long prompts included
-    "context_tokens": "int64",
-    "generation_requests": "int64",
-    "generation_tokens": "int64",  # drafts to verify included
-    "elapsed_s": "float64",  # wait for the result
-    "dummy": "bool",
-    "kv_usage": "float64",  # share of the KV blocks in use after the step, NaN in the older form
-    "encoder_inputs": "int64",
-    "kv_capacity_tokens": "float64",  # as logged at start, NaN where the log begins later
-    "block_size": "float64",  # where it was given on the command line, else NaN
-    "method": "str",  # speculative method as logged at start, "" none, "?" not logged
-    "num_speculative_tokens": "int64",
-    "enforce_eager": "boolean",  # as logged at start, NA where not logged
-    "version": "str",  # of vLLM
-}
+COLUMNS: dict[str, str] = yaml_beside(__file__, "columns.yaml")
 
 # A longer line is read in pieces and the text before an iteration counts this far back, so time grows with size alone.
 _LONGEST_LINE, _LONGEST_HEAD = 2**16, 1_000

@@ -22,6 +22,7 @@ import pandas as pd
 
 from draftcast.calibration.acceptance.metrics import BENCH_KEYS, BENCH_RATES, read_metrics
 from draftcast.calibration.live.run_directory import CHUNKS_DTYPES, LiveRun, LiveRunWriter, tables
+from draftcast.calibration.live.server import KNOWN
 from draftcast.errors import InputError
 from draftcast.files import json_lines, read_json, read_text
 
@@ -90,19 +91,6 @@ def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:
 REQUESTS, META = "requests.jsonl", "meta.json"
 _COUNTS = ("input_toks", "output_toks")
 _TIMES = ("arrival_time", "queued_ts", "first_token_ts", "last_token_ts")
-# Of vLLM's arguments and of what it made of them, what a scenario has too.
-_ARGUMENTS = (
-    "model",
-    "tensor_parallel_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_model_len",
-    "gpu_memory_utilization",
-    "enable_prefix_caching",
-    "enforce_eager",
-    "num_gpu_blocks",
-    "block_size",
-)
 
 
 def is_recorded_run(folder: Path) -> bool:
@@ -139,7 +127,7 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
     )
     # The engine's arguments, what it resolved them to where the file says so, and its KV blocks.
     parts = [part for part in (meta.get("engine_kwargs"), meta.get("kv_cache")) if isinstance(part, dict)]
-    known = ((name, part[name]) for part in parts for name in _ARGUMENTS if name in part)
+    known = ((name, part[name]) for part in parts for name in KNOWN["recorded"] if name in part)
     config = {name: value for name, value in dict(known).items() if value or value is False}
     server = _SERVER | {"version": str(meta.get("vllm_version", "")), "config": config}
     client = {"source": f"LLMServingSim's benchmark, {folder.name}"}

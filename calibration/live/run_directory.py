@@ -1,10 +1,7 @@
 """A live run on disk.
 
 ``manifest.json``       what ran, on what, and whether it is complete (`Manifest`)
-``requests.parquet``    a row per request: request_id, class, due_s, sent_s, first_token_s, finish_s (seconds since the
-                        start, NaN if never), prompt_tokens, output_tokens_wanted, output_tokens, error ("" if none),
-                        wrong_tokens (-1: not checked)
-``chunks.parquet``      a row per piece of a streamed answer: request_id, time_s, tokens
+``requests.parquet``, ``chunks.parquet``  a row per request and per piece of an answer; columns: ``tables.yaml``
 ``server.log``          what the server printed, raw; absent where somebody else started it and gave no log
 ``metrics_before.txt``, ``metrics_after.txt``  the server's Prometheus text around the load; absent where it has none
 
@@ -29,26 +26,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import plain, read_bytes, read_frame, read_json, write_text, written
 
 if TYPE_CHECKING:
     import pandas as pd
 
-REQUESTS_DTYPES = {
-    "request_id": "int64",
-    "class": "str",
-    "due_s": "float64",
-    "sent_s": "float64",
-    "first_token_s": "float64",
-    "finish_s": "float64",
-    "prompt_tokens": "int64",
-    "output_tokens_wanted": "int64",
-    "output_tokens": "int64",
-    "error": "str",
-    "wrong_tokens": "int64",
-}
-CHUNKS_DTYPES = {"request_id": "int64", "time_s": "float64", "tokens": "int64"}
+KIND, SCHEMA_VERSION = "live", 1
+# Seconds of a run, tokens of a request: more is no measurement.
+_MOST = 1e9
+MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
+SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
+TABLES: dict[str, dict[str, str]] = yaml_beside(__file__, "tables.yaml")
+REQUESTS_DTYPES, CHUNKS_DTYPES = TABLES[REQUESTS], TABLES[CHUNKS]
 
 # Finite, and of no more digits than 64 bits hold.
 _Time = Annotated[float, Strict(), Field(gt=-(2**53), lt=2**53)]
@@ -100,13 +91,6 @@ def tables(lines: Iterable[Sequence[Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     ordered = chunks.sort_values("time_s", kind="stable", ignore_index=True)
     return requests.reset_index(drop=True)[list(REQUESTS_DTYPES)].astype(REQUESTS_DTYPES), ordered
 
-
-KIND, SCHEMA_VERSION = "live", 1
-# Seconds of a run, tokens of a request: more is no measurement.
-_MOST = 1e9
-MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
-SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
-TABLES = {REQUESTS: REQUESTS_DTYPES, CHUNKS: CHUNKS_DTYPES}
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Objects = dict[str, Any]

@@ -215,7 +215,8 @@ def get_json(url: str, timeout_s: float = 10.0) -> Any:
         raise LiveError(f"{url}: the answer is not JSON; is it a vLLM server?") from None
 
 
-CONFIG: dict[str, list[str]] = yaml_beside(__file__, "server_config.yaml")
+KNOWN: dict[str, Any] = yaml_beside(__file__, "server_config.yaml")
+CONFIG: dict[str, list[str]] = KNOWN["asked"]
 _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
 
 
