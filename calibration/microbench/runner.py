@@ -4,6 +4,7 @@ What it may time and how comes as arguments; the journal decides what is left to
 where it stopped.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import hashlib
@@ -19,17 +20,9 @@ from typing import Any, Self
 import pandas as pd
 
 from draftcast.calibration.journal import Journal
+from draftcast.calibration.microbench import noise
 from draftcast.calibration.microbench.device import BURSTS, Device, ceilings, gemm_points, is_alive, stream_launches
-from draftcast.calibration.microbench.noise import (
-    INTERVAL_S,
-    Levels,
-    NoiseProbe,
-    NoiseReading,
-    Quietness,
-    host_facts,
-    noise_summary,
-    wait_until_quiet,
-)
+from draftcast.calibration.microbench.noise import Levels, NoiseProbe, NoiseReading, Quietness
 from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Progress, next_point
 from draftcast.calibration.microbench.shapes import Plan, Point
 from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer, freed_memory_kept
@@ -127,22 +120,19 @@ class Calibration:
 
     def measure(self) -> None:
         """Visit points until nothing or no time is left; whatever ends it, no process of an operator stays."""
-        try:
-            with freed_memory_kept():
-                self._measure()
-        finally:
+        with freed_memory_kept(), contextlib.ExitStack() as closed:
             for operator in self.operators.values():
-                operator.close()
+                closed.callback(operator.close)
+            self._measure(NoiseProbe(self.device.cache_bytes))
 
-    def _measure(self) -> None:
-        probe = NoiseProbe(self.device.cache_bytes)
+    def _measure(self, probe: NoiseProbe) -> None:
         before_s = self.spent_s
         self._read_noise(probe)
         self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
         self._measure_rates(probe)
         end_s = self.budget_s - self._end_s
         while point := next_point(self.plan.points, self.state, self.levels, self.spent_s, end_s):
-            if time.time() - self.readings[-1].time_s >= INTERVAL_S:
+            if time.time() - self.readings[-1].time_s >= noise.INTERVAL_S:
                 self._read_noise(probe)
             self.progress(self._status(point.key))
             self._visit(point, probe)
@@ -155,7 +145,6 @@ class Calibration:
         left_out = Counter(self.plan.left_out)
         left_out["no time left in the budget"] += sum(point.key not in self.state for point in self.plan.points)
         left_out.update(known.failed for known in self.state.values() if not known.visits)
-        noise = self.noise()
         write_manifest(
             self.folder,
             name=name,
@@ -165,12 +154,12 @@ class Calibration:
             date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             command=shlex.join(command),
             source="measured by draftcast calibrate",
-            noise=noise,
+            noise=self.noise(),
             ceilings=ceilings(self.rates, table, self.device.cache_bytes),
             left_out={reason: count for reason, count in left_out.items() if count},
         )
         _, errors = fit_profile(self.folder, hardware)
-        return Result(self.folder, table, errors, dict(+left_out), noise)
+        return Result(self.folder, table, errors, dict(+left_out), self.noise())
 
     def table(self) -> LatencyTable:
         rows = []
@@ -194,7 +183,7 @@ class Calibration:
         measured = [known for known in self.state.values() if known.visits]
         quiet = sum(len(known.quiet_bursts(self.levels)) for known in measured)
         bursts = sum(known.visits for known in measured)
-        found = {**noise_summary(self.readings), "host": host_facts(), "threads": self.device.threads}
+        found = {**noise.noise_summary(self.readings), "host": noise.host_facts(), "threads": self.device.threads}
         return {**found, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
 
     def _take(self, record: Mapping[str, Any]) -> None:
@@ -284,7 +273,7 @@ class Calibration:
             return self.timer.burst(ready, graph=graph, seen=seen), None
         end = time.perf_counter() + min(_TRY_S, self._left_s())
         for _ in range(_TRIES):
-            before = wait_until_quiet(probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
+            before = noise.wait_until_quiet(probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
             burst = self.timer.burst(ready, graph=graph, seen=seen)
             seen = True
             moment = before.worse(probe.quietness())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from pydantic import TypeAdapter
 
+from draftcast.calibration.profile.measured import CURVES
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import HardwareError
@@ -21,7 +22,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_by
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.registry import Operator
-from draftcast.kernels.work.layers import linear_layers, lm_head
+from draftcast.kernels.work.layers import elementwise_parts, linear_layers, lm_head
 
 if TYPE_CHECKING:
     from draftcast.calibration.microbench.device import Device
@@ -285,15 +286,9 @@ def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) 
 
 def _elementwise_series(model: ModelSpec, tp: int, act: str, grid: Grid) -> Iterator[Series]:
     rows = {"m": grid.rows}
-    if model.num_hidden_layers:
-        yield Series("rmsnorm", act, "", {"n": model.hidden_size}, rows)
-    if model.num_hidden_layers and not model.is_mla and not model.position_embeddings:
-        yield Series("rotary", act, "", layer_shape(model, "decode", tp)[1], rows)
-    widths = [math.ceil(model.intermediate_size / tp)] if model.num_dense_layers else []
-    widths += [model.num_shared_experts * math.ceil(model.moe_intermediate_size / tp)] if model.is_moe else []
-    for width in widths:
-        if width and model.gated_mlp:
-            yield Series("swiglu", act, "", {"n": width}, rows)
+    for part in elementwise_parts(model, tp):
+        if part.kernel and part.kernel != "embedding":
+            yield Series(part.kernel, act, "", dict(zip(CURVES[part.kernel].axes, part.key, strict=True)), rows)
     table = {"k": math.ceil(model.vocab_size / tp), "n": model.word_embed_proj_dim}
     yield Series("embedding", act, "", table, rows)
     # Samplers see the logits of all ranks gathered.

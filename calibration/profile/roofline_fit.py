@@ -20,22 +20,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from draftcast.calibration.profile import measured
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load_profile, read_manifest
-from draftcast.calibration.profile.measured import (
-    ATTENTION,
-    CURVES,
-    FAMILY,
-    Part,
-    Points,
-    Seconds,
-    curve_keys,
-    curves_of,
-    grid_axes,
-    grid_of,
-    parts_of,
-    seconds_by,
-)
+from draftcast.calibration.profile.measured import ATTENTION, CURVES, FAMILY, Part, Points, Seconds
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTable
@@ -147,10 +135,10 @@ def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> 
 
 def _predicted(part: Part, train: Points, held: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
     if part.operator in ATTENTION:
-        log_s, _ = grid_of(part, train, seconds, group).log_seconds(*grid_axes(part.operator, held).T)
+        log_s, _ = measured.grid_of(part, train, seconds, group).log_seconds(*measured.grid_axes(part.operator, held).T)
         return np.asarray(np.exp(log_s))
-    curves = curves_of(part, train, seconds, group)
-    keys, xs = curve_keys(part.operator, held), np.asarray(held[CURVES[part.operator].x], np.float64)
+    curves = measured.curves_of(part, train, seconds, group)
+    keys, xs = measured.curve_keys(part.operator, held), np.asarray(held[CURVES[part.operator].x], np.float64)
     predicted = np.empty(len(xs))
     for key in set(map(tuple, keys.tolist())):
         at = np.all(keys == np.asarray(key, dtype=np.int64), axis=1)
@@ -189,14 +177,14 @@ def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, l
         known = prefill.e_c if prefill and one_query else None
         ceilings = hardware.ceilings(family, dtype)
         fits[family, dtype] = _fit_rows(rows, ceilings, known)
-        seconds = seconds_by(fits[family, dtype], ceilings)
-        errors += [interpolation_errors(part, points, seconds) for part, points in parts_of(rows)]
+        seconds = measured.seconds_by(fits[family, dtype], ceilings)
+        errors += [interpolation_errors(part, points, seconds) for part, points in measured.parts_of(rows)]
     return fits, errors
 
 
 def _fit_rows(rows: pd.DataFrame, ceilings: tuple[float, float], e_c: float | None) -> Roofline:
     work_s = pd.DataFrame(index=rows.index, columns=["compute", "memory"], dtype=np.float64)
-    for part, points in parts_of(rows):
+    for part, points in measured.parts_of(rows):
         work = part.work_of(points)
         work_s.loc[points.index] = np.stack([work.flops / ceilings[0], work.bytes / ceilings[1]], axis=1)
     chosen = rows.index[~rows["held_out"]]

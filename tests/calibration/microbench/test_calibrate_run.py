@@ -194,7 +194,7 @@ def test_setup_waits_and_the_end_count_against_the_budget(
 
     waits: list[float] = []
     monkeypatch.setattr(Probe, "read", read)
-    monkeypatch.setattr(runner, "wait_until_quiet", wait)
+    monkeypatch.setattr(runner.noise, "wait_until_quiet", wait)
     clock.now = 10.0
     noisy = FakeTimer(clock, lambda count: 0.001 * (1.0 + 0.1 * (count % 3)))
     with calibration(tmp_path / "p", clock, budget_s=100.0, began_s=0.0, timer=noisy) as run:
@@ -215,7 +215,7 @@ def test_a_wait_for_quiet_ends_with_the_budget(
         return Quietness(9.0, 9.0)
 
     waits: list[float] = []
-    monkeypatch.setattr(runner, "wait_until_quiet", wait)
+    monkeypatch.setattr(runner.noise, "wait_until_quiet", wait)
     monkeypatch.setattr(runner, "_WAIT_S", 1000.0)
     with calibration(tmp_path / "p", clock, budget_s=50.0) as run:
         run.measure()
@@ -248,7 +248,7 @@ def test_no_process_of_an_operator_stays(
 def test_a_machine_that_is_never_quiet_is_recorded(
     tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "wait_until_quiet", lambda _probe, _levels, _limit: Quietness(9.0, 9.0))
+    monkeypatch.setattr(runner.noise, "wait_until_quiet", lambda _probe, _levels, _limit: Quietness(9.0, 9.0))
     with calibration(tmp_path / "p", clock, budget_s=100.0) as run:
         run.measure()
         assert run.noise()["quiet_bursts"] == 0.0
