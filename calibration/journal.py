@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from draftcast.errors import DraftcastError, HardwareError, LiveError
 
@@ -15,7 +15,7 @@ VERSION = 1
 
 
 class Journal:
-    """A journal open for appending; a context manager.
+    """A journal open for appending.
 
     Lines stay in memory until `flush`, so that writing never stands between two arrivals. With a header, which says
     what is measured on what, a journal that is there is continued: its ``records`` are those after the header, a line
@@ -38,12 +38,6 @@ class Journal:
             except BaseException:
                 self._file.close()
                 raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def append(self, line: Any, *, sync: bool = False) -> None:
         """Add a line; with ``sync`` it is on disk on return."""

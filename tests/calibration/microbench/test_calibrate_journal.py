@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +21,22 @@ def path_fixture(tmp_path: Path) -> Path:
 
 
 def test_records_come_back_in_order(path: Path) -> None:
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         journal.append({"point": "a", "seconds": 1.5}, sync=True)
         journal.append({"point": "b", "seconds": 0.1}, sync=True)
         assert len(path.read_bytes().splitlines()) == 3, "a line is on disk as soon as it is written"
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         assert journal.records == [{"point": "a", "seconds": 1.5}, {"point": "b", "seconds": 0.1}]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         journal.append({"point": "a", "seconds": 1.5}, sync=True)
         journal.append({"point": "b", "seconds": 0.1}, sync=True)
     content = path.read_bytes()
     path.write_bytes(content[:-cut])
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         assert journal.records == [{"point": "a", "seconds": 1.5}]
         journal.append({"point": "b", "seconds": 0.1}, sync=True)
     assert path.read_bytes() == content
@@ -43,17 +44,17 @@ def test_a_torn_last_line_is_dropped(path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("length", [0, 3, 40])
 def test_a_torn_first_line_starts_again(path: Path, length: int) -> None:
-    Journal(path, HEADER).__exit__()
+    Journal(path, HEADER).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:length])
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         assert journal.records == []
     assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("value", [{"threads": 1}, {"device": "another processor"}, {"dtypes": ("bf16",)}, {"new": 1}])
 def test_other_settings_are_refused_by_name(path: Path, value: dict[str, Any]) -> None:
-    Journal(path, HEADER).__exit__()
+    Journal(path, HEADER).close()
     before = path.read_bytes()
     with pytest.raises(HardwareError, match=f"{path}: {next(iter(value))} = .*this run has") as caught:
         Journal(path, {**HEADER, **value})
@@ -62,7 +63,7 @@ def test_other_settings_are_refused_by_name(path: Path, value: dict[str, Any]) -
 
 
 def test_a_setting_that_is_gone_is_refused(path: Path) -> None:
-    Journal(path, HEADER).__exit__()
+    Journal(path, HEADER).close()
     with pytest.raises(HardwareError, match="threads = 2"):
         Journal(path, {name: value for name, value in HEADER.items() if name != "threads"})
 
@@ -85,7 +86,7 @@ def test_another_file_is_refused_and_left_as_it_is(path: Path, content: bytes, l
 
 
 def test_a_broken_line_within_is_refused_with_its_number(path: Path) -> None:
-    with Journal(path, HEADER) as journal:
+    with closing(Journal(path, HEADER)) as journal:
         for point in "abc":
             journal.append({"point": point}, sync=True)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -96,13 +97,13 @@ def test_a_broken_line_within_is_refused_with_its_number(path: Path) -> None:
 
 
 def test_two_runs_cannot_write_one_journal(path: Path) -> None:
-    with Journal(path, HEADER), pytest.raises(HardwareError, match="another calibration is writing here"):
+    with closing(Journal(path, HEADER)), pytest.raises(HardwareError, match="another calibration is writing here"):
         Journal(path, HEADER)
-    Journal(path, HEADER).__exit__()
+    Journal(path, HEADER).close()
 
 
 def test_a_version_to_come_is_refused(path: Path) -> None:
-    Journal(path, HEADER).__exit__()
+    Journal(path, HEADER).close()
     header = json.loads(path.read_bytes())
     path.write_text(json.dumps({**header, "version": 99}) + "\n")
     with pytest.raises(HardwareError, match="version = 99"):
