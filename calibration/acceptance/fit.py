@@ -60,15 +60,14 @@ def arctic_model(measured: Measurement, head_rates: Sequence[float]) -> dict[str
     head = len(head_rates)
     longer = _share_of_longer_drafts(measured, head)
     reached = [longer ** max(position - head + 1, 0) for position in range(measured.num_speculative_tokens)]
-    return (
-        {"model": "chain", "match_probability": match}
-        | _mean_match_tokens(longer, head)
-        | {
-            "alpha_good": round(conditional_rate(math.fsum(rates), reached), _DIGITS),
-            "alpha_bad": round(conditional_rate(math.fsum(head_rates), [1.0] * head), _DIGITS),
-            "persistence": round(persistence, _DIGITS),
-        }
-    )
+    return {
+        "model": "chain",
+        "match_probability": match,
+        **_mean_match_tokens(longer, head),
+        "alpha_good": round(conditional_rate(math.fsum(rates), reached), _DIGITS),
+        "alpha_bad": round(conditional_rate(math.fsum(head_rates), [1.0] * head), _DIGITS),
+        "persistence": round(persistence, _DIGITS),
+    }
 
 
 def _matches(measured: Measurement, others: Sequence[float] = ()) -> tuple[list[float], float, float]:

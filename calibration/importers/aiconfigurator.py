@@ -50,24 +50,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.importers.latent_attention import (
-    FP8_SPARSE_MODELS,
-    MODEL,
-    block_shape,
-    module_rows,
-    without_matrices,
-)
+from draftcast.calibration.importers import latent_attention, table_file
+from draftcast.calibration.importers.latent_attention import FP8_SPARSE_MODELS, MODEL, block_shape, module_rows
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import (
-    NAMES,
-    PROMPTS,
-    Imported,
-    LeftOut,
-    complete,
-    launches,
-    read_rows,
-    table_of,
-)
+from draftcast.calibration.importers.table_file import NAMES, PROMPTS, Imported, LeftOut, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -257,21 +243,21 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
                 versions[f"{engine} {kind.name}"] = ", ".join(timed)
                 sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in raw}
                 newest = next(iter(raw.values())) if len(raw) == 1 else _EARLIER[kind.name](*raw.values())
-                parts.append(complete(kind.rows(newest, left_out[engine])))
+                parts.append(table_file.complete(kind.rows(newest, left_out[engine])))
         if parts:
             frames[engine] = pd.concat(parts, ignore_index=True)
     if ENGINE not in frames:
         raise HardwareError(f"holds no times of {ENGINE}", file=str(folder))
     frame, dropped = plausible(frames.pop(ENGINE), hardware)
-    frame = without_matrices(frame, hardware, left_out[ENGINE])
+    frame = latent_attention.without_matrices(frame, hardware, left_out[ENGINE])
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     matrices = frame[frame["operator"] == "linear"]
     others = {name: _of_other(rows, matrices, hardware, left_out[name]) for name, rows in frames.items()}
     own = dict(+left_out.pop(ENGINE))
     return Imported(
-        table=table_of(frame, folder),
-        engines={name: table_of(rows, folder) for name, rows in others.items()},
+        table=table_file.table_of(frame, folder),
+        engines={name: table_file.table_of(rows, folder) for name, rows in others.items()},
         device=devices.pop(),
         source=f"derived from aiconfigurator-core's timings of {ENGINE}'s kernels on this device, by NVIDIA",
         licence=LICENCE,
@@ -293,7 +279,8 @@ def _of_other(rows: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec
     frame, dropped = plausible(with_products(rows), hardware)
     left_out.update(dropped)
     blocks = frame["operator"] == "dsa_decode"
-    apart = without_matrices(pd.concat([frame[blocks], matrices], ignore_index=True), hardware, left_out, "fp8")
+    sparse = pd.concat([frame[blocks], matrices], ignore_index=True)
+    apart = latent_attention.without_matrices(sparse, hardware, left_out, "fp8")
     return pd.concat([frame[~blocks], apart[apart["operator"] == "dsa_decode"]], ignore_index=True)
 
 
@@ -358,7 +345,7 @@ def _package_version(folder: Path) -> str:
 def read_file(file: Path, kind: FileKind, engine: str = ENGINE) -> pd.DataFrame:
     """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
     texts, numbers = (NAMES["files"][kind.name].get(columns, ()) for columns in ("texts", "numbers"))
-    rows = read_rows(file, "framework", "version", "device", "kernel_source", *texts, *numbers, "latency")
+    rows = table_file.read_rows(file, "framework", "version", "device", "kernel_source", *texts, *numbers, "latency")
     if rows.frame.empty:
         raise HardwareError("holds no row", file=str(file))
     for column in numbers:

@@ -12,17 +12,9 @@ from typing import Any, Self
 import psutil
 
 from draftcast.calibration.acceptance.metrics import read_metrics
+from draftcast.calibration.live import run_directory
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
-from draftcast.calibration.live.run_directory import (
-    JOURNAL,
-    METRICS_AFTER,
-    METRICS_BEFORE,
-    SERVER_LOG,
-    LiveRun,
-    LiveRunWriter,
-    read_journal,
-    tables,
-)
+from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Server, ServerFacts, get, server_facts
 from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary, nvidia_smi
 from draftcast.errors import InputError, LiveError
@@ -129,7 +121,7 @@ class _Recording:
             if reason:
                 return f"{reason} (while warming up)"
         self._readings += self._noise.read() if self._noise is not None else []
-        before = self._metrics(METRICS_BEFORE)
+        before = self._metrics(run_directory.METRICS_BEFORE)
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
         used_s, began = self._others_cpu_seconds(), time.monotonic()
@@ -138,7 +130,7 @@ class _Recording:
         if self._endpoint.server is not None:
             self._others_cores = max(used_s - float(client.get("cpu_s") or 0.0), 0.0) / spent_s
         start_unix_s = client.pop("start_unix_s", None)
-        acceptance, after = None, self._metrics(METRICS_AFTER)
+        acceptance, after = None, self._metrics(run_directory.METRICS_AFTER)
         if before is not None and after is not None:
             with contextlib.suppress(InputError):  # it drafted nothing, or does not say
                 acceptance = read_metrics(after, before=before).counts()
@@ -147,7 +139,7 @@ class _Recording:
         return reason
 
     def close(self, reason: str) -> LiveRun:
-        requests, chunks = tables(read_journal(self._writer.folder / JOURNAL))
+        requests, chunks = run_directory.tables(run_directory.read_journal(self._writer.folder / JOURNAL))
         checked = requests[requests["wrong_tokens"] >= 0]
         wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())
         failed = requests[requests["error"] != ""]
@@ -177,7 +169,7 @@ class _Recording:
 
     def _copy_log(self) -> None:
         """The server's start, which says what it is, and what it printed during the run."""
-        source, target = self._endpoint.log, self._writer.folder / SERVER_LOG
+        source, target = self._endpoint.log, self._writer.folder / run_directory.SERVER_LOG
         if source is None or self._log_mark is None:
             return
         time.sleep(_LOG_LAG_S)
