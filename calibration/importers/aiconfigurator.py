@@ -232,7 +232,8 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     left_out: dict[str, LeftOut] = {engine: Counter() for engine in FILES}
     frames: dict[str, pd.DataFrame] = {}
     devices: set[str] = set()
-    versions, sources = {"aiconfigurator-core": _package_version(folder)}, {}
+    versions = {"aiconfigurator-core": _package_version(folder)}
+    sources: dict[str, str] = {}
     for engine, kinds in FILES.items():
         parts = []
         for kind in kinds:

@@ -159,7 +159,7 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     curve = np.cumsum([0.0, *(values[name] for name in stretches)])
     of_steps = [regression.design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
-    fitted_s = tuple(each.to_numpy() @ pd.Series(values)[each.columns].to_numpy() for each in of_steps)
+    fitted_s = tuple(np.asarray(each @ pd.Series(values)[each.columns], dtype=np.float64) for each in of_steps)
     return LiveCalibration(
         coefficients={name: values[name] for name in order if name not in stretches},
         folded={name: other for name, other in solution.folded.items() if name not in stretches},
