@@ -80,7 +80,6 @@ class LiveCalibration:
     rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen
     sequences: tuple[int, int]  # smallest and largest number of requests in a step
     runs: tuple[TimedRun, ...]  # the runs with their points
-    seconds: tuple[FloatArray, ...]  # by run, what each of its ``steps`` should have taken
     # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
     all: Errors
@@ -128,10 +127,9 @@ class LiveCalibration:
 def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     """Fit step time and front end to the runs of one server.
 
-    Raises:
-        InputError: the same run twice, runs of servers that differ in what a profile is for, no run without speculative
-            decoding, runs of two drafting models or two searches, a method that a whole-step fit cannot hold, too few
-            steps, a run without a log.
+    Raises InputError: the same run twice, runs of servers that differ in what a profile is for, no run without
+    speculative decoding, runs of two drafting models or two searches, a method that a whole-step fit cannot hold, too
+    few steps, a run without a log.
     """
     _check_alike(runs)
     composed = [composed_steps(run) for run in runs]
@@ -159,14 +157,14 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     curve = np.cumsum([0.0, *(values[name] for name in stretches)])
     of_steps = [regression.design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
-    fitted_s = tuple(np.asarray(each @ pd.Series(values)[each.columns], dtype=np.float64) for each in of_steps)
+    # What each step of every run should have taken.
+    fitted_s = [np.asarray(each @ pd.Series(values)[each.columns], dtype=np.float64) for each in of_steps]
     return LiveCalibration(
         coefficients={name: values[name] for name in order if name not in stretches},
         folded={name: other for name, other in solution.folded.items() if name not in stretches},
         rows=tuple(zip(map(float, knots), curve.tolist(), strict=True)),
         sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
-        seconds=fitted_s,
         held_out=tuple(
             HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
             for run, (out, whole) in zip(timed, sets, strict=True)
@@ -223,8 +221,7 @@ def _knots(tokens: FloatArray) -> tuple[int, ...]:
 def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel) -> None:
     """Write the profile folder and read it back as `load_profile` does: fit, manifest, ``calibration.json``.
 
-    Raises:
-        InputError: the folder holds such files already or cannot be written.
+    Raises InputError: the folder holds such files already or cannot be written.
     """
     first = found.runs[0].run.manifest
     versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in found.runs})
