@@ -21,8 +21,7 @@ class Journal:
     what is measured on what, a journal that is there is continued: its ``records`` are those after the header, a line
     torn by a kill is dropped, and other settings or another device are refused by name.
 
-    Raises:
-        LiveError, with a header HardwareError: the disk refuses, or the file cannot be continued; it is named.
+    Raises LiveError, with a header HardwareError: the disk refuses, or the file cannot be continued; it is named.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any] | None = None) -> None:

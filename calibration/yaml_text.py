@@ -133,9 +133,8 @@ def _check_size(text: str) -> None:
 def parse_yaml(text: str, file: str, kind: type[InputError] = InputError) -> Any:
     """Plain data of one YAML document.
 
-    Raises:
-        kind: bad syntax, a duplicate key, a tag beyond plain data, more than 100 levels, aliases for more than 10,000
-            values; with file and line.
+    Raises ``kind``: bad syntax, a duplicate key, a tag beyond plain data, more than 100 levels, aliases for more than
+    10,000 values; with file and line.
     """
     try:
         _check_size(text)

@@ -63,8 +63,7 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
 
     Other keys than the prompt's and the output's token ids are ignored.
 
-    Raises:
-        TraceError: the file cannot be read, is empty, or a line is not such an object; file, line and key are named.
+    Raises TraceError: the file cannot be read, is empty, or a line is not such an object; file, line and key are named.
     """
     file = str(path)
     lines = json_lines(read_text(path, TraceError), file, TraceError)
@@ -167,8 +166,7 @@ def measure_suffix(
 
     Other arguments as of `measure_ngram`.
 
-    Raises:
-        InputError: a setting out of its range, or no request with a decoding round.
+    Raises InputError: a setting out of its range, or no request with a decoding round.
     """
     named = _suffix_settings(settings)
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
@@ -190,8 +188,7 @@ def measure_arctic(
     Rounds with a draft are those that it takes over; all others accept as many of the head's drafts as ``head_rates``
     say (unconditional, by position), drawn anew at every output position. Other arguments as of `measure_suffix`.
 
-    Raises:
-        InputError: a setting out of its range, rates that rise, or no request with a decoding round.
+    Raises InputError: a setting out of its range, rates that rise, or no request with a decoding round.
     """
     named = _suffix_settings(settings)
     rates = np.array(head_rates, float)

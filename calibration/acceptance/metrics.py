@@ -78,9 +78,8 @@ class ServerAcceptance:
 def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAcceptance:
     """Acceptance in a metrics file, or since the snapshot ``before``.
 
-    Raises:
-        InputError: unreadable, no speculative decoding in it, no drafts counted, counters that contradict each other
-            or went down; file, line and metric are named.
+    Raises InputError: unreadable, no speculative decoding in it, no drafts counted, counters that contradict each other
+    or went down; file, line and metric are named.
     """
     file, text = str(path), read_text(path)
     if text.lstrip().startswith(("{", "[")) and not is_range(text):
@@ -138,8 +137,7 @@ def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int,
 
     Of a range query (`is_range`): the number of the series, and by how much it grew.
 
-    Raises:
-        InputError: a line of such a name that is no sample; file, line and name are given.
+    Raises InputError: a line of such a name that is no sample; file, line and name are given.
     """
     if is_range(text):
         for number, (labels, _, values) in enumerate(_series(text, file), 1):

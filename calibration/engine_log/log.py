@@ -109,9 +109,8 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     taken; ``attrs["damaged_lines"]`` counts the lines that were skipped. Logs of several servers go together with
     ``pandas.concat``.
 
-    Raises:
-        InputError: unreadable, no iteration line, more than one in a hundred damaged, a line that contradicts itself;
-            file and line are named.
+    Raises InputError: unreadable, no iteration line, more than one in a hundred damaged, a line that contradicts
+    itself; file and line are named.
     """
     file = str(path)
     facts, runs = _Facts(), _Runs()

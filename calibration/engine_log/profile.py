@@ -97,8 +97,7 @@ def new_profile_folder(folder: Path, report: str = REPORT) -> None:
 def write_profile_folder(folder: Path, fit: AffineFit, label: ProfileLabel, report: str = REPORT) -> None:
     """Write fit, manifest and report into a folder of `new_profile_folder`, and read it back as `load_profile` does.
 
-    Raises:
-        InputError: the folder cannot be written, a name or number that profiles do not take.
+    Raises InputError: the folder cannot be written, a name or number that profiles do not take.
     """
     today = date.today().isoformat()
     write_text(folder / FIT, fit.text(label, today))
@@ -126,8 +125,7 @@ def affine_fit(fit: EngineLogFit, command: str) -> AffineFit:
 
     ``overhead_s`` holds the seconds outside ``elapsed``, ``target`` the others; their sum is what was measured.
 
-    Raises:
-        InputError: the log is of a server with speculative decoding only, or its method cannot be held.
+    Raises InputError: the log is of a server with speculative decoding only, or its method cannot be held.
     """
     if fit.speculative:
         message = (

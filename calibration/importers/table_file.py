@@ -156,8 +156,7 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
 def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:
     """Checked table of imported rows, of one point the median; no interval is known, so no point counts as settled.
 
-    Raises:
-        HardwareError: nothing is left to import, or the rows are no latency table.
+    Raises HardwareError: nothing is left to import, or the rows are no latency table.
     """
     if frame.empty:
         raise HardwareError("holds no row that can be imported", file=str(path))

@@ -23,8 +23,7 @@ _LAYERS = ("emb", "attn_pre_proj", "attn_rope", "attn_post_proj", "mlp_up_proj",
 def read_vidur(path: Path) -> Imported:
     """Linear layers, rotary, activation, embedding and attention of a folder of Vidur's, or of one of its two files.
 
-    Raises:
-        HardwareError: neither file there, a column missing, a bad value: file, line and column are named.
+    Raises HardwareError: neither file there, a column missing, a bad value: file, line and column are named.
     """
     files = [path] if path.is_file() else [path / name for name in (MLP, ATTENTION) if (path / name).is_file()]
     if not files:

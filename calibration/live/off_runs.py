@@ -77,9 +77,8 @@ class OffRun:
 def local_copy(source: str) -> Iterator[Path]:
     """``source`` as a file: its own path, or what is at an address, fetched now.
 
-    Raises:
-        InputError: another scheme than http and https, no answer within `URL_SECONDS`, more than `URL_BYTES`, a
-            redirect, an error status; also what is raised inside, with the address for the file.
+    Raises InputError: another scheme than http and https, no answer within `URL_SECONDS`, more than `URL_BYTES`, a
+    redirect, an error status; also what is raised inside, with the address for the file.
     """
     if "://" not in source:
         yield Path(source)
@@ -131,8 +130,7 @@ def is_engine_log(file: Path) -> bool:
 def read_off_runs(file: Path, source: str) -> list[OffRun]:
     """The runs in a file that is no engine log; ``source`` is what errors and results call it.
 
-    Raises:
-        InputError: none of the formats, a figure that is missing or no number, speculation, too few requests.
+    Raises InputError: none of the formats, a figure that is missing or no number, speculation, too few requests.
     """
     text = read_text(file)
     if not text.lstrip().startswith(("{", "[")) or is_range(text):

@@ -161,8 +161,7 @@ class LiveRun:
     def read(cls, folder: str | Path) -> LiveRun:
         """The run in ``folder``, complete or not.
 
-        Raises:
-            InputError: no live run, a newer schema, or a part that is missing or damaged; the file is named.
+        Raises InputError: no live run, a newer schema, or a part that is missing or damaged; the file is named.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
@@ -190,8 +189,7 @@ class LiveRunWriter:
     def create(cls, folder: str | Path, **manifest: Any) -> LiveRunWriter:
         """Begin a run in a folder that does not exist or is empty; ``manifest`` holds keys of `MANIFEST_KEYS`.
 
-        Raises:
-            InputError: the folder has something in it, is a file, or cannot be made.
+        Raises InputError: the folder has something in it, is a file, or cannot be made.
         """
         folder = Path(folder)
         try:

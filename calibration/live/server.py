@@ -120,8 +120,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def wait_ready(self, timeout_s: float, waiting: Callable[[float], None] = lambda _: None) -> None:
         """Until it answers ``/health``; ``waiting`` is called with the seconds so far.
 
-        Raises:
-            LiveError: it ended, or did not answer in time; the log's last lines are in it.
+        Raises LiveError: it ended, or did not answer in time; the log's last lines are in it.
         """
         start = time.monotonic()
         while (waited_s := time.monotonic() - start) < timeout_s:

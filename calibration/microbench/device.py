@@ -102,8 +102,7 @@ def is_alive(kind: str) -> bool:
 def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     """Data sheet of the device: the given one, else the bundled one it is recognised as.
 
-    Raises:
-        HardwareError: unknown name or file, or a GPU that is not bundled and not named.
+    Raises HardwareError: unknown name or file, or a GPU that is not bundled and not named.
     """
     if named is not None or device.kind == "cpu":
         return load_hardware("cpu" if named is None else named)

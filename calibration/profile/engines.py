@@ -172,8 +172,7 @@ class EngineGeneration(Section):
 def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
     """The generation of an engine's version, as ``vllm 0.32``, ``sglang 0.5.6`` or, with its runner, ``vllm 0.32 v1``.
 
-    Raises:
-        HardwareError: an engine or version that no file covers; lists those that are.
+    Raises HardwareError: an engine or version that no file covers; lists those that are.
     """
     engine, number, runner = parse_version(version)
     covering = [

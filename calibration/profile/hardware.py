@@ -78,8 +78,7 @@ class HardwareSpec:
         cache's). Peaks are those of a board whose large products reach the usual share of the data sheet's. Collectives
         are bound by the link, every other family by the memory, less inline ECC.
 
-        Raises:
-            HardwareError: the device has no peak for any of these.
+        Raises HardwareError: the device has no peak for any of these.
         """
         memory = self.memory_bandwidth_bytes_per_s * (_INLINE_ECC if self.inline_ecc else 1.0)
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
@@ -116,8 +115,7 @@ def is_bundled_device(name: str) -> bool:
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     """Device by bundled name or alias (any case), else by the path of a YAML file.
 
-    Raises:
-        HardwareError: nothing of that name (lists the bundled ones), or a bad file.
+    Raises HardwareError: nothing of that name (lists the bundled ones), or a bad file.
     """
     text = str(name_or_path)
     if text.lower() in _bundled():

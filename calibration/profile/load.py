@@ -83,8 +83,7 @@ def sha256(path: Path) -> str:
 def write_manifest(folder: Path, **fields: Any) -> Manifest:
     """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: see `Manifest`.
 
-    Raises:
-        HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
+    Raises HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
     """
     data = TABLE if (folder / TABLE).exists() or not (folder / FIT).exists() else FIT
     path = folder / MANIFEST
@@ -129,9 +128,8 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
     None takes the bundled profile measured on the device, or that of the timed device most like it, with the peaks of
     this one (`RooflineProfile.stretched_to`), or assumed efficiencies where none is like it.
 
-    Raises:
-        HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, a profile made for
-            another device, a table that is not the one its manifest describes.
+    Raises HardwareError: unknown name, unreadable file, unknown or missing key, value out of range, a profile made for
+    another device, a table that is not the one its manifest describes.
     """
     path = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     if not path.is_dir():

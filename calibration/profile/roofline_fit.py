@@ -159,8 +159,7 @@ Rooflines = dict[tuple[str, str], Roofline]
 def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
     """Rooflines of every family and format of ``table``, and held-out errors of every operator that has a family.
 
-    Raises:
-        HardwareError: a format the device has no peak rate for.
+    Raises HardwareError: a format the device has no peak rate for.
     """
     fits: Rooflines = {}
     errors: list[OperatorErrors] = []
@@ -234,8 +233,7 @@ def fit_roofline(
 def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
     """Fit the table in ``folder`` and write the profile's file beside it.
 
-    Raises:
-        HardwareError: no valid manifest or table, or they are of another device than ``hardware``.
+    Raises HardwareError: no valid manifest or table, or they are of another device than ``hardware``.
     """
     manifest = read_manifest(folder)
     if manifest.hardware != hardware.name:

@@ -96,9 +96,8 @@ class LatencyTable:
     def from_frame(cls, frame: pd.DataFrame, file: str | None = None) -> Self:
         """Check and order ``frame``; shape columns, flags, bounds and repeats that are absent are filled in.
 
-        Raises:
-            HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that is
-                not a positive number, the same point twice; ``file`` is named.
+        Raises HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that
+        is not a positive number, the same point twice; ``file`` is named.
         """
         unknown = [name for name in frame.columns if name not in COLUMNS]
         if unknown:
