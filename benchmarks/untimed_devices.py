@@ -73,10 +73,8 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
             work = part.work_of(some)
             for other in others:
                 timed = profile_of(other)
-                ratio = timed.stretched_to(hardware).seconds_of(family, name)(work) / timed.seconds_of(family, name)(
-                    work
-                )
-                predicted.setdefault(other, []).append(some[f"seconds_{other}"] * ratio)
+                here, there = (p.seconds_of(family, name)(work) for p in (timed.stretched_to(hardware), timed))
+                predicted.setdefault(other, []).append(some[f"seconds_{other}"] * (here / there))
             ways = {"default": profile_of(device, "default").operator(family, name)}
             for way, fit in (ways | {"medians": medians(family, name, device)}).items():
                 if fit is not None:
