@@ -10,13 +10,10 @@ __all__ = ["missing", "require", "torch"]
 
 
 class _Later:
-    """A package that is imported when something of it is first used."""
-
-    def __init__(self, package: str) -> None:
-        self._package = package
+    """torch, imported when something of it is first used."""
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(importlib.import_module(self._package), name)
+        value = getattr(importlib.import_module("torch"), name)
         setattr(self, name, value)  # a launch that is timed looks it up as fast as in the package
         return value
 
@@ -24,7 +21,7 @@ class _Later:
 if TYPE_CHECKING:
     import torch
 else:
-    torch = _Later("torch")
+    torch = _Later()
 
 
 def missing(extra: str, *packages: str) -> str:

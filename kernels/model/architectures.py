@@ -39,7 +39,9 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     blocks, positions = _blocks(config), config.integer("max_position_embeddings")
-    beside = config.flag("attention_beside_mamba", False)
+    beside = config.flag("attention_beside_mamba")
+    biased = config.flag("enable_bias")  # on all projections
+    attention_biased = config.flag("attention_bias", biased)
     layers = len(blocks) if beside else config.integer("num_hidden_layers", len(blocks) or None)
     values = {
         "num_hidden_layers": layers,
@@ -48,20 +50,20 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": positions,
-        "tie_word_embeddings": config.flag("tie_word_embeddings", False),
+        **{name: config.flag(name) for name in ("tie_word_embeddings", "layer_norm_bias", "attention_sinks")},
         "gated_mlp": _is_gated(config),
         "position_embeddings": positions + config.count("position_offset") if config.count("position_offset") else 0,
         "word_embed_proj_dim": config.integer("word_embed_proj_dim", hidden),
         "num_nextn_layers": config.count("num_nextn_predict_layers"),
-        "qk_norm": config.flag("use_qk_norm", config.flag("qk_layernorm", False)),
+        "qk_norm": config.flag("use_qk_norm"),
         "qk_norm_all_heads": config.values.get("qk_norm_type") == "per_layer",
-        "layer_norm_bias": config.flag("layer_norm_bias", False),
-        "attention_sinks": config.flag("attention_sinks", False),
-        "attention_output_gate": config.flag("attn_output_gate", False),
+        "attention_bias": attention_biased or config.flag("qkv_bias"),  # the latter on q, k and v alone
+        "attention_output_bias": config.flag("attention_output_bias", attention_biased),
+        "mlp_bias": config.flag("mlp_bias", biased),
+        "attention_output_gate": config.flag("attn_output_gate"),
         "norms_per_layer": config.integer("norms_per_layer", 2),
         "residual_streams": config.count("hc_mult"),
-        "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm", False),
-        **_biases(config),
+        "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm"),
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
         **_states(config, layers),
@@ -93,7 +95,7 @@ def _shared_layers(config: Config, layers: int) -> dict[str, int]:
         "norms_per_layer": config.integer("norms_per_layer", 2) + bool(width),
         "num_kv_shared_layers": shared,
         "num_kv_shared_sliding_layers": sum(kind in _WINDOWED for kind in kinds[layers - shared :]),
-        "num_double_wide_layers": shared if config.flag("use_double_wide_mlp", False) else 0,
+        "num_double_wide_layers": shared if config.flag("use_double_wide_mlp") else 0,
         "per_layer_input_size": width,
     }
 
@@ -109,7 +111,7 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     layers = {"attention": attention, "attention_out": attention, "linear_attention": model.num_linear_layers,
               "dense_mlp": model.num_dense_layers, "experts": model.num_moe_layers, "lm_head": 1,
               "shared_experts": model.num_moe_layers if model.num_shared_experts else 0}  # fmt: skip
-    beside = config.flag("enable_moe_block", False)
+    beside = config.flag("enable_moe_block")
     found = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
     if config.values.get("expert_dtype") not in (None, "fp4", "fp8"):
         raise config.refusal("expert_dtype", "fp4 or fp8 is needed")
@@ -124,7 +126,7 @@ def _blocks(config: Config) -> list[str]:
 
     A layer that runs attention and a state side by side (Falcon-H1) counts as a block with the state and a whole layer.
     """
-    if config.flag("attention_beside_mamba", False):
+    if config.flag("attention_beside_mamba"):
         return ["mamba", "layer"] * config.integer("num_hidden_layers")
     pattern = config.values.get("hybrid_override_pattern")
     if isinstance(pattern, str) and set(pattern) <= set(_BLOCKS):
@@ -144,17 +146,6 @@ def _is_gated(config: Config) -> bool:
         allowed = f"gated or not? known: {', '.join((*_GATED, *_UNGATED))}, and others of Gemma"
         raise ModelError(allowed, file=config.name, key=key, value=activation)
     return bool(gated)
-
-
-def _biases(config: Config) -> dict[str, bool]:
-    """Biases of attention and MLP: of all projections, or of q, k, v alone."""
-    everywhere = config.flag("enable_bias", config.flag("use_bias", False))
-    attention = config.flag("attention_bias", everywhere)
-    return {
-        "attention_bias": attention or config.flag("qkv_bias", config.flag("use_qkv_bias", False)),
-        "attention_output_bias": config.flag("attention_output_bias", config.flag("attention_out_bias", attention)),
-        "mlp_bias": config.flag("mlp_bias", everywhere),
-    }
 
 
 def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
@@ -229,7 +220,7 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         kda = config.section("linear_attn_config")
         heads, size = kda.integer("num_heads"), kda.integer("head_dim")
         sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
-        rank = 0 if kda.flag("use_full_rank_gate", False) else size
+        rank = 0 if kda.flag("use_full_rank_gate") else size
         values = _state_values(config, "kda", len(kda.values.get("kda_layers") or []), sizes)
         return {**values, "linear_gate_rank": rank}
     kinds = config.strings("layer_types", _KINDS) or _blocks(config)
@@ -322,7 +313,7 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     shared = config.count("n_shared_experts")
     shared_key = config.first("shared_expert_intermediate_size")
     shared_width = config.count(shared_key)
-    if config.flag("enable_moe_block", False):  # a dense MLP beside the experts of every layer (Gemma 4)
+    if config.flag("enable_moe_block"):  # a dense MLP beside the experts of every layer (Gemma 4)
         shared_key, shared_width = width, config.integer(width)
     if shared_width % expert_width:
         raise config.refusal(shared_key, f"a multiple of the experts' width {expert_width} is needed")
@@ -335,11 +326,11 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
         "moe_intermediate_size": expert_width,
         "moe_latent_size": config.count("moe_latent_size"),
         "num_shared_experts": shared_width // expert_width or shared,
-        "shared_expert_gate": bool(shared_width) and config.flag("shared_expert_gate", False),
+        "shared_expert_gate": bool(shared_width) and config.flag("shared_expert_gate"),
         "first_k_dense_layers": dense_layers,
-        "expert_bias": config.flag("expert_bias", False),
+        "expert_bias": config.flag("expert_bias"),
         "router_bias": config.values.get("topk_method") == "noaux_tc"  # e_score_correction_bias
-        or config.flag("use_routing_bias", config.flag("use_moe_router_bias", False)),
+        or config.flag("use_routing_bias"),
     }
 
 

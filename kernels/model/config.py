@@ -69,7 +69,7 @@ class Config:
         """Integer >= 0 under the first of ``keys`` that has a value; 0 where none has."""
         return self.integer(self.first(*keys), 0, minimum=0)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         key = self.first(key)
         value = self.values.get(key)
         if value is None:

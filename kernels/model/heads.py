@@ -102,7 +102,10 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         # Of the two kinds of a tree and of DFlash it is the one that the name holds.
         kinds = _facts()["methods"][method]
         newer = method in ("eagle_tree", "dflash") and says_kind(kinds[-1], name)
-        usual, basis = _usual(kinds[-1] if newer else kinds[0], target, k)
+        kind = kinds[-1] if newer else kinds[0]
+        public = public_head(kind, target.name)
+        basis = f"{kind}'s usual shape for {target.name}" if public is None else f"the shape of {public}"
+        usual = _on((public and _find(public)) or HeadConfig(target.name, kind), target, k)
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
@@ -124,14 +127,6 @@ def _mtp(target: ModelSpec, name: str | None) -> Head:
 def says_kind(kind: str, name: str | None) -> bool:
     """Whether a head's name says that it is of a kind, such as eagle3, as vLLM goes by the name."""
     return kind in (name or "").lower().replace("-", "")
-
-
-def _usual(kind: str, target: ModelSpec, k: int) -> tuple[Head, str]:
-    """The head, and in words where its shape comes from."""
-    name = public_head(kind, target.name)
-    if name is not None:
-        return _on(read_head(_bundled()[name.lower()][1]["config"], name), target, k), f"the shape of {name}"
-    return Head(HeadConfig(target.name, kind).build(target, k)), f"{kind}'s usual shape for {target.name}"
 
 
 def describe(spec: ModelSpec, target: ModelSpec) -> str:
