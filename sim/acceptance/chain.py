@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, PrivateAttr, SerializerFunctionWrapHandler, model_serializer
 
 from draftcast.calibration.acceptance.references import continued
-from draftcast.frozen import Probability, wrong
+from draftcast.frozen import Faults, Probability, wrong
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD, KIND_NGRAM, KIND_RATES, KIND_STATES, MAX_K, PARAMS
 from draftcast.sim.acceptance.factors import Factors
@@ -66,16 +66,16 @@ class Chain(AcceptanceModel):
     _band_shares: tuple[float, ...] = PrivateAttr((1.0,))
     _head_drafts: int = PrivateAttr(0)
 
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> Self:
+    def faults(self) -> Faults:
+        yield from super().faults()
         key = _REQUIRED.get(self.model)
         if key is not None and getattr(self, key) is None:
-            raise wrong(key, None, f"required for acceptance model {self.model}")
+            yield wrong(key, None, f"required for acceptance model {self.model}")
         given = [name for name in ("alpha", "rates", "alpha_good") if getattr(self, name) is not None]
         if len(given) != 1 or (self.alpha_good is None) != (self.alpha_bad is None):
-            raise wrong("alpha", self.alpha, "give exactly one of alpha and rates (or alpha_good with alpha_bad)")
+            yield wrong("alpha", self.alpha, "give exactly one of alpha and rates (or alpha_good with alpha_bad)")
         if self.contrast and self.rates is None:
-            raise wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
+            yield wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
         searches, stretches = self.match_probability is not None, self._has_stretches
         has_good = stretches and not searches
         for key, fits, why in (
@@ -85,13 +85,12 @@ class Chain(AcceptanceModel):
             ("persistence", searches or stretches or not self.persistence, "of what? give contrast or matches"),
         ):
             if not fits:
-                raise wrong(key, getattr(self, key), why)
+                yield wrong(key, getattr(self, key), why)
         state = self._share
         if self._persistence < -min(state, 1.0 - state) / max(state, 1.0 - state) - _TINY:
-            raise wrong("persistence", self.persistence, f"cannot be so low with a share of {state:g} in either state")
+            yield wrong("persistence", self.persistence, f"cannot be so low with a share of {state:g} in either state")
         if self._persistence < 0.0 and searches:
-            raise wrong("persistence", self.persistence, "must be at least 0 for matches")
-        return self
+            yield wrong("persistence", self.persistence, "must be at least 0 for matches")
 
     @model_serializer(mode="wrap")
     def _what_is_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -8,15 +8,15 @@ rise. Every round meets fresh uniform numbers (see compiled.py), so these formul
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
-from draftcast.frozen import Count, Frozen, Nodes, Probability, Width, wrong
+from draftcast.frozen import Count, Faults, Frozen, Nodes, Probability, Width, wrong
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.compiled import KIND_RATES, MAX_K, PARAMS
 
@@ -51,11 +51,9 @@ class AcceptanceModel(Frozen):
     relative_error: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     num_rounds: Count | None = None
 
-    @model_validator(mode="after")
-    def _one_kind_of_error(self) -> Self:
+    def faults(self) -> Faults:
         if self.relative_error is not None and self.num_rounds is not None:
-            raise wrong("num_rounds", self.num_rounds, "give relative_error or num_rounds, not both")
-        return self
+            yield wrong("num_rounds", self.num_rounds, "give relative_error or num_rounds, not both")
 
     @abstractmethod
     def unconditional(self, k: int) -> FloatArray:
@@ -127,18 +125,17 @@ class Tree(AcceptanceModel):
     match_probability: Probability | None = None
     persistence: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
 
-    @model_validator(mode="after")
-    def _one_kind_of_rate(self) -> Self:
+    def faults(self) -> Faults:
+        yield from super().faults()
         if (self.alpha is None) == (self.rates is None):
-            raise wrong("alpha", self.alpha, "give exactly one of rates and alpha (alpha with or without widths)")
+            yield wrong("alpha", self.alpha, "give exactly one of rates and alpha (alpha with or without widths)")
         if self.widths is not None and self.alpha is None:
-            raise wrong("widths", list(self.widths), "goes with alpha, one width per depth")
+            yield wrong("widths", list(self.widths), "goes with alpha, one width per depth")
         for key in ("tree_width", "max_tree_nodes", "min_tree_width"):
             if self.rates is None and getattr(self, key) is not None:
-                raise wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
+                yield wrong(key, getattr(self, key), "says which tree rates were measured with; alpha needs none")
         if self.persistence is not None and self.match_probability is None:
-            raise wrong("persistence", self.persistence, "of matches; give match_probability")
-        return self
+            yield wrong("persistence", self.persistence, "of matches; give match_probability")
 
     def max_drafts(self) -> int:
         return MAX_K if self.widths is None else len(self.widths)

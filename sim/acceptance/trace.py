@@ -5,10 +5,10 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 import numpy.typing as npt
 from numba import njit
-from pydantic import PrivateAttr, model_validator
+from pydantic import PrivateAttr
 
 from draftcast.errors import ScenarioError
-from draftcast.frozen import NonEmpty, Probability, wrong
+from draftcast.frozen import Faults, NonEmpty, Probability, wrong
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.compiled import KIND_TRACE
 from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
@@ -37,12 +37,11 @@ class Trace(AcceptanceModel):
     match_probability: Probability | None = None
     _recording: tuple[IntArray, npt.NDArray[np.uint8]] | None = PrivateAttr(None)
 
-    @model_validator(mode="after")
-    def _rounds_are_in_the_record(self) -> Self:
+    def faults(self) -> Faults:
+        yield from super().faults()
         if self.num_rounds is not None:
             message = "the rates are the record's own; give relative_error if other traffic may differ from it"
-            raise wrong("num_rounds", self.num_rounds, message)
-        return self
+            yield wrong("num_rounds", self.num_rounds, message)
 
     def of_recording(self, offsets: IntArray | None, lengths: npt.NDArray[np.uint8] | None) -> Self:
         """With a request table's ``acceptance_offsets`` and ``acceptance_lengths``, where it has them."""

@@ -6,13 +6,13 @@ some time after the last answer; the cluster decides the times.
 """
 
 import math
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from draftcast.errors import ScenarioError
-from draftcast.frozen import MOST_SECONDS, Frozen, Many, Rate, Seconds, wrong
+from draftcast.frozen import MOST_SECONDS, Faults, Frozen, Many, Rate, Seconds, wrong
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 from draftcast.sim.workload.traces import TraceSpec
@@ -96,14 +96,12 @@ class PiecewiseArrivals(DrawnArrivals):
     process: Literal["piecewise"]
     segments: Many[RateSegment]
 
-    @model_validator(mode="after")
-    def _someone_comes(self) -> Self:
+    def faults(self) -> Faults:
         if all(segment.request_rate_rps == 0 for segment in self.segments):
-            raise wrong("segments", 0, "at least one segment needs a request_rate_rps above 0")
+            yield wrong("segments", 0, "at least one segment needs a request_rate_rps above 0")
         total = math.fsum(segment.duration_s for segment in self.segments)
         if total > MOST_SECONDS:
-            raise wrong("segments", total, f"together they must last at most {MOST_SECONDS:g} s")
-        return self
+            yield wrong("segments", total, f"together they must last at most {MOST_SECONDS:g} s")
 
     def draw(self, seed: int, n: int) -> FloatArray:
         until_s = np.cumsum([segment.duration_s for segment in self.segments])
@@ -129,11 +127,10 @@ class TraceArrivals(TraceSpec):
     time_scale: Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)] = 1.0
     request_rate_rps: Rate | None = None
 
-    @model_validator(mode="after")
-    def _one_scale(self) -> Self:
+    def faults(self) -> Faults:
+        yield from super().faults()
         if self.request_rate_rps is not None and self.time_scale != 1.0:
-            raise wrong("time_scale", self.time_scale, "give time_scale or request_rate_rps, not both")
-        return self
+            yield wrong("time_scale", self.time_scale, "give time_scale or request_rate_rps, not both")
 
 
 class ClosedLoopArrivals(Frozen):

@@ -6,13 +6,13 @@ distributions are rounded to the nearest integer and then clipped to [min, max];
 """
 
 import math
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
-from draftcast.frozen import MOST_TOKENS, Count, Frozen, Many, NonEmpty, NonNegative, wrong
+from draftcast.frozen import MOST_TOKENS, Count, Faults, Frozen, Many, NonEmpty, NonNegative, wrong
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS
 from draftcast.sim.workload.traces import TraceFormat
@@ -51,11 +51,9 @@ class UniformTokens(TokenDistribution):
     low: Count
     high: Count
 
-    @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def faults(self) -> Faults:
         if self.high < self.low:
-            raise wrong("high", self.high, f"must be at least low = {self.low}")
-        return self
+            yield wrong("high", self.high, f"must be at least low = {self.low}")
 
     def quantile(self, u: FloatArray) -> FloatArray:
         return np.floor(self.low + u * (self.high - self.low + 1))
@@ -67,11 +65,9 @@ class _Bounded(TokenDistribution):
     min: Count = 1
     max: Count | None = None
 
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> Self:
+    def faults(self) -> Faults:
         if self.max is not None and self.max < self.min:
-            raise wrong("max", self.max, f"must be at least min = {self.min}")
-        return self
+            yield wrong("max", self.max, f"must be at least min = {self.min}")
 
     def tokens(self, u: FloatArray) -> NDArray[np.int32]:
         return np.clip(np.rint(self.quantile(u)), self.min, self.max or MAX_TOKENS).astype(np.int32)
@@ -137,13 +133,11 @@ class EmpiricalTokens(TokenDistribution):
     values: Many[Count]
     weights: Many[NonNegative] | None = None
 
-    @model_validator(mode="after")
-    def _weights_match(self) -> Self:
+    def faults(self) -> Faults:
         if self.weights is not None and len(self.weights) != len(self.values):
-            raise wrong("weights", list(self.weights), f"needs one weight for each of the {len(self.values)} values")
+            yield wrong("weights", list(self.weights), f"needs one weight for each of the {len(self.values)} values")
         if self.weights is not None and sum(self.weights) <= 0:
-            raise wrong("weights", list(self.weights), "at least one weight must be above 0")
-        return self
+            yield wrong("weights", list(self.weights), "at least one weight must be above 0")
 
     def quantile(self, u: FloatArray) -> FloatArray:
         weights = np.ones(len(self.values)) if self.weights is None else np.array(self.weights, dtype=np.float64)
@@ -196,17 +190,15 @@ class Lengths(Frozen):
     # Rows of the file in order and over again, or drawn with replacement.
     order: Literal["sequential", "sampled"] = "sequential"
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def faults(self) -> Faults:
         if self.path is not None:
             for key in ("prompt_tokens", "output_tokens"):
                 if getattr(self, key) is not None:
-                    raise wrong(key, "given", "not together with path: the file has the lengths")
-            return self
+                    yield wrong(key, "given", "not together with path: the file has the lengths")
+            return
         for key in ("prompt_tokens", "output_tokens"):
             if getattr(self, key) is None:
-                raise wrong(key, None, "required (a number, a distribution, or path for lengths from a file)")
+                yield wrong(key, None, "required (a number, a distribution, or path for lengths from a file)")
         for key, default in (("format", "auto"), ("order", "sequential")):
             if getattr(self, key) != default:
-                raise wrong(key, getattr(self, key), "only together with path")
-        return self
+                yield wrong(key, getattr(self, key), "only together with path")

@@ -6,9 +6,9 @@ The records are validated where they are read from a file and used by the simula
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Positive, Probability, Seconds, wrong
+from draftcast.frozen import Count, Duration, Faults, Frozen, NonEmpty, Positive, Probability, Seconds, wrong
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
@@ -29,11 +29,9 @@ class Slo(Frozen):
     e2el_ms: Positive | None = None
     attainment: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.99
 
-    @model_validator(mode="after")
-    def _has_a_bound(self) -> Self:
+    def faults(self) -> Faults:
         if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
-            raise wrong("ttft_ms", None, "give at least one of ttft_ms, tpot_ms, e2el_ms")
-        return self
+            yield wrong("ttft_ms", None, "give at least one of ttft_ms, tpot_ms, e2el_ms")
 
 
 class SystemPrompt(Frozen):
@@ -59,14 +57,12 @@ class Sessions(Frozen):
     # Of both times.
     think_time_distribution: Literal["exponential", "constant"] = "exponential"
 
-    @model_validator(mode="after")
-    def _tools_go_together(self) -> Self:
+    def faults(self) -> Faults:
         if (self.calls_per_turn is None) != (self.tool_output_tokens is None):
             missing = "calls_per_turn" if self.calls_per_turn is None else "tool_output_tokens"
-            raise wrong(missing, None, "calls_per_turn and tool_output_tokens go together")
+            yield wrong(missing, None, "calls_per_turn and tool_output_tokens go together")
         if self.calls_per_turn is None and self.tool_time_s:
-            raise wrong("tool_time_s", self.tool_time_s, "has no effect without calls_per_turn")
-        return self
+            yield wrong("tool_time_s", self.tool_time_s, "has no effect without calls_per_turn")
 
 
 class RequestClass(Frozen):
@@ -141,42 +137,32 @@ class Workload(Frozen):
         """Whether any requests are turns of sessions."""
         return any(entry.sessions is not None for entry in self._places)
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+    def faults(self) -> Faults:
         from_trace = isinstance(self.arrivals, TraceArrivals)
         closed = isinstance(self.arrivals, ClosedLoopArrivals)
         if closed and self.duration_s is not None:
-            raise wrong("duration_s", self.duration_s, "not with closed_loop arrivals; give num_requests")
+            yield wrong("duration_s", self.duration_s, "not with closed_loop arrivals; give num_requests")
         if not from_trace and self.num_requests is None and (closed or self.duration_s is None):
-            raise wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
+            yield wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
         for index, entry in enumerate(self._places):
+            place = f"classes.{index - 1}." if index else ""
             for key in ("lengths", "system_prompt", "sessions"):
                 if from_trace and getattr(entry, key) is not None:
-                    place = f"classes.{index - 1}.{key}" if index else key
-                    raise wrong(place, "given", f"not together with a trace: the trace has the {_IN_TRACE[key]}")
-        if self.has_sessions:
-            self._sessions_can_be_drawn()
+                    message = f"not together with a trace: the trace has the {_IN_TRACE[key]}"
+                    yield wrong(place + key, "given", message)
+            if self.has_sessions and entry.lengths is not None and entry.lengths.path is not None:
+                message = "not with sessions: give distributions of a turn's tokens"
+                yield wrong(f"{place}lengths.path", entry.lengths.path, message)
+        if self.has_sessions and self.duration_s is not None:
+            message = "not with sessions, whose requests wait for answers; give num_requests"
+            yield wrong("duration_s", self.duration_s, message)
         lengths_everywhere = self.classes and all(entry.lengths is not None for entry in self.classes)
         if not from_trace and self.lengths is None and not lengths_everywhere:
-            raise wrong("lengths", None, "required: prompt_tokens and output_tokens (or lengths in every class)")
-        if self.classes:
-            self._classes_share_all()
-        return self
-
-    def _sessions_can_be_drawn(self) -> None:
-        if self.duration_s is not None:
-            message = "not with sessions, whose requests wait for answers; give num_requests"
-            raise wrong("duration_s", self.duration_s, message)
-        for index, entry in enumerate(self._places):
-            if entry.lengths is not None and entry.lengths.path is not None:
-                place = f"classes.{index - 1}.lengths.path" if index else "lengths.path"
-                raise wrong(place, entry.lengths.path, "not with sessions: give distributions of a turn's tokens")
-
-    def _classes_share_all(self) -> None:
+            yield wrong("lengths", None, "required: prompt_tokens and output_tokens (or lengths in every class)")
         names = [entry.name for entry in self.classes]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise wrong(f"classes.{index}.name", name, "class names must differ")
+                yield wrong(f"classes.{index}.name", name, "class names must differ")
         total = math.fsum(entry.share for entry in self.classes)
-        if abs(total - 1) > 1e-6:
-            raise wrong("classes", total, "the classes' shares must sum to 1")
+        if self.classes and abs(total - 1) > 1e-6:
+            yield wrong("classes", total, "the classes' shares must sum to 1")

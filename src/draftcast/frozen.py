@@ -7,10 +7,10 @@ pydantic errors raised here into one-line ``ScenarioError``s.
 
 import difflib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import yaml
 from pydantic import (
@@ -28,6 +28,7 @@ _UNIT = re.compile(r"(?<!^)_(ms|us|s|sec|seconds|rps|qps|rpm|tokens|bytes|gb|gib
 SYNONYMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text("utf-8"))
 
 T = TypeVar("T")
+Faults = Iterator[PydanticCustomError]
 # Bounds no question needs to cross; inside them times keep a tenth of a microsecond and token counts fit 32 bits.
 MOST_SECONDS = 1e9
 MOST_TOKENS = 10**9
@@ -82,6 +83,16 @@ class Frozen(BaseModel):
     def elsewhere(cls, key: str) -> str | None:
         """Where an unknown ``key`` belongs instead; overridden by models that know other sections."""
         return None
+
+    def faults(self) -> Faults:
+        """What its valid fields say against each other, the first of which is raised; overridden where they can."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _has_no_fault(self) -> Self:
+        for fault in self.faults():
+            raise fault
+        return self
 
     def refusal(self, key: str, message: str) -> PydanticCustomError:
         """An error about the value of field ``key``, dotted below this model."""

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from draftcast.errors import TraceError
-from draftcast.frozen import Count, Duration, Frozen, NonEmpty, Seconds, wrong
+from draftcast.frozen import Count, Duration, Faults, Frozen, NonEmpty, Seconds, wrong
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import json_formats
 from draftcast.sim.workload.traces.csv_formats import has_columns, read_azure, read_burstgpt
@@ -65,11 +65,9 @@ class TraceSpec(Frozen):
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None
 
-    @model_validator(mode="after")
-    def _clip_is_a_window(self) -> Self:
+    def faults(self) -> Faults:
         if self.stop_s is not None and self.stop_s <= self.start_s:
-            raise wrong("stop_s", self.stop_s, f"must be above start_s = {self.start_s}")
-        return self
+            yield wrong("stop_s", self.stop_s, f"must be above start_s = {self.start_s}")
 
 
 def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> RequestTable:
