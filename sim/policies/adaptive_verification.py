@@ -1,11 +1,12 @@
 """Draft for all, verify the likeliest for as long as each adds to the batch's tokens per second: DSpark."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from numba import njit
 
-from draftcast.errors import ScenarioError
 from draftcast.sim.policies import forecast, selection
+from draftcast.sim.policies.base import Allowed
 from draftcast.sim.policies.forecast import draft_levels, host_terms, with_host
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, lost_of
 from draftcast.sim.state.engine import Engine
@@ -82,9 +83,6 @@ class AdaptiveVerification(SelectingPolicy):
     lossless. Where the time jumps with the rows (CUDA-graph sizes) it may stop at once.
     """
 
-    early_stop: bool = False  # at the first draft that does not raise throughput (algorithm 1), instead of weighing all
+    # At the first draft that does not raise throughput (algorithm 1), instead of weighing all.
+    early_stop: Annotated[bool, Allowed("must be true or false", lambda value: isinstance(value, bool))] = False
     rule = decide_adaptive_verification
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.early_stop, bool):
-            raise ScenarioError("must be true or false", key="policy.early_stop", value=self.early_stop)

@@ -7,13 +7,13 @@ holds how often it was seen and ``policy.scratch`` its mean loss.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numba import njit
 
-from draftcast.errors import ScenarioError
 from draftcast.sim.compiled.random_streams import Stream, stream_key, uniform
-from draftcast.sim.policies.base import AT_LEAST_0, Policy, arrays, check, draft_alike
+from draftcast.sim.policies.base import Allowed, AtLeast0, Policy, arrays, draft_alike
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.state.engine import Array, Engine, PolicyArrays
 
@@ -121,9 +121,6 @@ def observe_bandit(s: Engine, slot: int) -> None:
     loss[at] += (decode_s / batch.emitted - loss[at]) / seen[at]
 
 
-ALGORITHMS = ("bin_greedy", "ucb")
-
-
 @dataclass(frozen=True)
 class Bandit(Policy):
     """One length for the batch, 0..num_speculative_tokens, learned from the time each took per emitted token.
@@ -143,16 +140,13 @@ class Bandit(Policy):
     ``switch_cost_s`` is what the rule is told.
     """
 
-    algorithm: str = "bin_greedy"  # or ``ucb``
-    exploration: float = 0.1  # weight of the confidence radius of ``ucb``, at least 0
-    switch_cost_s: float = 0.0  # cost of resuming that ``bin_greedy`` reckons with
+    algorithm: Annotated[str, Allowed("must be one of bin_greedy, ucb", ("bin_greedy", "ucb").__contains__)] = (
+        "bin_greedy"
+    )
+    exploration: AtLeast0 = 0.1  # weight of the confidence radius of ``ucb``
+    switch_cost_s: AtLeast0 = 0.0  # cost of resuming that ``bin_greedy`` reckons with
     rule = decide_bandit
     learn = observe_bandit
-
-    def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise ScenarioError(f"must be one of {', '.join(ALGORITHMS)}", key="policy.algorithm", value=self.algorithm)
-        check(self, AT_LEAST_0, "exploration", "switch_cost_s")
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         contexts = max_num_seqs.bit_length()

@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numba import njit
@@ -12,6 +13,32 @@ from draftcast.sim.policies.batch import N_SHOWN, N_SHOWN_FLOATS, N_SHOWN_SCALAR
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 Rule = Callable[[Engine, int], None]  # a compiled function of the engine and of the slot of a batch
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """In the annotation of a policy's parameter: which values it may have."""
+
+    message: str
+    holds: Callable[[Any], bool]
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+
+
+def whole(least: int) -> Allowed:
+    """Whole numbers of at least ``least``."""
+    message = f"must be a whole number of at least {least}"
+    return Allowed(message, lambda value: is_number(value) and not isinstance(value, float) and value >= least)
+
+
+Share = Annotated[float, Allowed("must be in 0..1", lambda value: is_number(value) and 0 <= value <= 1)]
+ShareAbove0 = Annotated[
+    float, Allowed("must be above 0 and at most 1", lambda value: is_number(value) and 0 < value <= 1)
+]
+AT_LEAST_0 = Allowed("must be a number of at least 0", lambda value: is_number(value) and 0 <= value < float("inf"))
+AtLeast0 = Annotated[float, AT_LEAST_0]
 
 
 class Policy:
@@ -25,6 +52,15 @@ class Policy:
     """Compiled: fills ``next_drafts`` (verified in the next step) and ``drafted`` (made in this one) of the batch."""
     learn: ClassVar[Rule | None] = None
     """Compiled: learns from a collected batch."""
+
+    def __post_init__(self) -> None:
+        """Of a dataclass: refuse parameters that are not `Allowed`. Raises ScenarioError."""
+        parameters: Any = self
+        for field in fields(parameters):
+            for allowed in getattr(field.type, "__metadata__", ()):
+                value = getattr(self, field.name)
+                if isinstance(allowed, Allowed) and not allowed.holds(value):
+                    raise ScenarioError(allowed.message, key=f"policy.{field.name}", value=value)
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         """The arrays of the compiled rule, with nothing learned yet.
@@ -80,27 +116,3 @@ def draft_alike(s: Engine, slot: int, drafts: int) -> None:
     for j in range(s.batch[slot].size):
         x = entries[j]
         x.next_drafts = x.drafted = 0 if x.is_chunk else drafts
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.integer) and not isinstance(value, bool)
-
-
-Range = tuple[str, Callable[[Any], bool]]  # what is allowed, in words, and whether a number is
-SHARE: Range = ("must be in 0..1", lambda value: 0.0 <= value <= 1.0)
-SHARE_ABOVE_0: Range = ("must be above 0 and at most 1", lambda value: 0.0 < value <= 1.0)
-AT_LEAST_0: Range = ("must be a number of at least 0", lambda value: 0.0 <= value < float("inf"))
-
-
-def whole(least: int) -> Range:
-    """Whole numbers of at least ``least``."""
-    message = f"must be a whole number of at least {least}"
-    return message, lambda value: isinstance(value, int | np.integer) and int(value) >= least
-
-
-def check(policy: Policy, allowed: Range, *parameters: str) -> None:
-    """``ScenarioError`` unless each of the parameters is a number in the range."""
-    for name in parameters:
-        value = getattr(policy, name)
-        if not is_number(value) or not allowed[1](value):
-            raise ScenarioError(allowed[0], key=f"policy.{name}", value=value)

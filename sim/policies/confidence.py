@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from numba import njit
 
-from draftcast.sim.policies.base import SHARE, check
+from draftcast.sim.policies.base import Share
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts
 from draftcast.sim.state.engine import Engine
@@ -51,9 +51,6 @@ class Confidence(SelectingPolicy):
     taken on the device, while drafting.
     """
 
-    max_rejection_probability: float = 0.7  # in 0..1; 1 never stops
-    min_confidence: float = 0.0  # in 0..1; 0 never stops
+    max_rejection_probability: Share = 0.7  # 1 never stops
+    min_confidence: Share = 0.0  # 0 never stops
     rule = decide_confidence
-
-    def __post_init__(self) -> None:
-        check(self, SHARE, "max_rejection_probability", "min_confidence")

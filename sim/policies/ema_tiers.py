@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import SHARE_ABOVE_0, Policy, arrays, check, draft_alike, is_number, whole
+from draftcast.sim.policies.base import Policy, ShareAbove0, arrays, draft_alike, is_number, whole
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 # Three shared parameters, then one row a tier; state is three numbers a tier; the table holds batch sizes' tiers.
@@ -88,18 +89,16 @@ class EmaTiers(Policy):
     """
 
     tiers: Sequence[Tier] = SGLANG_TIERS
-    ema_alpha: float = 0.2
-    update_interval: int = 5
-    warmup_batches: int = 10
+    ema_alpha: ShareAbove0 = 0.2
+    update_interval: Annotated[int, whole(1)] = 5
+    warmup_batches: Annotated[int, whole(0)] = 10
     rule = decide_tier
     learn = observe_tier
 
     def __post_init__(self) -> None:
         tiers = tuple(t if isinstance(t, Tier) else Tier(**t) for t in self.tiers)
         object.__setattr__(self, "tiers", tiers)
-        check(self, SHARE_ABOVE_0, "ema_alpha")
-        check(self, whole(1), "update_interval")
-        check(self, whole(0), "warmup_batches")
+        super().__post_init__()
         sizes = [t.batch_size for t in tiers]
         if not tiers or not all(map(is_number, sizes)) or sizes != sorted(set(sizes)):
             raise ScenarioError("batch sizes must rise from tier to tier", key="policy.tiers", value=sizes)

@@ -1,11 +1,12 @@
 """One draft length for the batch, by expected tokens per second at a moving acceptance: SmartSpec, TurboSpec."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from numba import njit
 
 from draftcast.sim.cost.step_time import decode_step_seconds
-from draftcast.sim.policies.base import SHARE, SHARE_ABOVE_0, Policy, arrays, check, draft_alike, whole
+from draftcast.sim.policies.base import Policy, Share, ShareAbove0, arrays, draft_alike, whole
 from draftcast.sim.state.engine import Engine, PolicyArrays
 
 GOODPUT_WEIGHT, GOODPUT_PROBE = 0, 1
@@ -72,17 +73,12 @@ class Goodput(Policy):
     seconds come from the step cost at the batch's size and mean context.
     """
 
-    weight: float = 0.1  # of a new step in the moving average, in (0, 1]
-    initial_acceptance: float = 0.7  # alpha before the first round, in [0, 1]
+    weight: ShareAbove0 = 0.1  # of a new step in the moving average
+    initial_acceptance: Share = 0.7  # alpha before the first round
     # After so many steps in a row without drafts, one step drafts one token so that alpha can recover; 0 never probes.
-    probe_interval_steps: int = 64
+    probe_interval_steps: Annotated[int, whole(0)] = 64
     rule = decide_goodput
     learn = observe_goodput
-
-    def __post_init__(self) -> None:
-        check(self, SHARE_ABOVE_0, "weight")
-        check(self, SHARE, "initial_acceptance")
-        check(self, whole(0), "probe_interval_steps")
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
         return arrays(params=[self.weight, self.probe_interval_steps], state=[self.initial_acceptance, 0.0])

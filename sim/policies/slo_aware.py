@@ -7,7 +7,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.policies.base import AT_LEAST_0, check, is_number
+from draftcast.sim.policies.base import AT_LEAST_0, AtLeast0
 from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
 from draftcast.sim.state.engine import Engine
@@ -89,13 +89,13 @@ class SloAware(SelectingPolicy):
     # SLO, seconds per output token after the first: one for all classes, or one each in the order of their ids; 0 for
     # none. A scenario's own SLO is taken when it is absent.
     tpot_s: float | Sequence[float]
-    latency_slack: float = 0.25  # share by which verification may lengthen a step, at least 0
+    latency_slack: AtLeast0 = 0.25  # share by which verification may lengthen a step
     rule = decide_slo_aware
 
     def __post_init__(self) -> None:
-        check(self, AT_LEAST_0, "latency_slack")
+        super().__post_init__()
         for value in np.atleast_1d(np.asarray(self.tpot_s, object)):
-            if not is_number(value) or not AT_LEAST_0[1](value):
+            if not AT_LEAST_0.holds(value):
                 raise ScenarioError("must be seconds, at least 0", key="policy.tpot_s", value=value)
 
     def parameters(self) -> list[float]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from numba import njit
 
-from draftcast.sim.policies.base import SHARE, check
+from draftcast.sim.policies.base import Share
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
 from draftcast.sim.state.engine import Engine
@@ -31,8 +31,5 @@ class Tetris(SelectingPolicy):
     drafted.
     """
 
-    capacity: float = 0.5  # share of the batch's drafts that is verified, in 0..1
+    capacity: Share = 0.5  # of the batch's drafts, which is verified
     rule = decide_tetris
-
-    def __post_init__(self) -> None:
-        check(self, SHARE, "capacity")
