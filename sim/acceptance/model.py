@@ -7,7 +7,6 @@ rise. Every round meets fresh uniform numbers (see compiled.py), so these formul
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -147,17 +146,14 @@ class Tree(AcceptanceModel):
         return np.asarray(np.cumprod(self.draft_probabilities()[:k]), dtype=np.float64)
 
     def draft_probabilities(self) -> FloatArray:
-        if self.alpha is not None and self.widths is not None:
-            return tree_depth_probabilities(self.alpha, self.widths)
-        return self.conditional(self.max_drafts())
+        """P(some node at depth d accepted | its parent was); with ``widths`` 1 - (1 - alpha)^width.
 
-
-def tree_depth_probabilities(alpha: float, widths: Sequence[int]) -> FloatArray:
-    """P(some node at depth d accepted | its parent was): 1 - (1 - alpha)^width. Shape [depth].
-
-    Multi-round speculative sampling tries the siblings one after the other (SpecInfer, arXiv 2305.09781, section 4.3),
-    each accepted with probability ``alpha`` given that the elder ones were rejected (the positional acceptance
-    assumption of Sequoia, arXiv 2402.12374, section 3). ``widths``: children of the accepted node at each depth, >= 1.
-    """
-    # 1 - (1 - alpha) may lose a bit, and a tree of single children is the chain of `constant`, bit for bit.
-    return np.array([alpha if width == 1 else 1.0 - float(np.prod(np.full(width, 1.0 - alpha))) for width in widths])
+        Multi-round speculative sampling tries the siblings one after the other (SpecInfer, arXiv 2305.09781, section
+        4.3), each accepted with probability ``alpha`` given that the elder ones were rejected (the positional
+        acceptance assumption of Sequoia, arXiv 2402.12374, section 3).
+        """
+        if self.alpha is None or self.widths is None:
+            return super().draft_probabilities()
+        # 1 - (1 - alpha) may lose a bit, and a tree of single children is the chain of `constant`, bit for bit.
+        alpha, rejected = self.alpha, 1.0 - self.alpha
+        return np.array([alpha if width == 1 else 1.0 - np.prod(np.full(width, rejected)) for width in self.widths])

@@ -130,7 +130,12 @@ class DataParallel:
         self._runs, self.wave = False, 0
         self.steps = [0] * n  # of this wave
         self._dummy_rows = 1 + self.config.max_drafts
-        self._dummy_s = _dummy_seconds(self.state, self.config.num_speculative_tokens) if lockstep else 0.0
+        self._dummy_s = 0.0  # of a step in which no rank has a request: a pass of as many rows as one verifies
+        if lockstep:
+            features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+            st.decode_features(self.state.cost, 1, self.config.num_speculative_tokens, 1.0, features)
+            st.step_time(self.state.cost, features, times)
+            self._dummy_s = float(times["target_s"] + times["draft_s"])
 
     @property
     def state(self) -> Engine:
@@ -376,11 +381,3 @@ class DataParallel:
         if not self._runs:
             self.wave += 1
             self.steps = [0] * len(self.ranks)
-
-
-def _dummy_seconds(state: Engine, k: int) -> float:
-    """Device seconds of a step in which no rank has a request: a pass of as many rows as one request verifies."""
-    features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
-    st.decode_features(state.cost, 1, k, 1.0, features)
-    st.step_time(state.cost, features, times)
-    return float(times["target_s"] + times["draft_s"])

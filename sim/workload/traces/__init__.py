@@ -85,8 +85,12 @@ def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> 
         allowed = f"unknown trace format; choose {', '.join(get_args(TraceFormat))}"
         raise TraceError(allowed, file=str(path), key="format", value=format)
     trace = TraceText.from_file(path)
-    name = _sniff(trace) if format == "auto" else format
-    return TRACE_READERS[name].read(trace, *([record] if name == "specdecode_bench" else []))
+    for name, reader in TRACE_READERS.items():
+        if format == name or (format == "auto" and reader.sniff(trace.text[: reader.within], reader.names)):
+            return reader.read(trace, *([record] if name == "specdecode_bench" else []))
+    first = trace.text.lstrip().split("\n", 1)[0].strip()
+    known = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())
+    raise trace.error(f"not a trace format draftcast knows: {known}", 1, value=first[:60])
 
 
 def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
@@ -108,12 +112,3 @@ def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
         note = f"{spec.path}: lengths cut by {cut[0]} prompt and {cut[1]} output tokens in all"
         table = replace(table, notes=(*table.notes, note))
     return table
-
-
-def _sniff(trace: TraceText) -> str:
-    for name, reader in TRACE_READERS.items():
-        if reader.sniff(trace.text[: reader.within], reader.names):
-            return name
-    first = trace.text.lstrip().split("\n", 1)[0].strip()
-    known = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())
-    raise trace.error(f"not a trace format draftcast knows: {known}", 1, value=first[:60])

@@ -21,7 +21,7 @@ from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, drafts_of_head
-from draftcast.sim.acceptance.model import AcceptanceModel, Tree, tree_depth_probabilities
+from draftcast.sim.acceptance.model import AcceptanceModel, Tree
 from draftcast.sim.acceptance.trace import Trace
 from draftcast.sim.acceptance.tree_shape import _search_tree, rates_in_another_tree, tree_rates
 from draftcast.sim.compiled.borrowed import reference
@@ -266,7 +266,9 @@ def test_a_search_beside_a_head_by_hand() -> None:
 
 
 def test_tree_by_hand() -> None:
-    np.testing.assert_allclose(tree_depth_probabilities(0.5, (2, 1, 3)), [0.75, 0.5, 0.875])
+    np.testing.assert_allclose(
+        Tree(model="tree", alpha=0.5, widths=(2, 1, 3)).draft_probabilities(), [0.75, 0.5, 0.875]
+    )
     assert Tree(model="tree", alpha=0.5, widths=(2, 1)).mean_acceptance_length(2) == pytest.approx(2.125)
     chain, constant = Tree(model="tree", alpha=0.7, widths=(1, 1, 1)), Chain(alpha=0.7)
     np.testing.assert_array_equal(chain.draft_probabilities(), constant.draft_probabilities()[0, :3])
