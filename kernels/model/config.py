@@ -17,8 +17,7 @@ import yaml
 
 from draftcast.errors import ModelError
 
-# No dimension of a model comes near it, and no product of dimensions leaves a float.
-_LARGEST = 2**31
+_LARGEST = 2**31  # No dimension of a model comes near it, and no product of dimensions leaves a float.
 _FIELDS = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text("utf-8"))
 OTHER_NAMES: dict[str, list[str]] = _FIELDS["names"]
 _KNOWN = {*OTHER_NAMES, *chain(*OTHER_NAMES.values()), *_FIELDS["read"], *_FIELDS["silent"]}

@@ -17,23 +17,19 @@ from draftcast.kernels.model.spec import ModelSpec
 
 # yuhuili/EAGLE3-LLaMA3.1-Instruct-8B config.json: draft_vocab_size 32000; later EAGLE-3 heads keep it.
 EAGLE3_DRAFT_VOCAB = 32000
-# EAGLE-3 (arXiv 2503.01840, section 3): low, middle and high hidden states are fused.
-EAGLE3_CAPTURED_LAYERS = 3
+EAGLE3_CAPTURED_LAYERS = 3  # EAGLE-3 (arXiv 2503.01840, section 3): low, middle and high hidden states are fused.
 # amazon/GPT-OSS-20B-P-EAGLE and GPT-OSS-120B-P-EAGLE model cards: 4-layer heads (P-EAGLE, arXiv 2602.01469).
 P_EAGLE_LAYERS = 4
-# z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
-DFLASH_LAYERS = 5
+DFLASH_LAYERS = 5  # z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
 DFLASH_CAPTURED_LAYERS = 5
 # z-lab/Qwen3.8-27B-DFlash2 config.json (dflash_config).
 DFLASH2_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 # DSpark's Markov head: rank-256 transition bias over the vocabulary (vLLM qwen3_dspark, markov_rank).
 DSPARK_MARKOV_RANK = 256
-# ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
-MLP_SPECULATOR_INNER = 3072
+MLP_SPECULATOR_INNER = 3072  # ibm-ai-platform/llama3-8b-accelerator config.json: inner_dim 3072, tied heads.
 # Width of a gate of Snowflake's LSTM speculators, 4 of them in one matrix (arctic_speculator.py of Arctic Inference).
 ARCTIC_INNER = 4096
-# Llama-3's ratio of MLP width to hidden size, for heads on targets that have no dense MLP to copy.
-_MLP_RATIO = 3.5
+_MLP_RATIO = 3.5  # Llama-3's ratio of MLP width to hidden size, for heads on targets that have no dense MLP to copy.
 # Attention of a head on an MLA target: ordinary heads of this size with 8 KV heads (an assumption).
 _HEAD_DIM = 128
 _KV_HEADS = 8

@@ -17,8 +17,7 @@ FORMATS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("formats.yaml"
 WEIGHT_BYTES: dict[str, float] = FORMATS["weight_bytes"]
 KV_BYTES: dict[str, float] = FORMATS["kv_bytes"]
 COMPUTE_DTYPE: dict[str, str] = FORMATS["compute"]
-NEEDS_UNITS = ("int8",)
-"""Weight formats that nothing expands: they need matrix units of `COMPUTE_DTYPE`."""
+NEEDS_UNITS = ("int8",)  # Weight formats that nothing expands: they need matrix units of `COMPUTE_DTYPE`.
 
 
 def weight_dtype(name: str) -> str:

@@ -14,8 +14,7 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
-Stored = tuple[str, float]
-"""A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales."""
+Stored = tuple[str, float]  # A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales.
 Schemes = tuple[Stored | None, dict[Stored, list[str]]]
 """Format of all modules that nothing else is said of, and modules by their own format."""
 

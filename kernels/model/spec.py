@@ -34,8 +34,7 @@ LINEAR_KINDS = ("gated_delta", "kda", "mamba2")
 are the key heads, its state size their width, its heads the value heads."""
 WINDOWS = ("sliding", "chunked", "top_k")
 """Kinds of windows: the last tokens, those of the token's own chunk, or an indexer's choice, every token its own."""
-INDEXED_RATIO = 4
-"""Tokens of a compressed entry that an indexer chooses (DeepSeek-V4)."""
+INDEXED_RATIO = 4  # Tokens of a compressed entry that an indexer chooses (DeepSeek-V4).
 _STATE_DTYPES = ("", "float32", "bfloat16", "float16")
 
 

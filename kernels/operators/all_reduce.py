@@ -22,12 +22,9 @@ from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.operators.cost import Work, as_array
 from draftcast.kernels.operators.registry import Draw, Implementation, Launch, Operator, Shape, Tensors
 
-TIMEOUT_S = 300
-"""Longest wait of this process for the others, their start included."""
-IDLE_S = 7 * 86400
-"""Longest wait of the others for this one, which may be doing something else."""
-AHEAD = 8
-"""Launches another rank may have queued on its GPU, so that this one never waits for its host."""
+TIMEOUT_S = 300  # Longest wait of this process for the others, their start included.
+IDLE_S = 7 * 86400  # Longest wait of the others for this one, which may be doing something else.
+AHEAD = 8  # Launches another rank may have queued on its GPU, so that this one never waits for its host.
 RUNNING = 2**62
 
 
@@ -125,8 +122,7 @@ class Team:
             pipe.close()
 
     def _stop(self, messages: torch.Tensor) -> None:
-        # Beyond what any of the others can have begun.
-        self._until.value = self._launched + 2 * AHEAD
+        self._until.value = self._launched + 2 * AHEAD  # Beyond what any of the others can have begun.
         out = torch.empty_like(messages[0])
         while self._launched < self._until.value:
             self.launch(messages, out)

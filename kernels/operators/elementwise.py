@@ -26,8 +26,7 @@ from draftcast.kernels.operators.cost import moved_work
 from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
 EPS = 1e-6
-THETA = 500_000.0
-"""Base of the rotary frequencies: Llama 3's."""
+THETA = 500_000.0  # Base of the rotary frequencies: Llama 3's.
 POSITIONS = 8192
 
 

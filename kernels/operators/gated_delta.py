@@ -25,8 +25,7 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work, as_array, sizes_of
 from draftcast.kernels.operators.registry import Draw, Operator, Outputs, Shape, Tensors, formula_operator
 
-CHUNK = 64
-"""Tokens of a chunk in the kernels that vLLM runs (flash-linear-attention, FlashInfer)."""
+CHUNK = 64  # Tokens of a chunk in the kernels that vLLM runs (flash-linear-attention, FlashInfer).
 
 
 def gated_delta_work(

@@ -32,8 +32,7 @@ from draftcast.kernels.operators.registry import (
     implementations,
 )
 
-HIDDEN_SCALE = 1 / 16
-"""SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28."""
+HIDDEN_SCALE = 1 / 16  # SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28.
 
 
 def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike) -> FloatArray:

@@ -34,8 +34,7 @@ from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import FP8_SCALE, Draw, Launch, Outputs, Shape, Tensors
 
 BLOCK_SIZE = 16
-MAX_TREE_TOKENS = 63
-"""Tokens whose ancestors fit one int64 of either sign."""
+MAX_TREE_TOKENS = 63  # Tokens whose ancestors fit one int64 of either sign.
 QUERY_TILE = 256
 
 
@@ -172,8 +171,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
         stop = min(start + QUERY_TILE, q)
         end = length - q + stop  # a tree is one piece
         pieces.append((start, stop, end - begin, _mask(inputs, sequences, start, stop, begin, end)))
-    # float8 has no gather of its own.
-    raw = torch.uint8 if cache.element_size() == 1 else cache.dtype
+    raw = torch.uint8 if cache.element_size() == 1 else cache.dtype  # float8 has no gather of its own.
     gathers = [
         (inputs[f"{name}_cache"].view(raw), buffer.view(raw)) for name, buffer in (("key", keys), ("value", values))
     ]

@@ -19,20 +19,15 @@ from draftcast.kernels.extras import missing, torch
 from draftcast.kernels.model.dtypes import torch_dtype
 from draftcast.kernels.operators.cost import Work
 
-Shape = Mapping[str, int]
-"""Exactly the operator's shape fields."""
-Tensors = Mapping[str, Any]
-"""Named tensors, and numbers beside them."""
-Outputs = dict[str, Any]
-"""Named tensors."""
+Shape = Mapping[str, int]  # Exactly the operator's shape fields.
+Tensors = Mapping[str, Any]  # Named tensors, and numbers beside them.
+Outputs = dict[str, Any]  # Named tensors.
 Launch = Callable[[], object]
 Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
-Formula = Callable[[Tensors, Any], Outputs]
-"""Outputs of an operator, computed in a torch format."""
+Formula = Callable[[Tensors, Any], Outputs]  # Outputs of an operator, computed in a torch format.
 
-FP8_SCALE = 1 / 64
-"""Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations."""
+FP8_SCALE = 1 / 64  # Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations.
 E4M3_MAX = 448.0
 
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))

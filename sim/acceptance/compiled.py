@@ -18,8 +18,7 @@ from draftcast.kernels.arrays import FloatArray, IntArray, record_type
 from draftcast.sim.compiled.borrowed import put
 from draftcast.sim.compiled.random_streams import mix64, uniform
 
-MAX_K = 128
-"""Most draft tokens in one round: vLLM's ``MAX_SPEC_LEN`` (v1/sample/rejection_sampler.py)."""
+MAX_K = 128  # Most draft tokens in one round: vLLM's ``MAX_SPEC_LEN`` (v1/sample/rejection_sampler.py).
 
 # How a class accepts (AcceptanceArrays.kind).
 KIND_RATES = 0  # probability by draft index

@@ -93,8 +93,7 @@ def describe_drafts(
             state = 1 if uniform(arrays.match_keys[request], position + j + 1) < enter else 0
         if j >= proposed:
             p = 0.0
-        # draw * 2**-53 < p, the comparison of ``accepted_drafts``, in whole numbers.
-        limit = math.ceil(p * TWO_53)
+        limit = math.ceil(p * TWO_53)  # draw * 2**-53 < p, the comparison of ``accepted_drafts``, in whole numbers.
         # What a recording would have accepted after its first rejection is not known: it is drawn.
         if kind == compiled.KIND_TRACE and j <= recorded:
             limit = ALWAYS if j < recorded else 0

@@ -35,12 +35,9 @@ class Factors(Frozen):
     goes by the position it starts at. All combinations of steps are *bands*, the output's position the faster index.
     """
 
-    # The traffic's temperature against that of the rates' measurement.
-    temperature: Factor = 1.0
-    # By tokens of prompt and output so far.
-    context: Steps = ()
-    # By tokens of output so far.
-    output_position: Steps = ()
+    temperature: Factor = 1.0  # The traffic's temperature against that of the rates' measurement.
+    context: Steps = ()  # By tokens of prompt and output so far.
+    output_position: Steps = ()  # By tokens of output so far.
 
     @property
     def log_odds(self) -> FloatArray:

@@ -298,8 +298,7 @@ class _Clients:
             self._next = min(loop.concurrency, len(starts))
             self._thoughts_s = drawn_s.tolist()
             first_s = self._thoughts_s[: self._next]
-            # From each session on, the shortest thought of as many as there are clients.
-            window = max(self._next, 1)
+            window = max(self._next, 1)  # From each session on, the shortest thought of as many as there are clients.
             shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
             self._least_s = [*shortest_s.tolist(), math.inf]
         self.first_sends = sorted(zip(first_s, self._starts, strict=False))

@@ -163,10 +163,8 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
     return Stability("stable", rates)
 
 
-FORGOTTEN = 0.002
-"""Share of its steady value that a series may miss when the warm-up ends."""
-MOST_SHORTFALL = 0.25
-"""A run whose mean latency may miss more than this share has not settled."""
+FORGOTTEN = 0.002  # Share of its steady value that a series may miss when the warm-up ends.
+MOST_SHORTFALL = 0.25  # A run whose mean latency may miss more than this share has not settled.
 MOST_ELASTICITY = 0.98  # at 1 the capacity is reached and nothing is ever forgotten
 SLOWEST_SERIES = 20.0  # a TTFT that is nearly all queue misses at most so many times what the number in system misses
 STEPS_PER_RESIDENCE = 20
@@ -271,8 +269,7 @@ def _missing_share(residence_s: FloatArray, elasticity: float) -> tuple[FloatArr
     mean = float(ordered.mean())
     step_s = mean / STEPS_PER_RESIDENCE
     at_s = np.arange(MOST_STEPS, dtype=np.float64) * step_s
-    # E[(S - t)+] / E[S] from the sums of the longer ones.
-    longer = np.append(np.cumsum(ordered[::-1])[::-1], 0.0)
+    longer = np.append(np.cumsum(ordered[::-1])[::-1], 0.0)  # E[(S - t)+] / E[S] from the sums of the longer ones.
     first = np.searchsorted(ordered, at_s)
     unaltered = (longer[first] - at_s * (ordered.size - first)) / ordered.sum()
     density = -np.diff(np.append(unaltered, 0.0))

@@ -19,8 +19,7 @@ from draftcast.sim.statistics.intervals import Estimate, factor_interval, studen
 
 CrossingKind = Literal["crosses", "always", "never", "even", "more than once", "unclear"]
 SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
-EVEN = 0.005
-"""Advantages whose intervals stay within this share of 1 make no difference."""
+EVEN = 0.005  # Advantages whose intervals stay within this share of 1 make no difference.
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,7 @@ def draw_requests(
         if sessions.think_time_distribution == "exponential":
             think_s *= -np.log1p(-uniform_array(keys[Stream.THINK][session], 1 + number))
         think_s[number == 0] = 0.0
-    # All that the session has said when a request is answered.
-    said = np.cumsum(added + output)
+    said = np.cumsum(added + output)  # All that the session has said when a request is answered.
     first = np.cumsum(counts) - counts
     said -= (said - added - output)[first][session]
     limit = MAX_TOKENS if max_model_len is None else max_model_len

@@ -54,8 +54,7 @@ class Sessions(Frozen):
     calls_per_turn: TokenCounts | None = None  # None: one, without a tool
     tool_output_tokens: TokenCounts | None = None  # of a tool between two calls
     tool_time_s: Seconds = 0.0  # mean, of a tool
-    # Of both times.
-    think_time_distribution: Literal["exponential", "constant"] = "exponential"
+    think_time_distribution: Literal["exponential", "constant"] = "exponential"  # Of both times.
 
     def faults(self) -> Faults:
         if (self.calls_per_turn is None) != (self.tool_output_tokens is None):
@@ -73,8 +72,7 @@ class RequestClass(Frozen):
     lengths: Lengths | None = None
     system_prompt: SystemPrompt | None = None
     sessions: Sessions | None = None
-    # False: the engine makes no drafts for requests of this class.
-    speculation: bool = True
+    speculation: bool = True  # False: the engine makes no drafts for requests of this class.
     acceptance: Acceptance | None = None
     slo: Slo | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0

@@ -275,8 +275,7 @@ def without_secrets(command: Sequence[str]) -> list[str]:
     for word in command:
         option, equals, _ = word.partition("=")
         is_key = option.replace("_", "-") in _SECRETS
-        # Several keys may follow one option.
-        secret = (secret and not word.startswith("-")) or (is_key and not equals)
+        secret = (secret and not word.startswith("-")) or (is_key and not equals)  # Several keys may follow one option.
         kept.append(f"{option}=***" if is_key and equals else "***" if secret and not is_key else word)
     return kept
 

@@ -218,8 +218,7 @@ def _combine(out, parts, weights, SPLITS: tl.constexpr, CHUNK: tl.constexpr, HEA
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         share = tl.exp2(log_weight - base)
         fade = tl.exp2(top - base)
-        # An empty split wrote no partial row.
-        wrote = (log_weight > float("-inf"))[:, None]
+        wrote = (log_weight > float("-inf"))[:, None]  # An empty split wrote no partial row.
         part = tl.load(parts + (row * SPLITS + split)[:, None] * HEAD_DIM + column[None, :], mask=wrote, other=0.0)
         acc = acc * fade + tl.sum(part * share[:, None], 0)
         norm = norm * fade + tl.sum(share, 0)

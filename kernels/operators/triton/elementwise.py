@@ -34,8 +34,7 @@ def prepare_rmsnorm(inputs: Tensors, outputs: Tensors) -> Launch:
     x = inputs["x"]
     m, n = x.shape
     width = triton.next_power_of_2(n)
-    # 16 elements a thread: two 16-byte loads of each input in flight.
-    warps = min(max(width // (16 * 32), 1), 16)
+    warps = min(max(width // (16 * 32), 1), 16)  # 16 elements a thread: two 16-byte loads of each input in flight.
     pointers = (outputs["y"], outputs["residual_out"], x, inputs["residual"], inputs["weight"])
     return partial(_rmsnorm[(m,)], *pointers, n, inputs["eps"], WIDTH=width, num_warps=warps)
 

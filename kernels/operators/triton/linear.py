@@ -16,8 +16,7 @@ from draftcast.kernels.operators.triton.device import TilePlan, dot_type, fewest
 
 GROUPED_ROW_TILES = 8
 """Row tiles that walk along the columns together, so that weights are read from the L2 cache by all but the first."""
-MIN_SPLIT_STEPS = 4
-"""Steps along k below which a split is only its own start and end."""
+MIN_SPLIT_STEPS = 4  # Steps along k below which a split is only its own start and end.
 MAX_SPLITS = 32
 
 

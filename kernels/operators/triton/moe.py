@@ -161,8 +161,7 @@ def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> 
     m, top_k = chosen.shape
     pairs = m * top_k
     plan = plan or tile_plan(pairs, min(experts, pairs), x.element_size())
-    # Every expert that is visited may leave one block partly empty.
-    most = min(pairs, pairs // plan.rows + experts)
+    most = min(pairs, pairs // plan.rows + experts)  # Every expert that is visited may leave one block partly empty.
     counts, order, expert_of_block, blocks = (
         torch.empty(size, dtype=torch.int32, device=x.device) for size in (experts, most * plan.rows, most, 1)
     )

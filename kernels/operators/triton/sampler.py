@@ -18,8 +18,7 @@ import triton.language as tl
 from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
 
-PIECE = 4096
-"""Logits a program: with eight warps two 16-byte loads of bf16 a thread."""
+PIECE = 4096  # Logits a program: with eight warps two 16-byte loads of bf16 a thread.
 
 
 @triton.jit

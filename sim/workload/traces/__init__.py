@@ -59,8 +59,7 @@ class TraceSpec(Frozen):
     format: TraceFormat = "auto"
     start_s: Seconds = 0.0
     stop_s: Duration | None = None
-    # Requests drawn without replacement, each at its own time.
-    sample_requests: Count | None = None
+    sample_requests: Count | None = None  # Requests drawn without replacement, each at its own time.
     sample_seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     max_prompt_tokens: Count | None = None
     max_output_tokens: Count | None = None

@@ -146,8 +146,7 @@ class Entry:
             yield self.inner(f"{key}[{i}]", "must be a JSON object", value)
 
 
-Row = tuple[int, int, int, float]
-"""Of one request: line, prompt tokens, output tokens, arrival in seconds."""
+Row = tuple[int, int, int, float]  # Of one request: line, prompt tokens, output tokens, arrival in seconds.
 
 
 def table_of_rows(trace: TraceText, rows: Sequence[Row], *, timed: bool = True, **fields: Any) -> RequestTable:
