@@ -31,13 +31,10 @@ _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt.
 def stored_formats(
     section: Config, num_layers: int, groups: Mapping[str, int], modules: Mapping[str, list[str]]
 ) -> dict[str, Stored]:
-    """Format of each group of matrices that is not in 16 bits.
+    """Format of each group of matrices that is not in 16 bits, by ``quantization_config``.
 
-    Args:
-        section: ``quantization_config``.
-        num_layers: of the model; those behind them are of its MTP modules.
-        groups: layers of each group of ``modules``, and of ``lm_head`` 1.
-        modules: `MODULES` or `MODULES_BESIDE`.
+    ``groups``: layers of each group of ``modules`` (`MODULES` or `MODULES_BESIDE`), and of ``lm_head`` 1. Layers behind
+    ``num_layers`` are of MTP modules.
 
     Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """

@@ -393,11 +393,9 @@ class ModelSpec:
         return sum(self.parameter_groups().values())
 
     def weight_bytes(self, dtype: str, tp: int = 1, groups: Collection[str] | None = None) -> float:
-        """Bytes of the weights on one of ``tp`` ranks.
+        """Bytes of the weights on one of ``tp`` ranks, of all `parameter_groups` or only of ``groups``.
 
-        Args:
-            dtype: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is.
-            groups: only these of `parameter_groups`.
+        ``dtype``: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is.
 
         Raises ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
         """

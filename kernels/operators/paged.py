@@ -39,11 +39,9 @@ QUERY_TILE = 256
 
 
 def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, Any]:
-    """Random inputs; see the module's docstring.
+    """Random inputs; see the module's docstring. A shape without tree has 0.
 
-    Args:
-        shape: batch, q, context, heads, kv_heads, head_dim, window, and tree (absent: 0).
-        ragged: each sequence but the first has its own random length from q to context.
+    ``ragged``: each sequence but the first has its own random length from q to context.
 
     Raises HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
     """

@@ -131,9 +131,7 @@ def implementations(
 ) -> dict[str, Implementation]:
     """The usual pair: torch on every device, Triton where it runs.
 
-    Args:
-        triton: "module:function" in `draftcast.kernels.operators.triton`, imported when it is prepared.
-        torch_supports, triton_supports: what each has against a shape or number format on a device, or "".
+    ``triton``: "module:function" in `draftcast.kernels.operators.triton`, imported when it is prepared.
     """
 
     def prepare(inputs: Tensors, outputs: Tensors) -> Launch:

@@ -96,11 +96,9 @@ SAMPLER = Operator(
 def _rejection_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
     """Normal logits at temperature 1.
 
-    Args:
-        shape: batch, q, n.
-        draft_probs: drafts are drawn from a distribution near the target's, which is an input. Otherwise they are
-            certain: half of them the likeliest token, the others any.
-        ragged: each sequence but the first has its own random number of drafts from 0 to q-1.
+    With ``draft_probs`` drafts are drawn from a distribution near the target's, which is an input; otherwise they are
+    certain: half of them the likeliest token, the others any. ``ragged``: each sequence but the first has its own
+    random number of drafts from 0 to q-1.
     """
     batch, q, n = shape["batch"], shape["q"], shape["n"]
     drafts = (batch, q - 1)

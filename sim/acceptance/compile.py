@@ -29,7 +29,7 @@ def compile_acceptance(
     """Arrays for ``len(class_id)`` requests.
 
     Args:
-        models: one per class; ``class_id``, shape [n], indexes it.
+        models: one per class, indexed by ``class_id``, shape [n].
         k: most drafts the run may ask for.
         confidence: ``confidence_discrimination`` of each class, None for none; empty: none for any class.
         prompt_tokens: of each request, for classes with factors by context; None: 0.

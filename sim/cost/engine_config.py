@@ -66,10 +66,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Fill what follows from other fields.
 
-        Raises:
-            ScenarioError: a number out of range.
-            ModelError: an unknown number format.
-            HardwareError: an unknown engine or version.
+        Raises ScenarioError (a number out of range), ModelError (number format), HardwareError (engine or version).
         """
         target = weight_dtype(self.weight_dtype)
         kv = _kv_dtype(self.kv_dtype, target)

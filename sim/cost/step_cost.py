@@ -29,11 +29,9 @@ def compile_step_cost(
     profile: HardwareProfile,
     hardware: HardwareSpec,
 ) -> StepCost:
-    """Compile a scenario's step cost.
+    """Compile a scenario's step cost; ``profile`` must be bound to the device ``hardware``.
 
-    Args:
-        draft_model: the draft's model or head; None builds the head that follows from the target, where one does.
-        profile, hardware: what turns work into seconds, and the device it must be bound to.
+    ``draft_model``: None builds the head that follows from the target, where one does.
 
     Raises:
         ScenarioError: a number out of range, or a method without the draft model it needs.

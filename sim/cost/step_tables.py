@@ -52,11 +52,8 @@ def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple
     """Numbers of rows captured as CUDA graphs, ascending; empty when everything runs eagerly.
 
     vLLM 0.32's default: 1, 2, 4, then by 8 below 256, then by 16, up to ``min(max_num_seqs * rows * 2, ceiling)`` rows,
-    besides every uniform decode batch (a captured number of requests x rows) inside it.
-
-    Args:
-        verify_rows: target rows of one verifying request, ``1 + k``.
-        ceiling: the platform's largest capture size.
+    besides every uniform decode batch (a captured number of requests x rows) inside it. ``verify_rows``: of one
+    verifying request; ``ceiling``: the platform's largest capture size.
 
     Raises ScenarioError: a capture size below 1.
     """

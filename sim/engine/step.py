@@ -272,11 +272,8 @@ def decide_drafts(s: Engine, slot: int) -> None:
 def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> None:
     """Times of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
 
-    Args:
-        rows: of the pass, padded to those of the rank that has most.
-        others: the most rows of the other ranks where this one pads to them, else 0.
-        group: rows of all ranks through the experts.
-        mode: how all ranks' passes run.
+    ``rows``: padded to those of the rank that has most; ``others``: the most rows of the other ranks where this one
+    pads to them, else 0; ``group``: rows of all ranks through the experts; ``mode``: how all ranks' passes run.
     """
     e = s.engine[0]
     slot = (e.first_batch + e.in_flight) & s.config[0].last_slot

@@ -68,12 +68,8 @@ def shortfall(num_requests: float, in_system: float, utilisation: float) -> floa
     its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). The
     factors are chosen so that it is a bound on the bundled chat scenario, 1,000 to 24,000 requests against runs of
     400,000, with and without speculation, at 90, 95 and 98.3 % of the capacity, where that is taken at the lower end of
-    its interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md). Infinite at the capacity.
-
-    Args:
-        num_requests: n, of the run.
-        in_system: L, mean number of requests in the system.
-        utilisation: rho, rate over what is completed when saturated.
+    its interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md). Infinite at the capacity. n: requests of the
+    run; L: mean number in the system; rho: rate over what is completed when saturated.
     """
     room = 1.0 - utilisation
     return 1.5 * in_system / num_requests + 2.0 / (num_requests * room**2) if room > 0 else math.inf
@@ -99,10 +95,7 @@ def _squared_variation(values: FloatArray) -> float:
 def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: FloatArray) -> Stability:
     """Judge whether the queue grows over the arrival window.
 
-    Args:
-        arrival_s: arrival times, shape [n], in any order.
-        first_scheduled_s: first time each request ran; NaN when it never did.
-        finish_s: completion times; NaN when unfinished.
+    Times are of each request, f8[n], in any order; NaN where it never ran or is unfinished.
 
     Above capacity the queue time grows by ``rho - 1`` seconds per second whatever the number of servers, so its slope
     against the arrival time is the excess load itself. At exactly ``rho = 1`` that slope is noise of about
@@ -187,11 +180,9 @@ class Warmup:
 
 
 def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:
-    """The warm-up of the replications of one steady scenario, one for all of them.
+    """The warm-up of the replications of one steady scenario (tables in request order), one for all of them.
 
-    Args:
-        runs: request tables in request order.
-        closed_loop: users keep the number in system; only its mixture of ages has to settle.
+    In a closed loop users keep the number in system; only its mixture of ages has to settle.
 
     Sessions that all begin after the start miss their later requests at first: at time t those that are sent later than
     t into a session, as a share of the later half's. In the number in system that share counts more, as above; latency

@@ -63,12 +63,9 @@ class Policy:
                     raise ScenarioError(allowed.message, key=f"policy.{field.name}", value=value)
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:
-        """The arrays of the compiled rule, with nothing learned yet.
+        """The arrays of the compiled rule, with nothing learned yet; ``seed``: of its own random choices.
 
-        Args:
-            k: num_speculative_tokens; of a tree the nodes verified.
-            max_num_seqs: the most requests in a batch.
-            seed: of the rule's own random choices.
+        ``k``: num_speculative_tokens; of a tree the nodes verified.
         """
         shown = N_SHOWN_SCALARS + N_SHOWN * max_num_seqs
         return arrays(table=np.zeros(2 * max_num_seqs), scratch=N_SHOWN_FLOATS + max_num_seqs, order=shown)

@@ -170,7 +170,6 @@ def search(
     """Look at ``grid``, then wherever the crossing seems to be, until its interval is narrower than ``target``.
 
     Args:
-        ask: see `Ask`.
         grid: the first x, increasing.
         replications: at every first look at an x; at least 2.
         target: width of the interval over its value at which the search ends.

@@ -36,7 +36,7 @@ def build_requests(
     traces: Traces | None = None,
     goes_on: bool = False,
 ) -> RequestTable:
-    """Draw the requests of one run.
+    """The requests of one run, checked and sorted by arrival; in a closed loop all at 0 s: the cluster sets the times.
 
     Args:
         workload: what arrives; of a class's acceptance only the recording that it replays matters.
@@ -47,8 +47,7 @@ def build_requests(
         goes_on: the load goes on behind the requests asked for, unless they are a list that ends (`is_list`): as many
             extra requests follow, drawn further or, from a trace, wrapped round (``RequestTable.num_extra``). They are
             no longer than the longest of those asked for, so that whatever serves these can serve them.
-    Returns:
-        A table sorted by arrival, checked. Closed loop: arrivals are all 0, the cluster sets them.
+
     Raises ScenarioError, TraceError (a bad trace, or a line that does not fit) or CapacityError (a drawn request that
     does not fit).
     """

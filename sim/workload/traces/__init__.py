@@ -70,14 +70,12 @@ class TraceSpec(Frozen):
 
 
 def read_trace(path: str | Path, format: str = "auto", record: str = RECORD) -> RequestTable:
-    """Read a trace file.
+    """The requests of a trace file (UTF-8), sorted by arrival, the first at 0 s.
 
     Args:
-        path: the file, UTF-8.
         format: a name of `TRACE_READERS`, or ``auto`` to tell by the content.
         record: the recorded acceptance to take from a ``specdecode_bench`` file, such as ``acc_eagle``, ``acc_ngram``.
-    Returns:
-        The requests sorted by arrival, the first at 0 s.
+
     Raises TraceError naming the file and, where there is one, line, field, value and what is allowed.
     """
     if format not in get_args(TraceFormat):
