@@ -26,7 +26,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.crossing import between
-from draftcast.sim.statistics.crossing_search import Found, search
+from draftcast.sim.statistics.crossing_search import CrossingSearch, Found
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
@@ -142,7 +142,7 @@ def label(scenario: Scenario) -> str:
 def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
     scenario, axis = prober.scenario, prober.axis
     grid, asked = list(at) or first_looks(prober, target), picked(scenario.statistics, "replications confidence")
-    found = search(prober, grid, **asked, target=target, unit=float(axis.is_whole))
+    found = CrossingSearch(prober, **asked, target=target, unit=float(axis.is_whole)).run(grid)
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and found.probes:
         on, off = prober.sides(found.probes[0].x)

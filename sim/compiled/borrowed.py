@@ -27,6 +27,7 @@ from numba import njit, types
 from numba import typeof as _typeof
 from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
+from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate as _AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, overload, register_model
 
@@ -116,13 +117,6 @@ def _reference_typed(typingctx: Any, record: Any) -> Any:
     return Reference(record)(record), codegen
 
 
-def _size_typed(typingctx: Any, record: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.get_constant(types.intp, context.get_abi_sizeof(context.get_value_type(record)))
-
-    return types.intp(record), codegen
-
-
 def _write_typed(typingctx: Any, record: Any, memory: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(memory)(context, builder, args[1])
@@ -134,13 +128,7 @@ def _write_typed(typingctx: Any, record: Any, memory: Any) -> Any:
 
 
 _reference: Any = intrinsic(_reference_typed)
-_size: Any = intrinsic(_size_typed)
 _write: Any = intrinsic(_write_typed)
-
-
-@njit(cache=True)
-def _size_bytes(record: Any) -> int:
-    return int(_size(record))
 
 
 @njit(cache=True)
@@ -155,11 +143,11 @@ def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
 
 
 Compiled = dict[tuple[Hashable, ...], Callable[..., Any]]
-_references: dict[Hashable, tuple[Reference, Compiled]] = {}
+_references: dict[Hashable, tuple[Reference, int, Compiled]] = {}
 
 
-def _reference_to(record: Any) -> tuple[Reference, Compiled]:
-    """The type of a bundle's address, and functions compiled for it by themselves and their other arguments' types.
+def _reference_to(record: Any) -> tuple[Reference, int, Compiled]:
+    """The type of a bundle's address, its bytes, and functions compiled for it by themselves and their other types.
 
     numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built;
     layouts are few.
@@ -167,7 +155,9 @@ def _reference_to(record: Any) -> tuple[Reference, Compiled]:
     layout = _layout(record)
     found = _references.get(layout)
     if found is None:
-        found = _references[layout] = Reference(typeof(record)), {}
+        kind, context = typeof(record), cpu_target.target_context
+        size = context.get_abi_sizeof(context.get_value_type(kind))
+        found = _references[layout] = Reference(kind), size, {}
     return found
 
 
@@ -191,8 +181,8 @@ class Held:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self._kind, self._compiled = _reference_to(record)
-        self._memory = np.zeros(-(-_size_bytes(record) // 8), np.uint64)
+        self._kind, size, self._compiled = _reference_to(record)
+        self._memory = np.zeros(-(-size // 8), np.uint64)
         _write_to(record, self._memory)
 
     def bind(self, function: Any, *kinds: types.Type) -> Callable[..., Any]:

@@ -40,14 +40,29 @@ class _OutOfBudget(Exception):
 
 
 @dataclass
-class _Search:
+class CrossingSearch:
+    """Looks at a grid, then wherever the crossing seems to be, until its interval is narrower than ``target``."""
+
     ask: Ask
-    replications: int
-    confidence: float
-    target: float
-    unit: float
+    replications: int  # at every first look at an x; at least 2
+    confidence: float = 0.95
+    target: float = 0.05  # width of the interval over its value at which the search ends
+    unit: float = 0.0  # smallest difference between two x that means anything (1 for whole numbers)
     probes: dict[float, Probe] = field(default_factory=dict)
     repeated: dict[float, int] = field(default_factory=dict)
+
+    def run(self, grid: Sequence[float]) -> Found:
+        """The crossing; ``grid``: the first x, increasing."""
+        stopped: Stopped = "no more to learn"
+        try:
+            crossing = self.bracket(grid)
+            if crossing.kind == "crosses" and math.isfinite(crossing.value):
+                crossing, stopped = self.pin(crossing)
+            elif crossing.kind == "crosses" and crossing.relative_width <= self.target:
+                stopped = "narrow enough"
+        except _OutOfBudget:
+            crossing, stopped = self.crossing(), "budget spent"
+        return Found(crossing, tuple(self.probes[x] for x in sorted(self.probes)), stopped)
 
     @property
     def reach(self) -> float:
@@ -156,33 +171,3 @@ class _Search:
             elif wider > 1:
                 break
         return best, "no more to learn"
-
-
-def search(
-    ask: Ask,
-    grid: Sequence[float],
-    *,
-    replications: int,
-    confidence: float = 0.95,
-    target: float = 0.05,
-    unit: float = 0.0,
-) -> Found:
-    """Look at ``grid``, then wherever the crossing seems to be, until its interval is narrower than ``target``.
-
-    Args:
-        grid: the first x, increasing.
-        replications: at every first look at an x; at least 2.
-        target: width of the interval over its value at which the search ends.
-        unit: smallest difference between two x that means anything (1 for whole numbers).
-    """
-    looking = _Search(ask, replications, confidence, target, unit)
-    stopped: Stopped = "no more to learn"
-    try:
-        crossing = looking.bracket(grid)
-        if crossing.kind == "crosses" and math.isfinite(crossing.value):
-            crossing, stopped = looking.pin(crossing)
-        elif crossing.kind == "crosses" and crossing.relative_width <= target:
-            stopped = "narrow enough"
-    except _OutOfBudget:
-        crossing, stopped = looking.crossing(), "budget spent"
-    return Found(crossing, tuple(looking.probes[x] for x in sorted(looking.probes)), stopped)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from draftcast.sim.statistics.crossing import Probe
-from draftcast.sim.statistics.crossing_search import Ask, Found, search
+from draftcast.sim.statistics.crossing_search import Ask, CrossingSearch, Found
 
 TRUE = 17.3
 GRID = (1.0, 8.0, 16.0, 24.0, 32.0)
@@ -36,7 +36,7 @@ def falling(x: float) -> float:
 
 
 def find(ask: Ask, grid: tuple[float, ...] = GRID, **how: float) -> Found:
-    return search(ask, grid, replications=5, **how)  # type: ignore[arg-type]
+    return CrossingSearch(ask, 5, **how).run(grid)  # type: ignore[arg-type]
 
 
 def test_the_interval_covers_the_crossing_over_a_hundred_seeds() -> None:
