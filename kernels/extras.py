@@ -1,12 +1,27 @@
-"""Packages that the plain install does not bring, and the extra of ``pyproject.toml`` that brings them."""
+"""What is imported when it is first used, and packages that only an extra of ``pyproject.toml`` brings."""
 
 import importlib
 import importlib.util
+import sys
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
 
-__all__ = ["missing", "require", "torch"]
+__all__ = ["lazily", "missing", "require", "torch"]
+
+
+def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names are imported from their modules when first used."""
+
+    def value_of(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(modules[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return value_of, lambda: sorted({*vars(sys.modules[package]), *modules})
 
 
 class _Later:

@@ -3,10 +3,10 @@
 Public names are imported when first used, so that importing one of them does not compile or load the others.
 """
 
-import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from draftcast.kernels.extras import lazily
 from draftcast.sim.compiled.cache import drop_stale_code
 
 if TYPE_CHECKING:
@@ -19,26 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Cluster", "Decision", "EngineConfig", "Policy", "Replica", "RequestTable"]
 
-_LAZY = {
-    "Batch": "draftcast.sim.policies.batch",
-    "Cluster": "draftcast.sim.cluster.cluster",
-    "Decision": "draftcast.sim.policies.batch",
-    "EngineConfig": "draftcast.sim.cost.engine_config",
-    "Policy": "draftcast.sim.policies.base",
-    "Replica": "draftcast.sim.engine.replica",
-    "RequestTable": "draftcast.sim.workload.request_table",
-}
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Batch": "draftcast.sim.policies.batch",
+        "Cluster": "draftcast.sim.cluster.cluster",
+        "Decision": "draftcast.sim.policies.batch",
+        "EngineConfig": "draftcast.sim.cost.engine_config",
+        "Policy": "draftcast.sim.policies.base",
+        "Replica": "draftcast.sim.engine.replica",
+        "RequestTable": "draftcast.sim.workload.request_table",
+    },
+)
 
 drop_stale_code(Path(__file__).parents[1])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -4,10 +4,10 @@
 They are imported when first used, so that importing one room does not import the others.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftcast.errors import DraftcastError, InputError
+from draftcast.kernels.extras import lazily
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.comparison import compare, compare_scenarios, simulate
@@ -47,33 +47,24 @@ __all__ = [
     "sweep",
 ]
 
-_LAZY = {
-    "CutoverQuestion": "draftcast.scenarios.cutover.search",
-    "PlanQuestion": "draftcast.scenarios.plan.question",
-    "Policy": "draftcast.sim.policies.base",
-    "RunResult": "draftcast.scenarios.run.simulate",
-    "Scenario": "draftcast.scenarios.schema",
-    "calibrate_to": "draftcast.scenarios.live.calibrate_to",
-    "compare": "draftcast.scenarios.compare.comparison",
-    "compare_policies": "draftcast.scenarios.compare.policy_comparison",
-    "compare_scenarios": "draftcast.scenarios.compare.comparison",
-    "cutover": "draftcast.scenarios.cutover.search",
-    "forecast_points": "draftcast.scenarios.evidence.forecast",
-    "load_scenario": "draftcast.scenarios.schema.load",
-    "plan": "draftcast.scenarios.plan.sizing",
-    "recommend": "draftcast.scenarios.compare.recommend",
-    "simulate": "draftcast.scenarios.compare.comparison",
-    "sweep": "draftcast.scenarios.sweep.run",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "CutoverQuestion": "draftcast.scenarios.cutover.search",
+        "PlanQuestion": "draftcast.scenarios.plan.question",
+        "Policy": "draftcast.sim.policies.base",
+        "RunResult": "draftcast.scenarios.run.simulate",
+        "Scenario": "draftcast.scenarios.schema",
+        "calibrate_to": "draftcast.scenarios.live.calibrate_to",
+        "compare": "draftcast.scenarios.compare.comparison",
+        "compare_policies": "draftcast.scenarios.compare.policy_comparison",
+        "compare_scenarios": "draftcast.scenarios.compare.comparison",
+        "cutover": "draftcast.scenarios.cutover.search",
+        "forecast_points": "draftcast.scenarios.evidence.forecast",
+        "load_scenario": "draftcast.scenarios.schema.load",
+        "plan": "draftcast.scenarios.plan.sizing",
+        "recommend": "draftcast.scenarios.compare.recommend",
+        "simulate": "draftcast.scenarios.compare.comparison",
+        "sweep": "draftcast.scenarios.sweep.run",
+    },
+)
