@@ -92,16 +92,8 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[st
         most = LARGEST.get(kind.type)
         if most is not None and not (values[name].min() >= 0 and values[name].max() <= most):  # NaN neither
             return None
-    lines = _line_numbers(trace.text, len(table))
-    return None if lines is None else (values, lines)
-
-
-def _line_numbers(text: str, n: int) -> IntArray | None:
-    """Line of each of n rows below the header; blank lines hold no row. None if the count does not fit."""
-    if text.count("\n") + (not text.endswith("\n")) == n + 1:
-        return np.arange(2, n + 2, dtype=np.int64)
-    lines = [i for i, row in enumerate(text.split("\n"), start=1) if row and not row.isspace()][1:]
-    return np.array(lines, dtype=np.int64) if len(lines) == n else None
+    # With blank lines in between the slow pass finds out on which line each row stands.
+    return (values, np.arange(2, len(table) + 2)) if trace.text.rstrip().count("\n") == len(table) else None
 
 
 def _read_slow(
