@@ -7,13 +7,13 @@ reason. Adding a point is adding a row. This module reads rows and refuses bad o
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
 from draftcast.errors import ScenarioError
 from draftcast.files import json_lines, read_text
-from draftcast.frozen import Frozen, Many, NonEmpty, Positive, Probability, wrong
+from draftcast.frozen import Faults, Frozen, Many, NonEmpty, Positive, Probability, wrong
 from draftcast.scenarios.schema.load import one_line
 
 Tier = Literal["A", "B", "C"]
@@ -132,18 +132,16 @@ class EvidencePoint(Frozen):
     def _nothing_for_null(cls, data: Any) -> Any:
         return _without_null(data)
 
-    @model_validator(mode="after")
-    def _figures_fit(self) -> Self:
+    def faults(self) -> Faults:
         if self.off is None and self.on is None and self.ratio is None and self.ratio_range is None:
-            raise wrong("off", None, "a point needs a figure: off, on, ratio or ratio_range")
+            yield wrong("off", None, "a point needs a figure: off, on, ratio or ratio_range")
         if self.spec.method == "none" and (self.on is not None or self.speedup is not None):
-            raise wrong("spec.method", self.spec.method, "the figure with speculation needs the method that drafted")
+            yield wrong("spec.method", self.spec.method, "the figure with speculation needs the method that drafted")
         if self.metric == "speedup" and (self.off is not None or self.on is not None):
-            raise wrong("metric", self.metric, "has no absolute figures; give ratio")
+            yield wrong("metric", self.metric, "has no absolute figures; give ratio")
         for key in self.assumed:
             if key.split(".", maxsplit=1)[0] not in type(self).model_fields:
-                raise wrong("assumed", key, "names no field of the row")
-        return self
+                yield wrong("assumed", key, "names no field of the row")
 
 
 def _without_null(value: Any) -> Any:

@@ -4,11 +4,11 @@
 repeats the run without the measured file. It holds for the engine it was measured on and for no other.
 """
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from draftcast.frozen import Count, Frozen, NonEmpty, Seconds, Text, wrong
+from draftcast.frozen import Count, Faults, Frozen, NonEmpty, Seconds, Text, wrong
 
 PLAUSIBLE = (0.5, 2.0)
 """A step time off by more than this is a wrong model, device, flag or load, and no matter of calibration."""
@@ -44,13 +44,11 @@ class Correction(Frozen):
     front_end_s: Annotated[Seconds, Field(le=10)] = 0.0
     front_end_s_interval: _Interval | None = None
 
-    @model_validator(mode="after")
-    def _intervals_in_order(self) -> Self:
+    def faults(self) -> Faults:
         for name in ("step_factor", "step_s", "front_end_s"):
             interval = getattr(self, f"{name}_interval")
             if interval is not None and not interval[0] <= getattr(self, name) <= interval[1]:
-                raise wrong(f"{name}_interval", list(interval), f"must hold {name} = {getattr(self, name):g}")
-        return self
+                yield wrong(f"{name}_interval", list(interval), f"must hold {name} = {getattr(self, name):g}")
 
     @property
     def sentence(self) -> str:

@@ -3,13 +3,13 @@
 ``None`` means "vLLM's default", which for the batch limits depends on the device: ``batch_defaults`` is that table.
 """
 
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of
 from draftcast.errors import HardwareError
-from draftcast.frozen import MOST_TOKENS, Count, Frozen, NonEmpty, OneOf, wrong
+from draftcast.frozen import MOST_TOKENS, Count, Faults, Frozen, NonEmpty, OneOf, wrong
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.dtypes import FORMATS
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
@@ -173,28 +173,26 @@ class Engine(Frozen):
         spec = self.speculative_config
         return spec is not None and get_method(spec.resolved_method).drafts_ahead
 
-    @model_validator(mode="after")
-    def _limits_agree(self) -> Self:
+    def faults(self) -> Faults:
         tokens, seqs, length = self.max_num_batched_tokens, self.max_num_seqs, self.max_model_len
         if tokens is not None and seqs is not None and tokens < seqs:
-            raise self.refusal("max_num_batched_tokens", f"must be at least max_num_seqs = {seqs}")
+            yield self.refusal("max_num_batched_tokens", f"must be at least max_num_seqs = {seqs}")
         if tokens is not None and length is not None and not self.enable_chunked_prefill and tokens < length:
             message = f"must be at least max_model_len = {length} without chunked prefill"
-            raise self.refusal("max_num_batched_tokens", message)
+            yield self.refusal("max_num_batched_tokens", message)
         if self.max_num_scheduled_tokens is not None and tokens is not None and self.max_num_scheduled_tokens > tokens:
-            raise self.refusal("max_num_scheduled_tokens", f"must not exceed max_num_batched_tokens = {tokens}")
+            yield self.refusal("max_num_scheduled_tokens", f"must not exceed max_num_batched_tokens = {tokens}")
         if self.tensor_parallel_size % self.decode_context_parallel_size:
             message = f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)"
-            raise self.refusal("decode_context_parallel_size", message)
+            yield self.refusal("decode_context_parallel_size", message)
         spec = self.speculative_config
         if spec is None:
-            return self
+            return
         degree = spec.draft_tensor_parallel_size
         if degree is not None and degree not in (1, self.tensor_parallel_size) and not self._drafts_ahead:
             message = f"must be 1 or the target's tensor_parallel_size = {self.tensor_parallel_size}"
-            raise self.refusal("speculative_config.draft_tensor_parallel_size", message)
+            yield self.refusal("speculative_config.draft_tensor_parallel_size", message)
         if spec.quantization is not None and spec.quantization not in QUANTIZATIONS:
-            raise self.refusal("speculative_config.quantization", f"choose from {', '.join(QUANTIZATIONS)} or null")
+            yield self.refusal("speculative_config.quantization", f"choose from {', '.join(QUANTIZATIONS)} or null")
         if spec.kv_cache_dtype not in (None, "auto", *KV_DTYPES):
-            raise self.refusal("speculative_config.kv_cache_dtype", f"choose from auto, {', '.join(KV_DTYPES)}")
-        return self
+            yield self.refusal("speculative_config.kv_cache_dtype", f"choose from auto, {', '.join(KV_DTYPES)}")

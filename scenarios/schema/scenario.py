@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 from draftcast.calibration.acceptance.references import reference
 from draftcast.calibration.profile.engines import parse_version
 from draftcast.calibration.profile.hardware import hardware_names
-from draftcast.frozen import Frozen, NonEmpty, OneOf, Text, in_schema, nearest_key, wrong
+from draftcast.frozen import Faults, Frozen, NonEmpty, OneOf, Text, in_schema, nearest_key, wrong
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.raw import MESSAGES
@@ -207,24 +207,22 @@ class Scenario(Frozen):
     def _class(self, name: str | None) -> RequestClass:
         return next((entry for entry in self.workload.classes if entry.name == name), DEFAULT_CLASS)
 
-    @model_validator(mode="after")
-    def _sections_agree(self) -> Self:
+    def faults(self) -> Faults:
         spec = self.speculative_config
         if spec is not None:
             engine, number, _ = parse_version(self.engine.version)
             if why := cannot_run(engine, number, spec.drafting):
                 message = f"{self.engine.version} cannot run it: {why}"
-                raise wrong("engine.speculative_config.method", spec.resolved_method, message)
+                yield wrong("engine.speculative_config.method", spec.resolved_method, message)
             self._acceptance_covers(spec)
         self._recording_is_there()
         if self.engine.scheduling_policy != "priority":
             for index, entry in enumerate(self.workload.classes):
                 if entry.priority != 0:
                     message = "has no effect unless engine.scheduling_policy is priority"
-                    raise self.refusal(f"workload.classes.{index}.priority", message)
+                    yield self.refusal(f"workload.classes.{index}.priority", message)
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
-        return self
 
     def _schedule_has_one_place(self, policy: Policy) -> None:
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""

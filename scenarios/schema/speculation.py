@@ -7,11 +7,11 @@ weights, which attention backend) are accepted so that the command can be pasted
 narrows. ``num_speculative_tokens`` is then the tree's depth.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from draftcast.frozen import Count, Frozen, Many, Nodes, NonEmpty, Probability, Width, in_schema, wrong
+from draftcast.frozen import Count, Faults, Frozen, Many, Nodes, NonEmpty, Probability, Width, in_schema, wrong
 from draftcast.scenarios.schema.raw import NAMES
 from draftcast.sim.cost.methods import METHODS as methods
 from draftcast.sim.cost.methods import Method
@@ -165,61 +165,59 @@ class SpeculativeConfig(Frozen):
             raise wrong("", list(ordered[0]), "the first entry must start at batch size 1")
         return ordered
 
-    @model_validator(mode="after")
-    def _method_has_what_it_needs(self) -> Self:
+    def faults(self) -> Faults:
         method = self.resolved_method
         if methods[method].needs_draft_model and self.model is None:
-            raise wrong("model", None, f"method {method} needs a draft model")
+            yield wrong("model", None, f"method {method} needs a draft model")
         if self.num_speculative_tokens is None and method != "suffix":
             message = f"required for method {method}: draft tokens per round, 1 or more"
-            raise self.refusal("num_speculative_tokens", message)
+            yield self.refusal("num_speculative_tokens", message)
         if self.parallel_drafting and (self.method or "draft_model") not in (*PARALLEL, "p_eagle", "pard"):
-            raise wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
+            yield wrong("parallel_drafting", True, "only for methods eagle, eagle3 and draft_model")
         if self.use_heterogeneous_vocab:
             if not methods[method].needs_draft_model:
-                raise wrong("use_heterogeneous_vocab", True, "only with method draft_model")
+                yield wrong("use_heterogeneous_vocab", True, "only with method draft_model")
             if self.draft_sample_method != "greedy" or self.use_local_argmax_reduction:
                 key = "use_local_argmax_reduction" if self.use_local_argmax_reduction else "draft_sample_method"
-                raise wrong(key, getattr(self, key), "not with use_heterogeneous_vocab (vLLM refuses it)")
+                yield wrong(key, getattr(self, key), "not with use_heterogeneous_vocab (vLLM refuses it)")
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is not None and high is not None and low > high:
-            raise wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
+            yield wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
         if self.enable_adaptive_verification and method != "dspark":
-            raise wrong("enable_adaptive_verification", True, "only with method dspark (vLLM 0.32)")
+            yield wrong("enable_adaptive_verification", True, "only with method dspark (vLLM 0.32)")
         if self.enable_adaptive_verification and self.num_speculative_tokens_per_batch_size is not None:
-            raise wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
+            yield wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
         if method != "arctic" and self.enable_suffix_decoding:
-            raise wrong("enable_suffix_decoding", True, "only with method arctic")
+            yield wrong("enable_suffix_decoding", True, "only with method arctic")
         default = type(self).model_fields["suffix_cache_max_depth"].default
         if not self.enable_suffix_decoding and self.suffix_cache_max_depth != default:
-            raise self.refusal("suffix_cache_max_depth", "only with enable_suffix_decoding")
+            yield self.refusal("suffix_cache_max_depth", "only with enable_suffix_decoding")
         trees = ", ".join(sorted(name for name in METHODS if methods[name].growth))
         for key in ("tree_width", "max_tree_nodes"):
             if not methods[method].growth and getattr(self, key) is not None:
-                raise wrong(key, getattr(self, key), f"only with methods {trees}")
+                yield wrong(key, getattr(self, key), f"only with methods {trees}")
         width = self.tree_width or methods[method].tree_width
         if self.min_tree_width is not None and (methods[method].growth != "breadth" or self.min_tree_width > width):
-            raise wrong("min_tree_width", self.min_tree_width, f"only with method ngram, at most tree_width = {width}")
+            yield wrong("min_tree_width", self.min_tree_width, f"only with method ngram, at most tree_width = {width}")
         # A tree that narrows over more levels than it has nodes is another.
         if self.tree is not None and self.tree.max_tree_nodes < self.k and not self.tree.min_tree_width:
             nodes = self.tree.max_tree_nodes
-            raise wrong("max_tree_nodes", nodes, f"a tree of depth {self.k} has at least as many nodes")
-        return self._check_synthetic()
+            yield wrong("max_tree_nodes", nodes, f"a tree of depth {self.k} has at least as many nodes")
+        yield from self._synthetic_faults()
 
-    def _check_synthetic(self) -> Self:
+    def _synthetic_faults(self) -> Faults:
         rates, length = self.synthetic_acceptance_rates, self.synthetic_acceptance_length
         if self.rejection_sample_method != "synthetic":
             if rates is not None or length is not None:
                 key = "synthetic_acceptance_rates" if rates is not None else "synthetic_acceptance_length"
-                raise wrong(key, rates or length, "only with rejection_sample_method: synthetic")
-            return self
+                yield wrong(key, rates or length, "only with rejection_sample_method: synthetic")
+            return
         if self.tree is not None:
-            raise wrong("rejection_sample_method", "synthetic", "prescribes a chain's acceptance, not a tree's")
+            yield wrong("rejection_sample_method", "synthetic", "prescribes a chain's acceptance, not a tree's")
         if (rates is None) == (length is None):
             message = "needs exactly one of synthetic_acceptance_rates and synthetic_acceptance_length"
-            raise self.refusal("rejection_sample_method", message)
+            yield self.refusal("rejection_sample_method", message)
         if rates is not None and (len(rates) != self.k or list(rates) != sorted(rates, reverse=True)):
-            raise wrong("synthetic_acceptance_rates", list(rates), f"needs {self.k} non-increasing rates")
+            yield wrong("synthetic_acceptance_rates", list(rates), f"needs {self.k} non-increasing rates")
         if length is not None and length > self.k + 1:
-            raise wrong("synthetic_acceptance_length", length, f"at most num_speculative_tokens + 1 = {self.k + 1}")
-        return self
+            yield wrong("synthetic_acceptance_length", length, f"at most num_speculative_tokens + 1 = {self.k + 1}")
