@@ -83,13 +83,10 @@ def _match_positions(
 def propose_batch(
     streams: Sequence[ArrayLike], k: int, min_n: int, max_n: int, max_model_len: int = UNLIMITED
 ) -> tuple[Tokens, Counts]:
-    """Drafts for a batch of token streams.
+    """Drafts for a batch of token streams, int32[streams, k], -1 where there is none; and their number, int32[streams].
 
     ``min_n`` and ``max_n`` are vLLM's ``prompt_lookup_min`` and ``prompt_lookup_max``, 1 <= min_n <= max_n; no draft
     stands beyond ``max_model_len`` tokens.
-
-    Returns:
-        drafts int32[streams, k], -1 where there is none, and their number int32[streams].
     """
     drafts = np.full((len(streams), k), -1, dtype=np.int32)
     counts = np.zeros(len(streams), dtype=np.int32)
@@ -109,10 +106,8 @@ def match_positions(
 
     Position p sees the prompt and the first p output tokens. Under greedy decoding the target accepts exactly the
     drafts that equal the output, and what was drafted earlier never changes the text, so these two arrays hold every
-    round that any schedule of drafts could run. A draft beyond the output's end counts as not accepted.
-
-    Returns:
-        drafted, accepted: int32[output tokens], accepted <= drafted <= k.
+    round that any schedule of drafts could run. A draft beyond the output's end counts as not accepted. Both are
+    int32[output tokens], accepted <= drafted <= k.
     """
     head, tail = np.asarray(prompt, dtype=np.int32), np.asarray(output, dtype=np.int32)
     drafted, accepted = _match_positions(np.concatenate((head, tail)), len(head), k, min_n, max_n, max_model_len)

@@ -239,16 +239,10 @@ def match_positions(
     max_model_len: int = UNLIMITED,
     least_score: float = 0.0,
 ) -> Iterator[tuple[Counts, Counts]]:
-    """`ngram.match_positions` of this search, where a request also sees the outputs of those before it.
+    """`ngram.match_positions` of this search for each request in turn, which also sees the outputs of those before it.
 
-    Args:
-        requests: (prompt, output) token ids, in order of arrival.
-        k: ``num_speculative_tokens``, drafts per round at most.
-        max_model_len: drafts stop one token below it.
-        least_score: a draft with a lower one is not proposed.
-
-    Yields:
-        drafted, accepted: int32[output tokens] for each request in turn, accepted <= drafted <= k.
+    ``requests``: (prompt, output) token ids, in order of arrival. Drafts stop one token below ``max_model_len``; one
+    with a score below ``least_score`` is not proposed.
     """
     settings = settings or SuffixSettings()
     heads = [np.asarray(prompt, dtype=np.int64) for prompt, _ in requests]

@@ -165,6 +165,4 @@ def survivals(arrays: AcceptanceArrays, requests: IntArray, positions: IntArray,
     if alike:
         describe_alike(ref, levels, survival, draws, n, n)
     forecast_survival(survival, draws, n, levels, n)
-    for i in range(n):
-        for j in range(levels):
-            out[i, j] = survival[j * n + i]
+    out[:] = survival[: levels * n].reshape(levels, n).T

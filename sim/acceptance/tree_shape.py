@@ -95,12 +95,8 @@ def rates_in_another_tree(
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 
     The formula's alpha is the largest that gives no more than the measured mean length in the measured tree; in that
-    tree the rates stay what they are.
-
-    Args:
-        rates: unconditional, by depth, of the measured tree; at least ``depth`` of them.
-        measured, wanted: (width, max_nodes, narrowest) of either tree, which grow alike.
-        depth: levels wanted.
+    tree the rates stay what they are. ``rates``: unconditional, by depth, at least ``depth`` of them; ``measured``,
+    ``wanted``: (width, max_nodes, narrowest) of either tree, which grow alike.
     """
     if measured == wanted:
         return tuple(rates[:depth])

@@ -44,10 +44,8 @@ PREFIX_OFFSET = 16.0  # added to a prompt's earlier tokens on their axis, whose 
 def fill_launch(kind: Any, kernel: str, multiprocessors: int, heads: int, kv_heads: int, pair_s: float) -> None:
     """Fill the fields of a decode kind, a record of `ATTENTION`, that say what a launch shared with prompts takes.
 
-    Args:
-        kernel: one of `draftcast.calibration.profile.hardware.ATTENTION_KERNELS`.
-        heads, kv_heads: of the rank.
-        pair_s: seconds of one (query, context token) pair of all heads at the rate that prompts reach.
+    ``kernel``: of `draftcast.calibration.profile.hardware.ATTENTION_KERNELS`; ``heads``, ``kv_heads``: of the rank;
+    ``pair_s``: seconds of a (query, context token) pair of all heads at the rate that prompts reach.
     """
     kind["launch_grid"] = -1
     rows = TILE_ROWS.get(kernel, 0.0)

@@ -103,9 +103,7 @@ def _padded_table(of_rows: Callable[[IntArray], FloatArray], last: int, sizes: t
 def head_of(method: Method, target: ModelSpec, draft_model: ModelSpec | None, k: int) -> ModelSpec | None:
     """The draft's model: the one given, else the target's usual head; None without a model.
 
-    Raises:
-        ScenarioError: the method needs a draft model and none is given, or has none and one is given.
-        ModelError: the target has no MTP layer.
+    Raises ScenarioError (a draft model is needed and none given, or the reverse), ModelError (no MTP layer).
     """
     if method.plan in (DraftPlan.NONE, DraftPlan.HOST_SEARCH, DraftPlan.DEVICE_SEARCH):
         if draft_model is not None:

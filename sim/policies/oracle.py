@@ -29,8 +29,7 @@ def decide_oracle(s: Engine, slot: int) -> None:
     k = s.config[0].max_drafts
     most = draft_levels(s, k)
     nodes = k / max(most, 1)  # rows of a level; a tree's last one may be cut
-    for level in range(most + 1):
-        at_least[level] = 0
+    at_least[: most + 1] = 0
     seqs = 0
     context = 0.0
     entries = s.entries[slot]

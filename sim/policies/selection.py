@@ -141,8 +141,7 @@ def pick_likeliest(s: Engine, slot: int, n: int, most: int, count: int) -> None:
     undecided = order[stride + half : stride + 2 * half]
     counts = order[stride + 2 * half :]
     to_bucket = INDEX_BITS + SURVIVAL_BITS - PICK_BITS
-    for b in range(PICK_BUCKETS):
-        counts[b] = 0
+    counts[:PICK_BUCKETS] = 0
     total = 0
     for level in range(most):
         for i in range(n):
@@ -181,8 +180,7 @@ def rank_drafts(s: Engine, slot: int, n: int, most: int) -> int:
     unsorted = order[stride + half : stride + 2 * half]
     counts = order[stride + 2 * half :]
     to_bucket = INDEX_BITS + SURVIVAL_BITS - SORT_BITS
-    for b in range(SORT_BUCKETS + 1):
-        counts[b] = 0
+    counts[: SORT_BUCKETS + 1] = 0
     total = 0
     for level in range(most):
         for i in range(n):
