@@ -15,6 +15,7 @@ from draftcast.sim.engine.replica import Replica
 from draftcast.sim.state import engine as state
 from draftcast.sim.workload.request_table import RequestTable
 
+_MOMENTS = ("first_scheduled_s", "first_token_s", "finish_s")
 _PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 TIME_COLUMNS = tuple(f"time_{part}_s" for part in _PARTS)
 """Where a request's time goes; the seven add up to its E2E time."""
@@ -79,11 +80,6 @@ def requests_frame(
         *clock_s[[state.CLOCK_DRAFT, state.CLOCK_VERIFY, state.CLOCK_REJECTED, state.CLOCK_HOST]],
         rows["pressure_s"],
     )
-
-    def when_done(values: FloatArray) -> FloatArray:
-        return np.where(done, values, np.nan)
-
-    started = rows["first_scheduled_s"] >= 0
     sessions = {}
     if table.session is not None:
         sessions = {"session": table.session[counted], "session_request": table.into_session()[0][counted]}
@@ -95,9 +91,7 @@ def requests_frame(
             "replica": assigned[counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"],
-            "first_scheduled_s": np.where(started, rows["first_scheduled_s"], np.nan),
-            "first_token_s": np.where(rows["first_token_s"] >= 0, rows["first_token_s"], np.nan),
-            "finish_s": when_done(rows["finish_s"]),
+            **{name: np.where(rows[name] >= 0, rows[name], np.nan) for name in _MOMENTS},
             "prompt_tokens": rows["prompt"],
             "output_tokens": rows["tokens"] - rows["prompt"],
             "cached_tokens": rows["hit_tokens"],
@@ -105,7 +99,7 @@ def requests_frame(
             "num_drafts": rows["rounds"],
             "num_draft_tokens": rows["draft_tokens"],
             "num_accepted_tokens": rows["accepted"],
-            **{name: when_done(seconds) for name, seconds in zip(TIME_COLUMNS, parts_s, strict=True)},
+            **{name: np.where(done, seconds, np.nan) for name, seconds in zip(TIME_COLUMNS, parts_s, strict=True)},
         }
     )
 

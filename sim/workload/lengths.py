@@ -191,14 +191,11 @@ class Lengths(Frozen):
     order: Literal["sequential", "sampled"] = "sequential"
 
     def faults(self) -> Faults:
-        if self.path is not None:
-            for key in ("prompt_tokens", "output_tokens"):
-                if getattr(self, key) is not None:
-                    yield wrong(key, "given", "not together with path: the file has the lengths")
-            return
         for key in ("prompt_tokens", "output_tokens"):
-            if getattr(self, key) is None:
+            if self.path is not None and getattr(self, key) is not None:
+                yield wrong(key, "given", "not together with path: the file has the lengths")
+            if self.path is None and getattr(self, key) is None:
                 yield wrong(key, None, "required (a number, a distribution, or path for lengths from a file)")
         for key, default in (("format", "auto"), ("order", "sequential")):
-            if getattr(self, key) != default:
+            if self.path is None and getattr(self, key) != default:
                 yield wrong(key, getattr(self, key), "only together with path")
