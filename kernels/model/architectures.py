@@ -33,6 +33,7 @@ _MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 # Of Mamba-2's: groups, heads, state size, head size and convolution, in the order of `LINEAR_SIZES`.
 _MAMBA = ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel")
 _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "relu2")
+_WHOLE_RATIO = 128  # of DeepSeek-V4: tokens of a compressed entry that no indexer chooses
 
 
 def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,9 +270,6 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
 def _top_k(heads: int, size: int, window: int, layers: int, indexed: int) -> dict[str, Any]:
     values = {"index_n_heads": heads, "index_head_dim": size, "num_indexed_layers": indexed}
     return {**values, "sliding_window": window, "num_sliding_layers": layers, "window_kind": "top_k"}
-
-
-_WHOLE_RATIO = 128
 
 
 def _compressed(config: Config, layers: int) -> dict[str, Any]:

@@ -30,6 +30,9 @@ BINS = 128
 _REQUIRED = {"constant": "alpha", "per_position": "rates", "ngram": "match_probability"}
 Persistence = Annotated[float, Field(ge=-1, lt=1, allow_inf_nan=False)]
 _TINY = 1e-12
+_Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
+"""[bins, states, states]: P(state of the next round's start | this one's), the same times the drafts accepted between,
+and by draft, [bins, states], P(it and those before it are accepted | start)."""
 
 
 class Chain(AcceptanceModel):
@@ -233,11 +236,6 @@ def _averages(model: Chain, probabilities: FloatArray, row: Any, lag: int = 1) -
     share = float(weights @ drafting)
     drafted = weights * drafting / share if share > 0.0 else weights
     return _OverRounds(drafted @ rates, share, float(drafted @ product), float(rates.sum(axis=1).var()))
-
-
-_Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
-"""[bins, states, states]: P(state of the next round's start | this one's), the same times the drafts accepted between,
-and by draft, [bins, states], P(it and those before it are accepted | start)."""
 
 
 def _along_stretches(by_bin: FloatArray, row: Any) -> _Rounds:

@@ -25,6 +25,9 @@ PUBLISH_MS = 100
 QUIET_MS = 5000  # longest time between two publications where nothing changes
 SAME_STEP_MS = 50  # least wait for a message, so that all ranks' counts of one step are in before they are published
 Counts = list[list[float]]  # of each rank: waiting and running requests, share of the KV blocks in use
+# What a rank does next: schedule, take its oldest output (then run a dummy batch), wait for the others' batches, or for
+# their word whether they have requests.
+SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 
 
 class Coordinator:
@@ -100,11 +103,6 @@ class ApiServer:
         self.known[chosen][0] += self._servers
         self._first = (self._first + 1) % ranks
         return chosen
-
-
-# What a rank does next: schedule, take its oldest output (then run a dummy batch), wait for the others' batches, or for
-# their word whether they have requests.
-SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 
 
 class DataParallel:

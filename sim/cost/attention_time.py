@@ -16,28 +16,6 @@ from draftcast.calibration.profile.interpolation import AttentionGrid, never_fal
 from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
 from draftcast.kernels.arrays import FloatArray, record_type
 
-
-class Sums(NamedTuple):
-    """What attends to what over a batch, from `sums_of`: several kinds of layers attend over the same."""
-
-    qkv: float  # (query, context token) pairs
-    kv: float  # context tokens, new ones included
-    rows: float  # queries
-    seqs: float
-    log_kv: float
-    log_rows: float
-    log_seqs: float
-
-
-class Spot(NamedTuple):
-    """Where a number stands on an axis, from `spot`."""
-
-    low: int  # the nodes on either side, one node twice where it stands on that or beyond the axis
-    up: int
-    share: float  # of the way to the upper
-    inside: bool
-
-
 # Rows of StepCost.attention, one per kind of attention layer: the target's, the draft's and linear attention's.
 DECODE, DECODE_WINDOW, PREFILL, PREFILL_WINDOW = range(4)
 DRAFT_DECODE, DRAFT_DECODE_WINDOW, DRAFT_PREFILL, DRAFT_PREFILL_WINDOW = range(4, 8)
@@ -71,6 +49,27 @@ ATTENTION = record_type(
 NEAR = 1e-9  # logs that differ by less are one node
 EXTRAPOLATED = int(Origin.EXTRAPOLATED)
 INTERPOLATED = int(Origin.INTERPOLATED)
+
+
+class Sums(NamedTuple):
+    """What attends to what over a batch, from `sums_of`: several kinds of layers attend over the same."""
+
+    qkv: float  # (query, context token) pairs
+    kv: float  # context tokens, new ones included
+    rows: float  # queries
+    seqs: float
+    log_kv: float
+    log_rows: float
+    log_seqs: float
+
+
+class Spot(NamedTuple):
+    """Where a number stands on an axis, from `spot`."""
+
+    low: int  # the nodes on either side, one node twice where it stands on that or beyond the axis
+    up: int
+    share: float  # of the way to the upper
+    inside: bool
 
 
 def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:

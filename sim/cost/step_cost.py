@@ -21,6 +21,15 @@ from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_tables import fill_roofline
 from draftcast.sim.cost.step_time import PARAMS, Record, StepCost, cost_without_tables
 
+# Of `EngineConfig`, what an affine fit holds for; and the scenario's keys that are called otherwise.
+_SETTING = (
+    "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel decode_context_parallel_size "
+    "draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype enforce_eager cudagraph_mode "
+    "max_cudagraph_capture_size cudagraph_capture_sizes"
+)
+_KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
+         "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip
+
 
 def compile_step_cost(
     config: EngineConfig,
@@ -59,16 +68,6 @@ def compile_step_cost(
     # The servers send the tokens of all data-parallel ranks.
     p["stream_seq_s"] = constants.front_end_output_s.value * config.data_parallel_size / config.api_server_count
     return fill_roofline(params, model, draft_model, profile, config)
-
-
-# Of `EngineConfig`, what an affine fit holds for; and the scenario's keys that are called otherwise.
-_SETTING = (
-    "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel decode_context_parallel_size "
-    "draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype enforce_eager cudagraph_mode "
-    "max_cudagraph_capture_size cudagraph_capture_sizes"
-)
-_KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
-         "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip
 
 
 def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSpec, config: EngineConfig) -> None:

@@ -35,6 +35,14 @@ WHOLE_RUN_DEVIATIONS = 1.5
 SECOND_HALF_DEVIATIONS = 2.0
 IN_SYSTEM_DEVIATIONS = 2.5
 MONOTONE_Z = 2.3  # Mann-Kendall on 20 batch means, about 1 % one-sided
+# Of the warm-up.
+FORGOTTEN = 0.002  # Share of its steady value that a series may miss when the warm-up ends.
+MOST_SHORTFALL = 0.25  # A run whose mean latency may miss more than this share has not settled.
+MOST_ELASTICITY = 0.98  # at 1 the capacity is reached and nothing is ever forgotten
+SLOWEST_SERIES = 20.0  # a TTFT that is nearly all queue misses at most so many times what the number in system misses
+STEPS_PER_RESIDENCE = 20
+MOST_STEPS = 4000
+FEWEST_WINDOWS = 4
 
 
 @dataclass(frozen=True)
@@ -154,15 +162,6 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         reason = f"requests in flight still grow at the end: overloaded or too short; {rates}"
         return Stability("not settled", reason)
     return Stability("stable", rates)
-
-
-FORGOTTEN = 0.002  # Share of its steady value that a series may miss when the warm-up ends.
-MOST_SHORTFALL = 0.25  # A run whose mean latency may miss more than this share has not settled.
-MOST_ELASTICITY = 0.98  # at 1 the capacity is reached and nothing is ever forgotten
-SLOWEST_SERIES = 20.0  # a TTFT that is nearly all queue misses at most so many times what the number in system misses
-STEPS_PER_RESIDENCE = 20
-MOST_STEPS = 4000
-FEWEST_WINDOWS = 4
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, p
 from draftcast.sim.state.engine import Engine
 
 SLO_SLACK, SLO_TPOT_0 = 0, 1  # then the TPOT in seconds of every class, 0 without one
+MOST_CLASSES = 128  # their ids are signed bytes
 
 
 @njit(cache=True)
@@ -66,9 +67,6 @@ def decide_slo_aware(s: Engine, slot: int) -> None:
         need[worst] = 0.0
     pick_likeliest(s, slot, n, most, budget)
     settle(s, slot, n, most)
-
-
-MOST_CLASSES = 128  # their ids are signed bytes
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ import triton.language as tl
 
 from draftcast.kernels.extras import torch
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+_INTERPRETED_PROCESSORS = 8
+
 
 class TilePlan(NamedTuple):
     """Shape of a program of a matrix product."""
@@ -20,10 +23,6 @@ class TilePlan(NamedTuple):
     num_warps: int
     num_stages: int
     resident: int = 1  # programs that share a multiprocessor, as far as 227 KiB of shared memory allow (Hopper)
-
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_INTERPRETED_PROCESSORS = 8
 
 
 def processors(tensor: torch.Tensor) -> int:

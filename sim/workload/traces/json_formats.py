@@ -39,6 +39,14 @@ from draftcast.sim.workload.traces.source import Entry, Row, TraceText, short_li
 
 BLOCK_TOKENS = 512
 HASH_ALLOWED = f"must be a list of integers >= 0, at most one per {BLOCK_TOKENS} tokens of input_length"
+RECORD_ALLOWED = "must be a list of integers from 1 to 256 (tokens a round yields, bonus included)"
+PROMPT_KEYS = ("prompt_tokens", "prompt_len", "prompt_length", "input_tokens", "input_len", "input_length")
+OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "completion_tokens", "generated_tokens")
+ARRIVAL_KEYS = ("arrival_s", "arrival_time_s", "timestamp_s", "timestamp")
+CONVERSATIONS = ("conversations", "messages")
+SHAREGPT = (*PROMPT_KEYS, *CONVERSATIONS)
+TURN_KEYS = ("tokens", "num_tokens", "token_count")
+ASSISTANT = {"gpt", "assistant", "bot", "model", "chatgpt"}
 
 
 def has_fields(text: str, names: Collection[str]) -> bool:
@@ -84,15 +92,6 @@ def _hash_ids(entry: Entry, prompt_tokens: int) -> list[int]:
     return value
 
 
-PROMPT_KEYS = ("prompt_tokens", "prompt_len", "prompt_length", "input_tokens", "input_len", "input_length")
-OUTPUT_KEYS = ("output_tokens", "output_len", "output_length", "completion_tokens", "generated_tokens")
-ARRIVAL_KEYS = ("arrival_s", "arrival_time_s", "timestamp_s", "timestamp")
-CONVERSATIONS = ("conversations", "messages")
-SHAREGPT = (*PROMPT_KEYS, *CONVERSATIONS)
-TURN_KEYS = ("tokens", "num_tokens", "token_count")
-ASSISTANT = {"gpt", "assistant", "bot", "model", "chatgpt"}
-
-
 def read_sharegpt(trace: TraceText) -> RequestTable:
     """Requests in the file's order; ``has_arrivals`` is False when the file gives no times."""
     rows: list[Row] = []
@@ -127,9 +126,6 @@ def _turns(entry: Entry, key: str) -> list[tuple[int, int]]:
             requests.append((context_tokens, count))
         context_tokens += count
     return requests
-
-
-RECORD_ALLOWED = "must be a list of integers from 1 to 256 (tokens a round yields, bonus included)"
 
 
 def read_specdecode_bench(trace: TraceText, acceptance: str = "acc_eagle") -> RequestTable:

@@ -26,6 +26,8 @@ from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 TOKENS_ALLOWED = f"must be an integer from 0 to {MAX_TOKENS} (rows with 0 are dropped)"
 TIME_ALLOWED = "must be a finite number >= 0"
 _SPACE = re.compile(r"[ \t\r\n]*")
+Row = tuple[int, int, int, float]  # Of one request: line, prompt tokens, output tokens, arrival in seconds.
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,6 @@ class TraceText:
             raise cut_at(after, "text after the end of the JSON array")
 
 
-_ABSENT = object()
-
-
 @dataclass(frozen=True)
 class Entry:
     """A JSON object of a trace and where it stands; what is taken from it is checked, or TraceError names the place."""
@@ -144,9 +143,6 @@ class Entry:
         """The objects of a list; ``what`` they are, in the plural."""
         for i, value in enumerate(self.items(key, f"must be a list of {what}")):
             yield self.inner(f"{key}[{i}]", "must be a JSON object", value)
-
-
-Row = tuple[int, int, int, float]  # Of one request: line, prompt tokens, output tokens, arrival in seconds.
 
 
 def table_of_rows(trace: TraceText, rows: Sequence[Row], *, timed: bool = True, **fields: Any) -> RequestTable:
