@@ -28,8 +28,7 @@ from draftcast.scenarios.compare import capacity
 from draftcast.scenarios.sweep.cells import run_task
 from draftcast.scenarios.sweep.workers import LocalWorkers
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.acceptance.model import AcceptanceModel
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import Method, get_method

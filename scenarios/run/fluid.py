@@ -19,8 +19,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema import Scenario, members, with_values
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.model import AcceptanceModel
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace
 from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.output.steady_state import FORGOTTEN

@@ -3,8 +3,7 @@
 from draftcast.calibration.acceptance.references import continued
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.model import AcceptanceModel, Tree
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace, Tree
 from draftcast.sim.acceptance.tree_shape import rates_in_another_tree, tree_rates
 from draftcast.sim.cost.methods import METHODS, Method
 from draftcast.sim.workload.workload import Workload

@@ -23,7 +23,7 @@ from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, sections, va
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import Trace
 
 
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:

@@ -18,8 +18,7 @@ from draftcast.scenarios.schema.support import cannot_run
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
-from draftcast.sim.acceptance.model import Tree
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import Trace, Tree
 from draftcast.sim.cost.methods import METHODS, Method
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Slo, Workload

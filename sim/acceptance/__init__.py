@@ -5,7 +5,6 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from draftcast.sim.acceptance.chain import Chain, respelled
-from draftcast.sim.acceptance.model import Tree
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import Trace, Tree
 
 Acceptance = Annotated[Chain | Tree | Trace, Field(discriminator="model"), BeforeValidator(respelled)]

@@ -10,8 +10,7 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.chain import BINS, Chain
 from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
-from draftcast.sim.acceptance.model import AcceptanceModel, check_drafts
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace, check_drafts
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
 

@@ -16,7 +16,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.factors import Factors
-from draftcast.sim.acceptance.trace import FIRST_POSITION
+from draftcast.sim.acceptance.model import FIRST_POSITION
 
 FEWEST = 4  # rounds of a request that has a mean
 LEAST_PERSISTENCE = 1e-3

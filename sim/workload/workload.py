@@ -10,7 +10,7 @@ from pydantic import Field
 
 from draftcast.frozen import Count, Duration, Faults, Frozen, NonEmpty, Positive, Probability, Seconds, wrong
 from draftcast.sim.acceptance import Acceptance
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import Trace
 from draftcast.sim.workload.arrivals import MAX_REQUESTS, Arrivals, ClosedLoopArrivals, TraceArrivals
 from draftcast.sim.workload.lengths import Lengths, TokenCounts
 from draftcast.sim.workload.traces import RECORD, TraceSpec

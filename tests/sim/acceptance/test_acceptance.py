@@ -21,8 +21,7 @@ from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import MAX_K, AcceptanceArrays, drafts_of_head
-from draftcast.sim.acceptance.model import AcceptanceModel, Tree
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace, Tree
 from draftcast.sim.acceptance.tree_shape import _search_tree, rates_in_another_tree, tree_rates
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost.methods import get_method

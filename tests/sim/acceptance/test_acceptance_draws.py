@@ -14,8 +14,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.factors import Factors
-from draftcast.sim.acceptance.model import AcceptanceModel, Tree
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace, Tree
 from draftcast.sim.compiled.borrowed import Held, put, reference
 
 N = 20

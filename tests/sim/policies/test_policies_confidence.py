@@ -16,8 +16,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import KIND_TRACE, AcceptanceArrays
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
-from draftcast.sim.acceptance.model import AcceptanceModel
-from draftcast.sim.acceptance.trace import Trace
+from draftcast.sim.acceptance.model import AcceptanceModel, Trace
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.compiled.random_streams import GOLDEN, MIX_1, mix64_array
 from draftcast.sim.policies.base import Policy
