@@ -34,7 +34,7 @@ from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.moe import touched_experts
+from draftcast.kernels.operators.linear import touched_experts
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Columns = dict[str, Any]

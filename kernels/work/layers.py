@@ -20,8 +20,7 @@ from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
-from draftcast.kernels.operators.linear import linear_work
-from draftcast.kernels.operators.moe import moe_work
+from draftcast.kernels.operators.linear import linear_work, moe_work
 from draftcast.kernels.operators.sparse import indexer_work
 
 _FIELDS = attrgetter(*(field.name for field in fields(Matrix)))

@@ -154,7 +154,7 @@ def _sum(out, parts, K: tl.constexpr, TOP_K: tl.constexpr, COLS: tl.constexpr):
 
 
 def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> Launch:
-    """Launch over the inputs of `draftcast.kernels.operators.moe`; ``plan`` may be given."""
+    """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` may be given."""
     x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
     gate_up, down = inputs["gate_up"], inputs["down"]
     experts, k, n = down.shape

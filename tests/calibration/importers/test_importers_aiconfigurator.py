@@ -11,7 +11,7 @@ from draftcast.calibration.importers import aiconfigurator, plausible
 from draftcast.calibration.importers.aiconfigurator import find_system, moe_rows, newest_first, read_aiconfigurator
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import HardwareError, InputError
-from draftcast.kernels.operators.moe import touched_experts
+from draftcast.kernels.operators.linear import touched_experts
 
 H100 = load_hardware("h100-sxm")
 DEVICE = "NVIDIA H100 80GB HBM3"

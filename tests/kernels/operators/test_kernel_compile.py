@@ -39,7 +39,7 @@ def compiled(case: str) -> list[dict[str, Any]]:
     from triton.compiler import ASTSource
     from triton.runtime.jit import JITFunction
 
-    from draftcast.kernels.operators import attention, moe
+    from draftcast.kernels.operators import attention, linear
     from draftcast.kernels.operators.triton import attention as triton_attention
     from draftcast.kernels.operators.triton import moe as triton_moe
     from draftcast.kernels.operators.triton import ngram as triton_ngram
@@ -48,7 +48,7 @@ def compiled(case: str) -> list[dict[str, Any]]:
     families: dict[str, tuple[Any, Any]] = {
         "attention_decode": (attention.ATTENTION_DECODE, triton_attention),
         "attention_prefill": (attention.ATTENTION_PREFILL, triton_attention),
-        "moe": (moe.MOE, triton_moe),
+        "moe": (linear.MOE, triton_moe),
         "ngram": (ngram_batch.NGRAM, triton_ngram),
     }
     name, dtype, kv_dtype, shape = CASES[case]

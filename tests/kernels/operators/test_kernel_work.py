@@ -16,8 +16,7 @@ from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.elementwise import EMBEDDING, RMSNORM, ROTARY, SWIGLU
-from draftcast.kernels.operators.linear import linear_work
-from draftcast.kernels.operators.moe import moe_work, touched_experts
+from draftcast.kernels.operators.linear import linear_work, moe_work, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work.layers import (
     LinearLayer,

@@ -17,7 +17,7 @@ from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import OPERATORS, Host, Launch, OperatorFit, RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.kernels.operators.moe import touched_experts
+from draftcast.kernels.operators.linear import touched_experts
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
