@@ -11,8 +11,7 @@ from draftcast.scenarios.cutover.probe import PairedRun
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
-from draftcast.sim.statistics.crossing import Crossing, Probe, locate
-from draftcast.sim.statistics.crossing_search import Stopped
+from draftcast.sim.statistics.crossing import Crossing, Probe, Stopped, locate
 from draftcast.sim.statistics.intervals import Estimate
 
 CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]

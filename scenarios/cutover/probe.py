@@ -71,7 +71,7 @@ class _Half:
 
 @dataclass
 class Prober:
-    """Answers a `draftcast.sim.statistics.crossing_search.CrossingSearch` for one scenario with speculation."""
+    """Answers a `draftcast.sim.statistics.crossing.CrossingSearch` for one scenario with speculation."""
 
     scenario: Scenario
     axis: Axis

@@ -1,7 +1,7 @@
 """Where speculation stops paying: over the load, the context length or the acceptance, per method and draft length.
 
 Every answer rests on paired runs with and without speculation on the same requests and draft tokens, looked for where
-it matters (`sim/statistics/crossing_search`) and bounded by what a saturated cluster completes. Runs the simulator;
+it matters (`sim/statistics/crossing`) and bounded by what a saturated cluster completes. Runs the simulator;
 knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
 """
 
@@ -25,8 +25,7 @@ from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import between
-from draftcast.sim.statistics.crossing_search import CrossingSearch, Found
+from draftcast.sim.statistics.crossing import CrossingSearch, Found, between
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from draftcast.sim.statistics.crossing import Probe
-from draftcast.sim.statistics.crossing_search import Ask, CrossingSearch, Found
+from draftcast.sim.statistics.crossing import Ask, CrossingSearch, Found, Probe
 
 TRUE = 17.3
 GRID = (1.0, 8.0, 16.0, 24.0, 32.0)
