@@ -15,37 +15,15 @@ from pydantic import TypeAdapter
 from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
-from draftcast.scenarios.compare.serve_command import DP, FORCED, OTHER_NAMES, SAID_APART
-from draftcast.scenarios.compare.server_table import Row, Server, Words, servers
+from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
+from draftcast.scenarios.compare.server_table import COMMANDS, Row, Server, Words, servers
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
 
 FILE = "--serve-command"
 _HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)
-_PROGRAMS = {
-    "vllm": "vllm",
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "sglang.launch_server": "sglang",
-    "sglang": "sglang",
-    "trtllm-serve": "trtllm",
-}
-# vLLM's short flags (engine/arg_utils.py of 0.32); -O stood for the compilation configuration in earlier versions.
-_SHORT = {
-    "tp": "tensor-parallel-size",
-    "pp": "pipeline-parallel-size",
-    "dp": "data-parallel-size",
-    "dcp": "decode-context-parallel-size",
-    "ep": "enable-expert-parallel",
-    "q": "quantization",
-    "sc": "speculative-config",
-    "cc": "compilation-config",
-    "O": "compilation-config",
-    "spec-method": "speculative-config.method",
-    "spec-model": "speculative-config.model",
-    "spec-tokens": "speculative-config.num_speculative_tokens",
-}
+_PROGRAMS: dict[str, str] = COMMANDS["programs"]
+_SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
-_READABLE = ("max-model-len", "max-num-batched-tokens", "max-num-scheduled-tokens")
-"""vLLM's flags that take 8k (8,000) and 8K (8,192)."""
 _THOUSANDS = {letter: 1000 ** (power + 1) for power, letter in enumerate("kmgt")} | {
     letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")
 }
@@ -187,7 +165,7 @@ def _known(name: str, known: Collection[str]) -> str:
 
 def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
     """By the rules of vLLM's ``FlexibleArgumentParser`` (utils/argparse_utils.py of 0.32)."""
-    fields = {OTHER_NAMES.get(name, name.replace("_", "-")): name for name in Engine.model_fields}
+    fields = {flag_of(name): name for name in Engine.model_fields}
     words = {*fields, *_DOCUMENTS, *(name for name in _SHORT if "-" in name)} - {"version", "cudagraph-mode"}
     engine, unread, documents = Words(), [], dict[str, Any]()
     if plain and "model" not in flags:
@@ -203,7 +181,7 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
             _put_document(documents, word, inside, value)
         elif word in fields and word not in _DOCUMENTS and not inside:
             if value not in ("", "None") and not (word == "max-model-len" and value in ("auto", -1)):
-                engine[fields[word]] = False if off else _readable(value) if word in _READABLE else value
+                engine[fields[word]] = False if off else _readable(value) if word in COMMANDS["readable"] else value
         else:
             unread.append(f"--{given}")
     if "speculative-config" in documents:
@@ -290,7 +268,8 @@ class _Reader:
         if spec is not None:
             policy = self._lengths(spec, _whole(engine, "max_num_seqs", MOST_SEQS))
             engine["speculative_config"] = spec
-        silent = tuple(name for name in Engine.model_fields if name not in {*self.table.engine, *SAID_APART})
+        said = {*self.table.engine, *COMMANDS["said_apart"]}
+        silent = tuple(name for name in Engine.model_fields if name not in said)
         return ReadCommand(engine, silent, policy, tuple({**self.words, **self.drafts}.keys() - read))
 
     def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:

@@ -20,7 +20,7 @@ from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
 from draftcast.kernels.model.heads import says_kind
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
-from draftcast.scenarios.compare.server_table import Row, Server, Units, Words, servers
+from draftcast.scenarios.compare.server_table import COMMANDS, Row, Server, Units, Words, servers
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.support import RESEARCH, cannot_run
@@ -38,30 +38,6 @@ VARYING = ("batch_schedule", "ema_tiers")
 """Policies whose draft length servers can vary."""
 DEFAULT_LOOKUP = 5
 """Length of vLLM's n-grams where none is given."""
-
-# Fields of `Engine` that are no flag of their own, and one whose flag has another name.
-_NO_FLAG = ("version", "model", "cudagraph_mode", "speculative_config")
-OTHER_NAMES = {"num_gpu_blocks": "num-gpu-blocks-override"}
-# Fields that other servers' commands say by more than a word.
-SAID_APART = ("model", DP, "enable_expert_parallel", "enable_chunked_prefill", "speculative_config")
-_DRAFT_WRITTEN_APART = {
-    *("method", "model", "num_speculative_tokens", SCHEDULE, "parallel_drafting"),
-    *("tree_width", "max_tree_nodes", "min_tree_width", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
-}
-# draftcast's own keys of speculative_config: no engine knows them.
-_NOT_VLLM = ("tree_width", "max_tree_nodes", "min_tree_width")
-# Methods that need a head which the scenario may leave unnamed, because its shape follows from the target.
-_HEADS = {
-    "eagle": "an EAGLE head",
-    "eagle3": "an EAGLE-3 head",
-    "p_eagle": "a P-EAGLE head",
-    "medusa": "a Medusa head",
-    "mlp_speculator": "an MLP speculator",
-    "arctic": "an Arctic LSTM speculator",
-    "dflash": "a DFlash draft",
-    "dspark": "a DSpark draft",
-    "eagle_tree": "an EAGLE head",
-}
 
 
 @dataclass(frozen=True)
@@ -83,10 +59,10 @@ def served_models(scenario: Scenario) -> ServedModels:
     fits is taken, with a note. The short name of a bundled draft stands for the repository that fits the target.
     """
     target, spec, method = published_id(scenario.engine.model), scenario.speculative_config, scenario.method
-    if spec is None or (spec.model is None and method not in _HEADS):
+    if spec is None or (spec.model is None and method not in COMMANDS["heads"]):
         return ServedModels(target)
     if spec.model is None:
-        head = f"{_HEADS[method]} for {target}"
+        head = f"{COMMANDS['heads'][method]} for {target}"
         note = f"Fill in the model of {head}: the scenario names none, and no server starts without it."
         return ServedModels(target, f"<path or Hugging Face id of {head}>", False, (note,))
     fitting, notes = _repository_for(target, spec.model)
@@ -139,7 +115,7 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
     method = get_method(spec.resolved_method)
     _refuse_unknown("vllm", VLLM, spec)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
-    values = {key: value for key, value in values.items() if key not in _NOT_VLLM and value is not None}
+    values = {key: value for key, value in values.items() if key not in COMMANDS["not_vllm"] and value is not None}
     if spec.method in ("p_eagle", "pard"):
         # vLLM names the parallel drafters by their base method.
         values |= {"method": method.vllm_method, "parallel_drafting": True}
@@ -156,18 +132,22 @@ def _verifies_adaptively(scenario: Scenario) -> bool:
     return policy.name == "adaptive_verification" and not policy.parameters and scenario.method == "dspark"
 
 
+def flag_of(name: str) -> str:
+    """vLLM's flag for a field of `Engine`, without its dashes."""
+    return str(COMMANDS["other_names"].get(name, name.replace("_", "-")))
+
+
 def vllm_flags(engine: Engine) -> list[str]:
     """Flags of ``vllm serve`` without the model and without ``--speculative-config``."""
     defaults, flags, switches = Engine(model=engine.model), [], []
     for name in Engine.model_fields:
         value = getattr(engine, name)
-        if name in _NO_FLAG or value == getattr(defaults, name):
+        if name in COMMANDS["no_flag"] or value == getattr(defaults, name):
             continue
-        flag = OTHER_NAMES.get(name, name.replace("_", "-"))
         if isinstance(value, bool):
-            switches.append(f"--{flag}" if value else f"--no-{flag}")
+            switches.append(f"--{'' if value else 'no-'}{flag_of(name)}")
         else:
-            flags += [f"--{flag}", str(value)]
+            flags += [f"--{flag_of(name)}", str(value)]
     flags += switches
     if engine.cudagraph_mode is not None:
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": engine.cudagraph_mode})]
@@ -284,7 +264,7 @@ def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
         row, value = table.engine.get(name), getattr(engine, name)
         if row is not None and row.resolved:
             value = getattr(settings, name) if value is None else value
-        elif value == default or name in ("version", *SAID_APART):
+        elif value == default or name in ("version", *COMMANDS["said_apart"]):
             continue
         _write(table, row, f"engine.{name}", value, units, words, notes)
     return words, notes
@@ -319,7 +299,7 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     if method in ("dflash", "dspark") and server == "sglang" and scenario.engine.data_parallel_size > 1:
         words |= {"enable-dp-lm-head": True}
     notes = [table.method_notes[method]] if method in table.method_notes else []
-    for name in sorted(spec.model_fields_set - _DRAFT_WRITTEN_APART):
+    for name in sorted(spec.model_fields_set.difference(COMMANDS["drafts_apart"])):
         value, row = getattr(spec, name), table.speculation.get(name)
         told = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
         told |= name == "rejection_sample_method" and spec.synthetic_rates is not None  # by the environment

@@ -1,5 +1,7 @@
 """The tables of ``servers.yaml``: a scenario's engine in the words of SGLang and TensorRT-LLM, in both directions.
 
+`COMMANDS` are the words of commands, vLLM's too (``commands.yaml``, where each of its lists is explained).
+
 Knows names and values, not whether a server accepts them together.
 """
 
@@ -17,6 +19,7 @@ from draftcast.frozen import Frozen
 Words = dict[str, Any]
 """A server's names and values: flags without their dashes, or keys of a YAML file with dots."""
 Units = Mapping[str, float]
+COMMANDS: dict[str, Any] = yaml_beside(__file__, "commands.yaml")
 _TERM = re.compile(r"(k|width|nodes|lookup|narrowest)(\+1)?")
 _PLAIN = {"true": True, "false": False}
 
