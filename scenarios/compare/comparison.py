@@ -22,7 +22,6 @@ from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
-from draftcast.sim.output.metrics import summarise
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.crossing import Crossing, locate
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
@@ -94,7 +93,6 @@ class RatePoint:
     request_rate_rps: float | None  # None: the scenario's own arrivals, which have no single rate
     own: Side
     verdict: Verdict | None
-    confidence: float
 
     @property
     def on(self) -> RunResult:
@@ -123,19 +121,19 @@ class RatePoint:
 
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
-        own = self.own if which == "on" or self.verdict is None else self.verdict.off
-        return summarise(own.run.replications, self.confidence) if own.run is not None and own.has_figures else {}
+        chosen = self.own if which == "on" or self.verdict is None else self.verdict.off
+        return chosen.figures or {}
 
     def by_cause(self) -> dict[str, Estimate]:
         """Mean seconds of a request with speculation less those without, by what they went to; they add up to ``all``.
 
         Empty where nothing is compared or a side has no figures.
         """
-        if self.off is None or not (self.figures("on") and self.figures("off")):
+        if self.verdict is None or self.off is None or not (self.figures("on") and self.figures("off")):
             return {}
         names = {"all": LATENCY} | {cause: f"mean_time_{cause}_s" for cause in CAUSES}
         sides = self.on.replications, self.off.replications
-        found = {name: difference(figure, *sides, self.confidence) for name, figure in names.items()}
+        found = {name: difference(figure, *sides, self.verdict.confidence) for name, figure in names.items()}
         return {name: each.difference for name, each in found.items() if each is not None}
 
     def compared(self) -> dict[str, Any]:
@@ -147,7 +145,7 @@ class RatePoint:
             "off": self.off.summary,
             "advantage": self.advantage,
             "by_cause_s": self.by_cause(),
-            "token_gain": advantage_of(tokens, self.confidence) if self.advantage is not None else None,
+            "token_gain": advantage_of(tokens, self.verdict.confidence) if self.advantage is not None else None,
             "verdict": self.verdict.word,
             "verdict_details": self.verdict.summary(),
         }
@@ -270,15 +268,14 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
         if one != two:
             raise ScenarioError(f"is {one} in one scenario; both need the same", key=key, value=two)
     a, b = simulate_together([first, second])
-    found = {name: difference(name, a.replications, b.replications, first.statistics.confidence)
-             for name in a.summary["figures"]}  # fmt: skip
-    return {name: each for name, each in found.items() if each is not None and math.isfinite(each.difference.mean)}
+    sides = a.replications, b.replications, first.statistics.confidence
+    found = ((name, difference(name, *sides)) for name in a.summary["figures"])
+    return {name: each for name, each in found if each is not None and math.isfinite(each.difference.mean)}
 
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
-    confidence = scenario.statistics.confidence
     if len(runs) == 1:
-        return RatePoint(scenario.rate_rps, side(scenario, runs[0], progress=progress), None, confidence)
+        return RatePoint(scenario.rate_rps, side(scenario, runs[0], progress=progress), None)
     verdict = judge(scenario, runs[0], runs[1], progress=progress)
-    return RatePoint(scenario.rate_rps, verdict.on, verdict, confidence)
+    return RatePoint(scenario.rate_rps, verdict.on, verdict)

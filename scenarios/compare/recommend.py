@@ -30,8 +30,7 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.schema import Scenario, with_values
-from draftcast.scenarios.schema.load import members
+from draftcast.scenarios.schema import Scenario, members, with_values
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval

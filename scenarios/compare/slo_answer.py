@@ -12,6 +12,7 @@ import pandas as pd
 
 from draftcast.kernels.arrays import BoolArray
 from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.run.choices import replaced_arrivals
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.output.results import RequestColumns
@@ -68,16 +69,13 @@ class SloAnswer:
 def idle_scenario(scenario: Scenario) -> Scenario:
     """The scenario's requests one at a time on one replica: a single client, no waiting."""
     values = {
-        "workload.arrivals": {"process": "closed_loop", "concurrency": 1},
+        **replaced_arrivals(scenario, {"process": "closed_loop", "concurrency": 1}),
         "workload.num_requests": min(scenario.workload.num_requests or IDLE_REQUESTS, IDLE_REQUESTS),
         "workload.duration_s": None,
         "cluster.replicas": 1,
         "statistics.replications": 1,
         "statistics.warmup": "none",
     }
-    arrivals = scenario.workload.arrivals
-    if arrivals.process == "trace":
-        values["workload.lengths"] = {"path": arrivals.path, "format": arrivals.format}
     return with_values(scenario, values)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.files import picked
+from draftcast.scenarios.run.choices import replaced_arrivals
 from draftcast.scenarios.schema import Scenario, to_mapping, with_rate, with_values
 from draftcast.scenarios.schema.changes import check_one_acceptance
 from draftcast.sim.acceptance.chain import Chain
@@ -107,11 +108,7 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
 
 
 def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:
-    """``scenario`` with other arrivals; requests of a trace keep their lengths from its file."""
-    values: dict[str, Any] = {"workload.arrivals": arrivals, "workload.duration_s": None}
-    was = scenario.workload.arrivals
-    if was.process == "trace":
-        values["workload.lengths"] = {"path": was.path, "format": was.format}
+    values = replaced_arrivals(scenario, arrivals) | {"workload.duration_s": None}
     if scenario.workload.num_requests is None:
         values["workload.num_requests"] = 1
     return with_values(scenario, values)

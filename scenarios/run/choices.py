@@ -4,9 +4,11 @@ Each function returns dotted keys for `draftcast.scenarios.schema.load.with_valu
 they have a meaning after the change; the acceptance of one method has none for another.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from draftcast.errors import ScenarioError
+from draftcast.files import picked
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario, to_mapping
@@ -141,12 +143,17 @@ def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> 
     arrivals |= {"concurrency": 16} if process == "closed_loop" else {"request_rate_rps": request_rate_rps}
     if process == "gamma":
         arrivals["burstiness"] = 0.5
-    values: dict[str, Any] = {"workload.arrivals": arrivals}
-    old = scenario.workload.arrivals
-    if old.process == "trace":
-        values["workload.lengths"] = {"path": old.path, "format": old.format}
+    values = replaced_arrivals(scenario, arrivals)
+    if scenario.workload.arrivals.process == "trace":
         values["workload.num_requests"] = scenario.workload.num_requests or 2000
     return values
+
+
+def replaced_arrivals(scenario: Scenario, arrivals: Mapping[str, Any]) -> dict[str, Any]:
+    """Other arrivals; requests of a trace keep their lengths from its file."""
+    was = scenario.workload.arrivals
+    lengths = {"workload.lengths": picked(was, "path format")} if was.process == "trace" else {}
+    return {"workload.arrivals": arrivals, **lengths}
 
 
 def alpha_of(mean_acceptance_length: float, k: int) -> float:

@@ -109,8 +109,7 @@ class MeanStep:
     """A mean step: its seconds and what they go to."""
 
     seconds: float  # of the step, the host's where it does not hide behind the device
-    # host_s, draft_s, target_s, sample_s: of its parts, hidden or not
-    host_s: float
+    # draft_s, target_s, sample_s: of its parts, hidden or not
     draft_s: float
     target_s: float
     sample_s: float
@@ -151,8 +150,8 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
         f["win_prefill_kv"] += rows
         f["win_prefill_qkv"] += rows * (seen + 1.0) / 2.0
     st.step_time(cost, f, out)
-    host, draft, target, sample = (float(out[part]) for part in ("host_s", "draft_s", "target_s", "sample_s"))
-    return MeanStep(float(st.step_seconds(cost, out)), host, draft, target, sample, tokens, f)
+    draft, target, sample = (float(out[part]) for part in ("draft_s", "target_s", "sample_s"))
+    return MeanStep(float(st.step_seconds(cost, out)), draft, target, sample, tokens, f)
 
 
 SAMPLE_REQUESTS = 2000

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.live.run_directory import MANIFEST, LiveRun
+from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
@@ -79,32 +79,21 @@ def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
 
 
 def counted_acceptance(live: LiveRun) -> dict[str, float]:
-    """The server's own count: mean acceptance length, rate, and rates by position; empty where nothing was drafted.
-
-    Raises InputError: the manifest's count lacks a key or holds no numbers.
-    """
+    """The server's own count: mean acceptance length, rate, and rates by position; empty where nothing was drafted."""
     counted = live.manifest["acceptance"]
-    if not counted:
+    if not counted or not counted["num_drafts"] or not counted["num_draft_tokens"]:
         return {}
-    try:
-        drafts, proposed, accepted = (
-            float(counted[f"num_{name}"]) for name in ("drafts", "draft_tokens", "accepted_tokens")
-        )
-        kept = [float(count) for count in counted["per_position"]]
-    except (KeyError, TypeError, ValueError):
-        raise InputError("damaged", file=str(live.folder / MANIFEST), key="acceptance", value=counted) from None
-    if not drafts or not proposed:
-        return {}
+    drafts, accepted = counted["num_drafts"], counted["num_accepted_tokens"]
     return {
         "mean_acceptance_length": 1.0 + accepted / drafts,
-        "acceptance_rate": accepted / proposed,
-        **{f"acceptance_rate_position_{position}": count / drafts for position, count in enumerate(kept)},
+        "acceptance_rate": accepted / counted["num_draft_tokens"],
+        **{f"acceptance_rate_position_{place}": kept / drafts for place, kept in enumerate(counted["per_position"])},
     }
 
 
 def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:
     manifest = live.manifest
-    client, server = (value if isinstance(value := manifest[key], dict) else {} for key in ("client", "server"))
+    client, server = manifest["client"], manifest["server"]
     span_s = float(requests["arrival_s"].iloc[-1] - requests["arrival_s"].iloc[0])
     rate = f"{(len(requests) - 1) / span_s:.3g} req/s sent" if span_s > 0 else "sent at once"
     return {

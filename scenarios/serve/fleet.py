@@ -20,8 +20,7 @@ from typing import Any
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import Deployment, deployments_of
 from draftcast.scenarios.run.simulate import front_end_servers, front_end_work_s
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import members
+from draftcast.scenarios.schema import Scenario, members
 from draftcast.scenarios.serve.engine import ring_table
 from draftcast.scenarios.serve.metrics import Metrics
 from draftcast.sim.cluster.routers import ROUTERS

@@ -21,7 +21,7 @@ def policies_table(answer: PolicyComparison) -> Table:
     head = ["rank", "policy", f"{metric.short} {metric.unit}", f"less {answer.baseline}"]
     rows = [[*head, "gap to oracle", "tokens per round", ""]]
     for standing in answer.standings:
-        length = standing.run.summary["figures"].get("mean_acceptance_length") if standing.side.has_figures else None
+        length = (standing.side.figures or {}).get("mean_acceptance_length")
         place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(standing.value, factor)]
         side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
         if not side.has_figures:
