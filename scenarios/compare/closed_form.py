@@ -8,12 +8,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment, memory_ahead
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_tables import capture_sizes
+
+_CLIFFS: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["cliffs"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def break_even(scenario: Scenario) -> float:
 
 def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
     """Known cliffs of vLLM 0.32 that a setting meets at any of its loads, a sentence each with its source."""
-    found: dict[str, None] = {}
+    found = list[str]()
     for scenario in loads:
         if scenario.cluster.groups:  # of which each has a share of the load that its own cluster would not have
             continue
@@ -97,25 +100,14 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
         held = sizes[-1] // rows if sizes else settings.max_num_seqs
         bursts = 1 if scenario.is_closed_loop else 2
         if held < min(bursts * _batch(scenario), settings.max_num_seqs):
-            found[
-                f"Beyond {held} requests a batch of {rows} rows each exceeds the captured CUDA graphs ({sizes[-1]} "
-                "rows) and its steps take longer (max_cudagraph_capture_size; vllm/config/vllm.py, "
-                "_set_cudagraph_sizes)."
-            ] = None
+            found.append(_CLIFFS["beyond_graphs"].format(held=held, rows=rows, captured=sizes[-1]))
         full = settings.cudagraph_mode.startswith("FULL") and not settings.generation.full_graphs_of_any_k
         if settings.is_dynamic and full:
-            found[
-                "Draft lengths that vary leave only piecewise CUDA graphs to vLLM's V1 model runner "
-                "(vllm/config/vllm.py, _maybe_override_dynamic_sd_cudagraph_mode)."
-            ] = None
+            found.append(_CLIFFS["piecewise_graphs"])
         lengths = [k for _, _, k in spec.num_speculative_tokens_per_batch_size or ()]
         if 0 in lengths and settings.method.plan == DraftPlan.AUTOREGRESSIVE:
-            found[
-                "Where the schedule says k = 0 the draft still runs over every token to keep its KV cache, and holds "
-                "its memory: slower than an engine started without speculation "
-                "(vllm/v1/spec_decode/llm_base_proposer.py)."
-            ] = None
-    return tuple(found)
+            found.append(_CLIFFS["drafts_without_tokens"])
+    return tuple(dict.fromkeys(found))
 
 
 def _batch(scenario: Scenario) -> float:

@@ -11,9 +11,10 @@ step cost's beside the draft, so that the picture shows how verifying k drafts m
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from draftcast.calibration.profile.measured import FAMILY
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work
@@ -32,6 +33,7 @@ REACHED = 1 / 3
 """Below this share of a step nothing limits but kernels that are too small to reach any peak."""
 # Draft lengths of the roofline picture.
 MOST_K = 7
+_LIMITS: dict[str, Any] = yaml_beside(__file__, "sentences.yaml")["limits"]
 Limit = Literal["memory bandwidth", "compute", "KV cache", "max_num_seqs", "host", "draft", "kernel latency"]
 
 
@@ -53,17 +55,9 @@ class Limits:
 
     @property
     def sentence(self) -> str:
-        step = (
-            f"the mean step ({self.in_system:,.3g} requests in the system, prompts included) takes "
-            f"{self.step_ms:.3g} ms: "
-            f"its bytes at peak bandwidth {self.memory_share:.0%} of it, its FLOPs at peak {self.compute_share:.0%}, "
-            f"the draft {self.draft_share:.0%}, host work that shows {self.host_share:.0%}"
-        )
-        if self.limit == "KV cache":
-            return f"KV cache: {self.kv_share:.0%} of the blocks are in use on average; {step}."
-        if self.limit == "max_num_seqs":
-            return f"max_num_seqs: the slots of the batch are taken, requests wait for one; {step}."
-        return f"{self.limit[0].upper()}{self.limit[1:]}: {step}."
+        name = f"{self.limit[0].upper()}{self.limit[1:]}:"
+        first = _LIMITS["full"].get(self.limit, name).format_map(vars(self))
+        return f"{first} {_LIMITS['step'].format_map(vars(self))}."
 
 
 @dataclass(frozen=True)

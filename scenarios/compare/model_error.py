@@ -37,16 +37,9 @@ DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
-UNCERTAIN: Mapping[Source, str] = {
-    "chance": "simulated mean",
-    "acceptance": "acceptance",
-    "model": "step time of the engine",
-}
-NEXT_MEASUREMENT: Mapping[Source, str] = {
-    "chance": "Simulate more requests (workload.num_requests).",
-    "acceptance": "Measure the acceptance over more rounds of your own traffic.",
-    "model": "Measure your engine without speculation and give the result with --calibrate-to.",
-}
+_SENTENCES = yaml_beside(__file__, "sentences.yaml")
+UNCERTAIN: Mapping[Source, str] = _SENTENCES["uncertain"]
+NEXT_MEASUREMENT: Mapping[Source, str] = _SENTENCES["next_measurement"]
 
 
 class Stratum(Frozen):

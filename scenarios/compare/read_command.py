@@ -27,11 +27,6 @@ _DOCUMENTS = ("speculative-config", "compilation-config")
 _THOUSANDS = {letter: 1000 ** (power + 1) for power, letter in enumerate("kmgt")} | {
     letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")
 }
-_OF_DRAFTS = {
-    "disaggregation-mode": ": prefill and decode share one engine here. On engines of their own the draft's KV cache "
-    "must be handed over too, which SGLang 0.5.23 does for EAGLE, DFlash and DSpark alone "
-    "(srt/speculative/*_disaggregation.py)"
-}
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 
@@ -50,7 +45,7 @@ class ReadCommand:
         """A sentence for each flag that is not simulated, with what it means for speculation where that is known."""
         drafts = "speculative_config" in self.engine
         return [
-            f"{name} of the command is not simulated{_OF_DRAFTS.get(name, '') if drafts else ''}"
+            f"{name} of the command is not simulated{COMMANDS['of_drafts'].get(name, '') if drafts else ''}"
             for name in self.unread
         ]
 

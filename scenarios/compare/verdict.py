@@ -145,14 +145,14 @@ class Verdict:
             return f"Overloaded {where}, with speculation and without.{most}"
         prediction = self.prediction
         if self.word in ("pays", "costs"):
-            verb = "pays" if self.word == "pays" else "costs"
             sure = ""
             if prediction is not None:
                 chances = prediction.probability if self.word == "pays" else 1.0 - prediction.probability
                 sure = f" (probability {'above 99%' if chances > 0.99 else f'{chances:.0%}'})"  # never certain
-            if self.advantage is None:
-                return f"Speculation {verb} {where}{sure}: the cluster is {_why(self.word, self.on, self.off)}.{advice}"
-            return f"Speculation {verb} {where}{sure}: {self.metric.label} is {_change(self)}.{advice}"
+            how = f"the cluster is {_why(self.word, self.on, self.off)}"
+            if self.advantage is not None:
+                how = f"{self.metric.label} is {_change(self)}"
+            return f"Speculation {self.word} {where}{sure}: {how}.{advice}"
         reason = self.why
         if not reason and self.advantage is not None:
             reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, which does not exclude 1"

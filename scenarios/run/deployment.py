@@ -32,6 +32,7 @@ from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
+from draftcast.scenarios.schema.raw import NAMES
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.scenarios.schema.support import RESEARCH, cannot_run
 from draftcast.sim.acceptance.compiled import MAX_K
@@ -56,14 +57,6 @@ MOST_KEPT = 16
 _NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
 _LOAD = ("arrivals", "lengths", "num_requests", "duration_s")
 MODEL, DRAFT_MODEL = "engine.model", "engine.speculative_config.model"
-# What the model, the device and the step cost call by another name than a scenario does.
-_OTHER_NAMES = {
-    "mtp": MODEL,
-    "draft_model": DRAFT_MODEL,
-    "method": "engine.speculative_config.method",
-    "draft_dtype": "engine.speculative_config.quantization",
-    "draft_kv_cache_dtype": "engine.speculative_config.kv_cache_dtype",
-}
 # Errors about these name the model they do not go with as their file.
 _NEVER_IN_A_FILE = ("tensor_parallel_size", "draft_tensor_parallel_size")
 
@@ -173,7 +166,7 @@ def engine_keys(model: str = MODEL) -> Iterator[None]:
 
 
 def _scenario_key(key: str, model: str) -> str:
-    other_names = {"model": model} | _OTHER_NAMES
+    other_names: dict[str, str] = {"model": model, **NAMES["engine"]}
     if key in other_names:
         return other_names[key]
     if key.startswith("policy.") and not key.startswith(("policy.name", "policy.parameters")):
