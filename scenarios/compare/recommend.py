@@ -15,7 +15,7 @@ import numpy as np
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import MAX_K, NEGLIGIBLE, Candidate, candidates
-from draftcast.scenarios.compare.closed_form import ClosedForm, break_even, cliffs, closed_form
+from draftcast.scenarios.compare.limits import ClosedForm, break_even, cliffs, closed_form
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.serve_command import (
     SERVERS,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.closed_form import break_even, cliffs, closed_form
 from draftcast.scenarios.compare.comparison import CAUSES, compare
+from draftcast.scenarios.compare.limits import break_even, cliffs, closed_form
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema import Scenario

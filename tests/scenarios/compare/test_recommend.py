@@ -15,8 +15,8 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import candidate as module
 from draftcast.scenarios.compare.candidate import best_schedule, candidates
-from draftcast.scenarios.compare.closed_form import break_even, closed_form
 from draftcast.scenarios.compare.comparison import compare, simulate
+from draftcast.scenarios.compare.limits import break_even, closed_form
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import ComparedLoad, Recommendation, recommend
 from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand
