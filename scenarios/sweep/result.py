@@ -16,9 +16,8 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import ENGINE, ERROR, MESSAGE, SCENARIO, STATUS
+from draftcast.scenarios.sweep.cells import ENGINE, ERROR, KEY, MESSAGE, REPLICATION, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis
-from draftcast.scenarios.sweep.store import KEY, REPLICATION
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate, student_t
 

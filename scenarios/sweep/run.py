@@ -23,10 +23,9 @@ from typing import Any
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import engine_key
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import Outcome, Task, task_of
+from draftcast.scenarios.sweep.cells import Outcome, ResultStore, Task, task_of
 from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult
-from draftcast.scenarios.sweep.store import ResultStore
 from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers
 
 _PATIENCE_S = 0.2  # for outcomes, before looking whether to stop

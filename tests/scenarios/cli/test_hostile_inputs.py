@@ -31,7 +31,7 @@ from draftcast.calibration.profile.load import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.live.sweep import read_index
-from draftcast.scenarios.sweep.store import ResultStore
+from draftcast.scenarios.sweep.cells import ResultStore
 from draftcast.sim.workload.traces import read_trace
 
 EACH = 4

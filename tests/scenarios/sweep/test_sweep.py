@@ -28,10 +28,9 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.sweep_report import sweep_rows
-from draftcast.scenarios.sweep.cells import address_of, code_digest, run_task, task_of
+from draftcast.scenarios.sweep.cells import ResultStore, address_of, code_digest, run_task, task_of
 from draftcast.scenarios.sweep.result import pareto_front
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
-from draftcast.scenarios.sweep.store import ResultStore
 
 FEW = ["workload.num_requests=120", "statistics.replications=2"]
 # A capacity of short requests is found in a tenth of the time.

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.show.sweep_report import progress_line, time_text
+from draftcast.scenarios.sweep.cells import ResultStore
 from draftcast.scenarios.sweep.result import SweepProgress
-from draftcast.scenarios.sweep.store import ResultStore
 
 DOCS = ROOT / "docs" / "sweeps.md"
 SMALL = ["--set", "workload.num_requests=120", "--replications", "2", "--workers", "1"]

@@ -17,9 +17,8 @@ from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values
-from draftcast.scenarios.sweep.cells import run_task, task_of
+from draftcast.scenarios.sweep.cells import ResultStore, run_task, task_of
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
-from draftcast.scenarios.sweep.store import ResultStore
 
 pytest.importorskip("distributed")
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from draftcast.errors import InputError
-from draftcast.scenarios.sweep.store import ResultStore
+from draftcast.scenarios.sweep.cells import ResultStore
 
 
 def row(key: str, replication: int = 0, **figures: Any) -> dict[str, Any]:
