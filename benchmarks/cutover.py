@@ -23,9 +23,8 @@ from closed_form_crossing import closed_form, easy
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import Price
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import AXES
-from draftcast.scenarios.cutover.search import CUTOVER_METRICS, CutoverQuestion, cutover
+from draftcast.scenarios.cutover.search import CUTOVER_METRICS, Cutover, CutoverQuestion, cutover
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import detail_lines, headline

@@ -16,10 +16,9 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.limits import ceilings, operating_tracks
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import recommend
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import AXES
 from draftcast.scenarios.cutover.map import speedup_map
-from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, cutover
 from draftcast.scenarios.show.cutover_report import contour_lines, cutover_figure, detail_lines, headline, map_figure
 from draftcast.scenarios.show.device_plots import roofline_figure
 from draftcast.scenarios.show.plots import on_page

@@ -16,6 +16,7 @@ from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
 from draftcast.scenarios.cutover.axis import Axis
+from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import Served, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_values, without_speculation
@@ -37,6 +38,8 @@ LEAST_BILLED = 200
 """Requests that a run takes as long as, however short it is."""
 NEAR_CAPACITY = 0.6
 """Utilisation from which the capacity is simulated before the runs: the fluid estimate is good to some 20 %."""
+STEP_LEVEL_RATES = 40
+"""Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
 NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
 
@@ -203,6 +206,69 @@ class Prober:
         self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
         return Probe(x, with_sd, without, note=verdict.why)
+
+    def step_level_crossing(self, grid: Sequence[float]) -> float | None:
+        """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``.
+
+        NaN where they do not cross there; None where a mean step says nothing about metric, policy or arrivals.
+        """
+        axis = self.axis
+        if not grid:
+            return None
+        points = list(grid)
+        if axis.name == "rate":
+            most = max(fluid.capacity_rps() for fluid in self.fluids())
+            points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
+        before: tuple[float, float] | None = None
+        for x in points:
+            value = self._log_advantage(x)
+            if value is None:
+                return None
+            if before is not None and before[1] * value < 0:
+                low, high = before[0], x
+                for _ in range(12):
+                    middle = (low + high) / 2
+                    inside = self._log_advantage(round(middle) if axis.is_whole else middle)
+                    assert inside is not None
+                    low, high = (middle, high) if inside * before[1] > 0 else (low, middle)
+                return float((low + high) / 2)
+            if value:
+                before = (x, value)
+        return math.nan
+
+    def _log_advantage(self, x: float) -> float | None:
+        metric, with_sd, (on, off) = self.metric, self.scenarios(x)[0], self.fluids(x)
+        closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
+        # At one number of clients, latencies are as the inverse of throughputs (Little's law).
+        known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
+        if not known or not on.exact_policy or (rate is None and not closed):
+            return None
+        if rate is None:
+            clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
+            advantage = off.latency_s(clients) / on.latency_s(clients)
+        else:
+            in_system, without = on.in_system(rate), off.in_system(rate)
+            # At one rate latencies are as the requests in the system; 0 or infinite where one side saturates.
+            advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0
+        return math.log(min(max(advantage, 1e-9), 1e9))
+
+    def scenario_at(self) -> float | None:
+        """The scenario's own x; None where that is no single number.
+
+        For the acceptance it is the one per draft token, equal at every position, that gives as many tokens a round.
+        """
+        scenario, axis, spec = self.scenario, self.axis, self.scenario.speculative_config
+        if axis.name in ("rate", "concurrency"):
+            name = "request_rate_rps" if axis.name == "rate" else "concurrency"
+            x = getattr(scenario.workload.arrivals, name, None)
+            return float(x) if x is not None else None
+        if axis.name == "context":
+            return self.fluids()[0].traffic.prompt_tokens
+        if axis.name == "acceptance" and not (spec and spec.tree):
+            k = scenario.num_speculative_tokens
+            tokens = self.fluids()[0].traffic.tokens_per_round(k)
+            return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
+        return None
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

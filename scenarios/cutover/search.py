@@ -7,25 +7,25 @@ knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import with_length, with_methods
-from draftcast.scenarios.compare.limits import limits_at
+from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price
-from draftcast.scenarios.compare.model_error import response
-from draftcast.scenarios.cutover.answer import Cutover, Place, PredictedCutover, TokenCost
+from draftcast.scenarios.compare.model_error import Source, response
 from draftcast.scenarios.cutover.axis import Axis, axis_named
-from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, Prober
-from draftcast.scenarios.run.choices import alpha_of
+from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, PairedRun, Prober
+from draftcast.scenarios.run.deployment import assumptions
+from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import CrossingSearch, Found, between
+from draftcast.sim.statistics.crossing import Crossing, CrossingSearch, Found, Probe, Stopped, between, locate
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
@@ -33,8 +33,14 @@ TARGET = 0.05
 BUDGET_REQUESTS = 1_000_000
 PREDICTED_POINTS = 80
 """Points at which the probability that speculation is better is looked at."""
-STEP_LEVEL_RATES = 40
-"""Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
+CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
+_WORDS: dict[str, CutoverVerdict] = {
+    "crosses": "crosses",
+    "always": "always pays",
+    "never": "never pays",
+    "even": "no difference",
+    "more than once": "more than once",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,120 @@ class CutoverQuestion:
     def first_looks(self) -> list[float]:
         """``at`` in order, each once. Raises InputError: a value that the axis does not take."""
         return [self.axis.check(x) for x in sorted(set(self.at))]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What limits both sides at one x looked at, and the advantage there (None: a side is overloaded)."""
+
+    x: float
+    advantage: Estimate | None
+    on: Limits
+    off: Limits
+
+
+@dataclass(frozen=True)
+class TokenCost:
+    """Money per million output tokens at x, with and without speculation, in the currency of the price."""
+
+    x: float
+    on: float
+    off: float
+
+
+@dataclass(frozen=True)
+class PredictedCutover:
+    """The cutover with the errors of step times and acceptance counted in."""
+
+    # low, high: of its prediction interval, within what was looked at; NaN: beyond it
+    low: float
+    high: float
+    # pays, costs: first and last x at which speculation pays and costs with the interval's confidence
+    pays: tuple[float, float] | None
+    costs: tuple[float, float] | None
+    dominant: Source  # what widens the interval most, at the simulated crossing
+
+
+@dataclass(frozen=True)
+class Cutover(Plotted):
+    """The answer for one method and draft length."""
+
+    scenario: Scenario = field(repr=False)
+    label: str  # method and draft length
+    # over, unit: the axis, and what its x counts
+    over: str
+    unit: str
+    metric: Metric
+    crossing: Crossing  # the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`
+    # probes, looks: what was looked at, by x, and the figures behind each
+    probes: tuple[Probe, ...]
+    looks: tuple[PairedRun, ...]
+    # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
+    capacity_on: Estimate | None
+    capacity_off: Estimate | None
+    # The crossing by mean steps alone (NaN: none in the range; None: not for this policy, load or metric)
+    estimate: float | None
+    here: float | None  # where the scenario itself stands on the axis; None where that is no single number
+    # lower, upper: what limits on either side of the crossing, or at the ends of what was looked at
+    lower: Place | None
+    upper: Place | None
+    costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
+    requests: int  # simulated in all
+    stopped: Stopped  # why the search ended
+    # Where it pays and costs with the errors of step times and acceptance counted in; None as of a verdict's
+    prediction: PredictedCutover | None = None
+
+    @property
+    def verdict(self) -> CutoverVerdict:
+        """``always pays`` and ``never pays`` hold wherever it was looked; ``cannot tell``: nothing else is true."""
+        if self.stopped == "budget spent" and self.crossing.kind in ("always", "never", "even"):
+            return "cannot tell"  # not everything that was to be looked at was
+        return _WORDS.get(self.crossing.kind, "cannot tell")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return assumptions(self.scenario)
+
+    @property
+    def surely_pays(self) -> tuple[float, float] | None:
+        """First and last x at which speculation is significantly better, the model's errors counted in."""
+        if self.prediction is not None:
+            return self.prediction.pays
+        return locate(self.probes, self.crossing.confidence).above
+
+    @property
+    def surely_costs(self) -> tuple[float, float] | None:
+        """First and last x at which speculation is significantly worse, the model's errors counted in."""
+        if self.prediction is not None:
+            return self.prediction.costs
+        return locate(self.probes, self.crossing.confidence).below
+
+    def summary(self) -> dict[str, Any]:
+        confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
+        points = [
+            {
+                **picked(probe, "x note"),
+                "advantage": probe.advantage(confidence),
+                "sign": probe.sign(confidence),
+                **picked(look, "replications requests on off"),
+            }
+            for probe, look in zip(self.probes, self.looks, strict=True)
+        ]
+        return {
+            **picked(self, "over unit verdict prediction surely_pays surely_costs stopped notes"),
+            **picked(self.crossing, "low high confidence"),
+            "setting": self.label,
+            "metric": self.metric.name,
+            "cutover": self.crossing.best if crosses else None,
+            "pays_below": self.crossing.falls if crosses else None,
+            "step_level_estimate": self.estimate,
+            "scenario_at": self.here,
+            "capacity_rps": {"on": self.capacity_on, "off": self.capacity_off},
+            "limits": {"lower": self.lower, "upper": self.upper},
+            "cost_per_million_tokens": self.costs,
+            "points": points,
+            "requests_simulated": self.requests,
+        }
 
 
 def cutover(
@@ -156,8 +276,8 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         found.probes,
         tuple(prober.looks[probe.x] for probe in found.probes),
         *capacities,
-        _step_level_crossing(prober, grid),
-        _scenario_at(prober),
+        prober.step_level_crossing(grid),
+        prober.scenario_at(),
         *_either_side(prober, found),
         _costs(prober, found, price) if price is not None and prober.metric.name == "cost" else (),
         prober.spent_requests,
@@ -255,69 +375,3 @@ def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
             on, off = (per_s * 1e6 / (float(np.mean(side)) * factor) for side in (probe.gains, probe.bases))
             rows.append(TokenCost(probe.x, on, off))
     return tuple(rows)
-
-
-def _step_level_crossing(prober: Prober, grid: Sequence[float]) -> float | None:
-    """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``.
-
-    NaN where they do not cross there; None where a mean step says nothing about the metric, the policy or the arrivals.
-    """
-    axis = prober.axis
-    if not grid:
-        return None
-    points = list(grid)
-    if axis.name == "rate":
-        most = max(fluid.capacity_rps() for fluid in prober.fluids())
-        points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
-    before: tuple[float, float] | None = None
-    for x in points:
-        value = _log_advantage(prober, x)
-        if value is None:
-            return None
-        if before is not None and before[1] * value < 0:
-            low, high = before[0], x
-            for _ in range(12):
-                middle = (low + high) / 2
-                inside = _log_advantage(prober, round(middle) if axis.is_whole else middle)
-                assert inside is not None
-                low, high = (middle, high) if inside * before[1] > 0 else (low, middle)
-            return float((low + high) / 2)
-        if value:
-            before = (x, value)
-    return math.nan
-
-
-def _log_advantage(prober: Prober, x: float) -> float | None:
-    metric, with_sd, (on, off) = prober.metric, prober.scenarios(x)[0], prober.fluids(x)
-    closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
-    # At one number of clients, latencies are as the inverse of throughputs (Little's law).
-    known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
-    if not known or not on.exact_policy or (rate is None and not closed):
-        return None
-    if rate is None:
-        clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
-        advantage = off.latency_s(clients) / on.latency_s(clients)
-    else:
-        in_system, without = on.in_system(rate), off.in_system(rate)
-        # At one rate latencies are as the requests in the system; 0 or infinite where one side saturates.
-        advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0
-    return math.log(min(max(advantage, 1e-9), 1e9))
-
-
-def _scenario_at(prober: Prober) -> float | None:
-    """The scenario's own x; None where that is no single number.
-
-    For the acceptance it is the one per draft token, equal at every position, that gives as many tokens a round.
-    """
-    scenario, axis, spec = prober.scenario, prober.axis, prober.scenario.speculative_config
-    if axis.name in ("rate", "concurrency"):
-        name = "request_rate_rps" if axis.name == "rate" else "concurrency"
-        x = getattr(scenario.workload.arrivals, name, None)
-        return float(x) if x is not None else None
-    if axis.name == "context":
-        return prober.fluids()[0].traffic.prompt_tokens
-    if axis.name == "acceptance" and not (spec and spec.tree):
-        k = scenario.num_speculative_tokens
-        tokens = prober.fluids()[0].traffic.tokens_per_round(k)
-        return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
-    return None

@@ -10,8 +10,8 @@ from rich.table import Table
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import UNCERTAIN, Prediction
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.cutover.search import Cutover
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, OFF, label_axes, panels, series

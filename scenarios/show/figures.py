@@ -5,8 +5,8 @@ from typing import Any
 
 from draftcast.scenarios.compare.comparison import Comparison
 from draftcast.scenarios.compare.slo_answer import measured_requests
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.cutover.search import Cutover
 from draftcast.scenarios.plan.sizing import CapacityPlan
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.show.cutover_report import cutover_figure, map_figure

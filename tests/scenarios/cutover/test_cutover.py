@@ -22,11 +22,10 @@ from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.compare.limits import Limit
 from draftcast.scenarios.compare.metric import METRICS, Price
 from draftcast.scenarios.cutover import probe as cutover_probe
-from draftcast.scenarios.cutover.answer import Cutover
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
