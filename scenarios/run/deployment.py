@@ -19,6 +19,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
@@ -45,13 +46,7 @@ from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
 from draftcast.sim.policies.registry import load_policy
 
-NO_STATE_CACHE = (
-    "Prefix caching of the states of linear attention layers, or of the tokens beside compressed entries, is not "
-    "simulated: every prompt is computed whole, so prompts that share a beginning are forecast too slow."
-)
-NO_SCHEDULE = (
-    "vLLM ignores num_speculative_tokens_per_batch_size with data parallelism: it drafts as many tokens always."
-)
+NOTES: dict[str, str] = yaml_beside(__file__, "notes.yaml")
 MOST_KEPT = 16
 # What a scenario holds that shapes no engine.
 _NOT_DEPLOYED = ("name", "description", "cluster", "statistics")
@@ -421,7 +416,7 @@ def deploy(scenario: Scenario) -> Deployment:
     policy = policy_of(scenario)
     if engine.data_parallel_size > 1 and scenario.resolved_policy.name == "batch_schedule":
         policy = load_policy("fixed")
-        assumed.append(NO_SCHEDULE)
+        assumed.append(NOTES["no_schedule"])
     ranks = "data-parallel ranks of a model with experts"
     if config.lockstep_ranks > 1 and policy.is_dynamic and policy.name != "off":
         message = f"{ranks} must draft equally many tokens; this policy lets them differ"
@@ -445,17 +440,14 @@ def deploy(scenario: Scenario) -> Deployment:
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)
-        assumed.append(NO_STATE_CACHE)
+        assumed.append(NOTES["no_state_cache"])
     ratio = config.generation.attention_ratio(config.version, model, hardware)
     if ratio != 1.0 and profile.kind != "affine":
         slower = f"{config.version} ran this attention slower on this GPU"
         assumed.append(f"steps take {ratio:g} times as long as timed: {slower}")
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:
-        assumed.append(
-            f"Exchanges between {together} GPUs are priced at the link of {hardware.linked_devices}; between nodes it "
-            "is slower, and steps take longer than forecast."
-        )
+        assumed.append(NOTES["between_nodes"].format(together=together, linked=hardware.linked_devices))
     cost = compile_step_cost(config, model, draft, profile, hardware)
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)

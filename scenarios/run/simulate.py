@@ -20,7 +20,7 @@ from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError, InputError
 from draftcast.files import check_memory, picked, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.scenarios.run.deployment import Deployment, assumed_of, deployments_of
+from draftcast.scenarios.run.deployment import NOTES, Deployment, assumed_of, deployments_of
 from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import Scenario, members
@@ -329,10 +329,7 @@ def _within_memory() -> Iterator[None]:
     try:
         yield
     except MemoryError as error:
-        message = (
-            f"this machine's memory does not hold the run; lower workload.num_requests ({REQUEST_BYTES} bytes each), "
-            f"or cluster.replicas, engine.num_gpu_blocks, engine.max_num_seqs or max_num_batched_tokens: {error}"
-        )
+        message = NOTES["too_large"].format(each=REQUEST_BYTES, error=error)
         raise CapacityError(message, key="workload.num_requests") from None
 
 
@@ -464,12 +461,9 @@ def _result(served: Served, cut: int | None) -> RunResult:
     # What a reader must know before trusting the figures.
     notes, is_warm = [*assumed_of(deployments), *served.notes], warmup is None or warmup.is_over
     if do_not_differ(figures):
-        notes.append("replications do not differ (nothing in the scenario is drawn at random): no interval")
+        notes.append(NOTES["all_alike"])
     if not is_warm:
-        notes.append(
-            "the warm-up takes more than half of the requests: the figures still carry a part of it; more requests "
-            "are needed"
-        )
+        notes.append(NOTES["not_warm"])
     if state == "overloaded":
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
