@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.arrays import BoolArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.choices import replaced_arrivals
@@ -18,6 +19,7 @@ from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.output.results import RequestColumns
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
+_SENTENCES: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["slo"]
 # Requests of the idle run: enough for the share of a bound at the usual attainments, and quick.
 IDLE_REQUESTS = 400
 
@@ -50,20 +52,13 @@ class SloAnswer:
 
     @property
     def sentence(self) -> str:
-        bound = self.tightest
-        asked = f"{bound.attainment:.0%} of requests"
-        if self.met:
-            return f"SLO met. Tightest: {bound.label}, kept by {_share(bound.met)} of requests ({asked} asked)."
-        if self.feasible is False and self.idle is not None:
-            idle = self.idle
-            return (
-                f"SLO infeasible at any load: {idle.label} is the tightest constraint. Alone on the server "
-                f"{_share(idle.met)} of requests keep it ({asked} asked); they need {_ms(idle.reached_ms)}."
-            )
-        return (
-            f"SLO not met at this load: {bound.label} is the tightest constraint, kept by {_share(bound.met)} of "
-            f"requests ({asked} asked); they need {_ms(bound.reached_ms)}."
-        )
+        bound, word = self.tightest, "met" if self.met else "missed"
+        if not self.met and self.feasible is False and self.idle is not None:
+            bound, word = self.idle, "infeasible"
+        kept = "none" if bound.met == 0 else f"{bound.met:.1%}"
+        needed = f"{bound.reached_ms:,.0f} ms" if bound.reached_ms >= 100 else f"{bound.reached_ms:.3g} ms"
+        asked = f"{self.tightest.attainment:.0%} of requests"
+        return _SENTENCES[word].format(bound=bound.label, kept=kept, asked=asked, needed=needed)
 
 
 def idle_scenario(scenario: Scenario) -> Scenario:
@@ -115,11 +110,3 @@ def measured_requests(run: RunResult) -> pd.DataFrame:
     first = np.array(run.summary["warmup_requests"])
     kept: BoolArray = request >= first[replication]
     return run.requests[kept]
-
-
-def _share(value: float) -> str:
-    return "none" if value == 0 else f"{value:.1%}"
-
-
-def _ms(value: float) -> str:
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
