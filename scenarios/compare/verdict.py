@@ -274,8 +274,10 @@ def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Pro
     if len(set(pairs)) == 1:
         certain = int(np.sign(gains[0] - bases[0])) if len(pairs) > 1 else 0
         return Probe(x, gains[:1], bases[:1], sure=certain)
-    slack = (on.shortfall, off.shortfall) if metric.less_is_better else (0.0, 0.0)
-    return Probe(x, gains, bases, slack_low=_growth(slack[0]), slack_high=_growth(slack[1]))
+    missed = (on.shortfall, off.shortfall) if metric.less_is_better else (0.0, 0.0)
+    # By what share of itself a figure grows that misses so much of its steady value.
+    low, high = (share / (1.0 - share) if share < 1.0 else math.inf for share in missed)
+    return Probe(x, gains, bases, slack_low=low, slack_high=high)
 
 
 def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
@@ -287,19 +289,12 @@ def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
     return Estimate(probe.gains[0] / probe.bases[0], math.nan, math.nan, math.nan, 1, confidence)
 
 
-def _growth(shortfall: float) -> float:
-    """By what share of itself a figure grows that misses so much of its steady value."""
-    return shortfall / (1.0 - shortfall) if shortfall < 1.0 else math.inf
-
-
 def _change(verdict: Verdict) -> str:
     advantage, better = verdict.advantage, verdict.word == "pays"
     assert advantage is not None
     if not better:
         low, high = 1 / advantage.high, 1 / advantage.low if advantage.low else math.inf
-        advantage = dataclasses.replace(
-            advantage, mean=1 / advantage.mean, low=low, high=high, half_width=(high - low) / 2
-        )
+        advantage = dataclasses.replace(advantage, mean=1 / advantage.mean, low=low, high=high)
     return f"{_times(advantage)} times {'lower' if better == verdict.metric.less_is_better else 'higher'}"
 
 

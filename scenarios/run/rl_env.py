@@ -7,6 +7,7 @@ an action, through the same compiled functions that run built-in policies. It kn
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -65,11 +66,9 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def __init__(self, scenario: Scenario) -> None:
         if scenario.speculative_config is None:
             raise ScenarioError("needs speculation: nothing else is decided", key="engine.speculative_config")
-        if scenario.cluster.replicas != 1:
-            raise ScenarioError("must be 1 here", key="cluster.replicas", value=scenario.cluster.replicas)
-        if scenario.engine.data_parallel_size != 1:
-            size = scenario.engine.data_parallel_size
-            raise ScenarioError("must be 1 here", key="engine.data_parallel_size", value=size)
+        for key in ("cluster.replicas", "engine.data_parallel_size"):
+            if (count := attrgetter(key)(scenario)) != 1:
+                raise ScenarioError("must be 1 here", key=key, value=count)
         if scenario.is_closed_loop:
             raise ScenarioError("must be open-loop here", key="workload.arrivals.process", value="closed_loop")
         if scenario.workload.has_sessions:
