@@ -137,7 +137,6 @@ class Verdict:
     def sentence(self, load: str) -> str:
         """For people; ``load`` says at which load, e.g. ``at 8 req/s``."""
         where = f"{load} for this trace" if self.is_finite else load
-        advice = f" Recommended: {self.advice}." if self.advice else ""
         if self.word == "overloaded":
             sides = (("with", self.on.capacity_rps), ("without", self.off.capacity_rps))
             limits = [f"{capacity_rps.mean:.4g} {name}" for name, capacity_rps in sides if capacity_rps is not None]
@@ -149,10 +148,9 @@ class Verdict:
             if prediction is not None:
                 chances = prediction.probability if self.word == "pays" else 1.0 - prediction.probability
                 sure = f" (probability {'above 99%' if chances > 0.99 else f'{chances:.0%}'})"  # never certain
-            how = f"the cluster is {_why(self.word, self.on, self.off)}"
-            if self.advantage is not None:
-                how = f"{self.metric.label} is {_change(self)}"
-            return f"Speculation {self.word} {where}{sure}: {how}.{advice}"
+            decided = self.advantage is not None
+            how = f"{self.metric.label} is {_change(self)}" if decided else f"the cluster is {self.why}"
+            return f"Speculation {self.word} {where}{sure}: {how}. Recommended: {self.advice}."
         reason = self.why
         if not reason and self.advantage is not None:
             reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, which does not exclude 1"
