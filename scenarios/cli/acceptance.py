@@ -7,7 +7,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -40,9 +40,7 @@ _LABELS = {
 @dataclass(frozen=True, kw_only=True)
 class Output:
     as_json: AsJson = False
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the acceptance: section here (.json: JSON, else YAML).")
-    ] = None
+    out: Path | None = None
 
     def check(self) -> None:
         """Refuse a file that exists before anything is measured."""
@@ -63,8 +61,8 @@ class Output:
 class NgramOptions:
     """Of ``--method ngram``; vLLM's defaults: both 5, one given is both."""
 
-    prompt_lookup_max: Annotated[int | None, typer.Option(help="ngram: longest n, as in vLLM (5).")] = None
-    prompt_lookup_min: Annotated[int | None, typer.Option(help="ngram: shortest n, as in vLLM (5).")] = None
+    prompt_lookup_max: int | None = None
+    prompt_lookup_min: int | None = None
 
     def bounds(self) -> tuple[int, int]:
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
@@ -76,43 +74,28 @@ class NgramOptions:
 class SuffixOptions:
     """Of ``--method suffix`` and ``arctic``, as vLLM's keys of the same names."""
 
-    suffix_max_tree_depth: Annotated[
-        int | None, typer.Option(help="suffix: depth of the tree, as in vLLM (24; with arctic 64).")
-    ] = None
-    suffix_max_spec_factor: Annotated[float | None, typer.Option(help="suffix: as in vLLM (1.0).")] = None
-    suffix_min_token_prob: Annotated[float | None, typer.Option(help="suffix: as in vLLM (0.1).")] = None
-    suffix_max_cached_requests: Annotated[
-        int | None, typer.Option(help="suffix: earlier outputs to search as well, as in vLLM (10000); 0: none.")
-    ] = None
+    suffix_max_tree_depth: int | None = None
+    suffix_max_spec_factor: float | None = None
+    suffix_min_token_prob: float | None = None
+    suffix_max_cached_requests: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    max_model_len: Annotated[int | None, typer.Option(help="Maximum context, beyond which nothing is drafted.")] = None
-    bootstrap: Annotated[int, typer.Option(help="Resamples of the requests behind the 95 % intervals.")] = 1000
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0
+    max_model_len: int | None = None
+    bootstrap: int = 1000
+    seed: int = 0
 
 
 @app.command()
 @option_groups
 def measure(
     *,
-    method: Annotated[
-        Literal["ngram", "suffix", "arctic"], typer.Option(help="The matcher to run; arctic: suffix beside an LSTM.")
-    ],
-    tokens: Annotated[
-        Path, typer.Option(metavar="FILE", help="JSONL: prompt_token_ids, generated_token_ids or output_token_ids.")
-    ],
-    num_speculative_tokens: Annotated[
-        int | None, typer.Option(help="Maximum draft tokens per round. Default for suffix: the tree depth.")
-    ] = None,
-    head_rates: Annotated[
-        str | None, typer.Option(metavar="R,R,...", help="arctic: the LSTM's rates by position, one for each draft.")
-    ] = None,
-    model: Annotated[
-        Literal["ngram", "along_output", "per_position"],
-        typer.Option(help="Acceptance model to write with --out; along_output: ngram and how it changes by position."),
-    ] = "ngram",
+    method: Literal["ngram", "suffix", "arctic"],
+    tokens: Path,
+    num_speculative_tokens: int | None = None,
+    head_rates: str | None = None,
+    model: Literal["ngram", "along_output", "per_position"] = "ngram",
     ngram: NgramOptions,
     suffix: SuffixOptions,
     sampling: Sampling,
@@ -173,13 +156,7 @@ def measure(
 
 @app.command("fit")
 @option_groups
-def fit_record(
-    file: Annotated[Path, typer.Argument(help="A specdecode_bench file, as for acceptance model trace.")],
-    *,
-    num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per round to replay the record with.")],
-    record: Annotated[str, typer.Option(help="Which recorded acceptance.")] = "acc_eagle",
-    output: Output,
-) -> None:
+def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: Output) -> None:
     """Rates, spread between requests and stretches of a recorded acceptance, as one acceptance model."""
     from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
     from draftcast.sim.workload.traces import TraceSpec, load_trace
@@ -205,13 +182,7 @@ def fit_record(
 
 @app.command("from-metrics")
 @option_groups
-def from_metrics(
-    file: Annotated[Path, typer.Argument(help="/metrics of vLLM, SGLang or TensorRT-LLM, or a vLLM bench JSON.")],
-    output: Output,
-    before: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An earlier /metrics text: count only what came after it.")
-    ] = None,
-) -> None:
+def from_metrics(file: Path, output: Output, before: Path | None = None) -> None:
     """Acceptance rates from a server's spec_decode counters."""
     from draftcast.calibration.acceptance import fit
     from draftcast.calibration.acceptance.metrics import read_metrics
@@ -234,12 +205,8 @@ def from_metrics(
 
 
 @app.command("list")
-def list_references(
-    *,
-    text: Annotated[str, typer.Argument(help="Only names that contain this, as qwen3-8b or mtp.")] = "",
-    num_speculative_tokens: Annotated[int, typer.Option(min=1, help="Draft tokens a round.")] = 3,
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json: AsJson = False) -> None:
     """Acceptance that others measured, by name: for acceptance: {reference: NAME} in a scenario."""
     from draftcast.calibration.acceptance.references import references
     from draftcast.scenarios.show.tables import aligned

@@ -26,15 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Time the kernels of this machine.")] = None
-    engine_log: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Fit step time to vLLM's --enable-logging-iteration-details lines."),
-    ] = None
-    import_from: Annotated[
-        Literal["aiconfigurator", "vidur", "llmservingsim"] | None,
-        typer.Option("--import", help="Take another tool's timings."),
-    ] = None
+    device: Literal["cpu", "cuda"] | None = None
+    engine_log: list[Path] | None = None
+    import_from: Literal["aiconfigurator", "vidur", "llmservingsim"] | None = None
 
     def chosen(self) -> str:
         """The option that is given. Raises InputError where none or several are."""
@@ -49,17 +43,17 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Profile folder to write.")] = None
+    out: Path | None = None
     model: Annotated[
         list[str] | None,
         typer.Option(
             help="Model that is timed, or of the log; repeatable for --device.", autocompletion=complete_model
         ),
     ] = None
-    tp: Annotated[list[int] | None, typer.Option(help="Tensor-parallel size; repeatable for --device.")] = None
-    dtype: Annotated[list[str] | None, typer.Option(help="Weight format; repeatable for --device.")] = None
-    hardware: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Data sheet of the device.")] = None
-    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: the folder's.")] = None
+    tp: list[int] | None = None
+    dtype: list[str] | None = None
+    hardware: str | None = None
+    name: str | None = None
     as_json: AsJson = False
 
     def single(self, source: str) -> tuple[str | None, int | None, str | None]:
@@ -77,45 +71,29 @@ class ProfileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    kv_dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="--device: format of the KV cache; repeatable. Default: bf16, on cuda also fp8."),
-    ] = None
-    budget: Annotated[str, typer.Option(metavar="TIME", help="--device: time to spend, e.g. 90s, 10m, 2h.")] = "10m"
-    operators: Annotated[str | None, typer.Option(metavar="A,B,...", help="--device: time only these operators.")] = (
-        None
-    )
-    max_rows: Annotated[
-        int | None, typer.Option(help="--device: maximum rows of a matrix product. Default: 512, on cuda 8192.")
-    ] = None
-    threads: Annotated[int | None, typer.Option(help="--device cpu: threads. Default: all usable cores.")] = None
+    kv_dtype: list[str] | None = None
+    budget: str = "10m"
+    operators: str | None = None
+    max_rows: int | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    speculative_log: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="--engine-log: the same server with speculation.")
-    ] = None
-    method: Annotated[
-        str | None, typer.Option(help="--engine-log: speculation method, where the log does not name it.")
-    ] = None
-    clock: Annotated[
-        Literal["auto", "wall", "elapsed"], typer.Option(help="--engine-log: which of its times are step times.")
-    ] = "auto"
-    warmup_steps: Annotated[int, typer.Option(help="--engine-log: first steps to ignore.")] = 10
-    held_out: Annotated[float, typer.Option(help="--engine-log: share of the time held out to test the fit.")] = 0.25
-    bootstrap: Annotated[int, typer.Option(help="--engine-log: resamples behind the intervals.")] = 200
-    kv_capacity_tokens: Annotated[float | None, typer.Option(help="--engine-log: KV cache in tokens.")] = None
-    block_size: Annotated[int | None, typer.Option(help="--engine-log: tokens per KV block.")] = None
+    speculative_log: list[Path] | None = None
+    method: str | None = None
+    clock: Literal["auto", "wall", "elapsed"] = "auto"
+    warmup_steps: int = 10
+    held_out: float = 0.25
+    bootstrap: int = 200
+    kv_capacity_tokens: float | None = None
+    block_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportOptions:
-    path: Annotated[
-        Path | None,
-        typer.Argument(help="With --import: its file or folder. Default: the installed aiconfigurator-core."),
-    ] = None
-    system: Annotated[str | None, typer.Option(help="--import: the tool's own name of the device.")] = None
+    path: Path | None = None
+    system: str | None = None
 
 
 def _names(*groups: type[Any]) -> set[str]:
@@ -137,7 +115,7 @@ def calibrate(
     *,
     source: Source,
     profile: ProfileOptions,
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    seed: int = 0,
     timing: DeviceOptions,
     fit: LogOptions,
     imported: ImportOptions,

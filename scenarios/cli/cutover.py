@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,22 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    over: Annotated[
-        str, typer.Option(help="Axis to search: rate, concurrency, batch, context, acceptance or output.")
-    ] = "rate"
-    metric: Annotated[
-        str, typer.Option(help="Metric to improve: e2e, tpot, token_goodput, slo_goodput or cost (needs --price).")
-    ] = "e2e"
-    at: Annotated[
-        str | None, typer.Option(metavar="X,X,...|A..B:N", help="First points to simulate. Default: the whole range.")
-    ] = None
-    target: Annotated[
-        float, typer.Option(help="Stop when the interval's width is this share of the cutover; replications are added.")
-    ] = 0.05
-    budget: Annotated[
-        int | None,
-        typer.Option(help="Maximum simulated requests per setting (default 1,000,000), or per map (2,000,000)."),
-    ] = None
+    over: str = "rate"
+    metric: str = "e2e"
+    at: str | None = None
+    target: float = 0.05
+    budget: int | None = None
     price: Prices = None
 
     def question(self, scenario: Scenario) -> CutoverQuestion:
@@ -56,18 +45,11 @@ class Search:
 def cutover(
     question: Question,
     search: Search,
-    k: Annotated[
-        str | None, typer.Option("--k", metavar="K,K,...", help="Draft lengths. Default: each method's own.")
-    ] = None,
+    k: str | None = None,
     candidate: Candidates = None,
-    map_against: Annotated[
-        str | None,
-        typer.Option("--map", metavar="k|acceptance", help="Instead draw a speed-up map: load against one of these."),
-    ] = None,
-    acceptance: Annotated[
-        str | None, typer.Option(metavar="A,A,...|A..B:N", help="With --map acceptance: its values.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the plot here.")] = None,
+    map_against: str | None = None,
+    acceptance: str | None = None,
+    plot: Path | None = None,
 ) -> None:
     """Find where speculation stops paying: the load, length or acceptance, with its interval and the reason."""
     from draftcast.scenarios.cutover.search import cutover as find

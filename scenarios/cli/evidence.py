@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class Choice:
     """Which points; a text is looked for in the row's field, in any case."""
 
-    model: Annotated[str | None, typer.Option(metavar="TEXT", help="Only models whose name holds this.")] = None
-    device: Annotated[str | None, typer.Option(metavar="TEXT", help="Only GPUs whose name holds this.")] = None
-    method: Annotated[str | None, typer.Option(help="Only this method, as the row names it (none: no drafts).")] = None
-    engine: Annotated[str | None, typer.Option(metavar="TEXT", help="Only engines whose name holds this.")] = None
-    load: Annotated[str | None, typer.Option(help="Only this load: concurrency, rate, batch or burst.")] = None
-    tier: Annotated[str | None, typer.Option(metavar="A,B,C", help="Only these tiers.")] = None
-    source: Annotated[str | None, typer.Option(metavar="TEXT", help="Only sources whose name holds this.")] = None
+    model: str | None = None
+    device: str | None = None
+    method: str | None = None
+    engine: str | None = None
+    load: str | None = None
+    tier: str | None = None
+    source: str | None = None
 
     def points(self) -> "list[EvidencePoint]":
         """The chosen points. Raises InputError: no point is left."""
@@ -49,14 +49,7 @@ class Choice:
 
 
 @option_groups
-def evidence(
-    choice: Choice,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/evidence.md.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw forecast against measured (.html, .png, .svg or .pdf).")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: AsJson = False) -> None:
     """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
     from draftcast.scenarios.evidence.summary import by_kind, errors, signs

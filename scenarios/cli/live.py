@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -33,15 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    vllm: Annotated[
-        str | None, typer.Option(metavar="COMMAND", help="Command of vLLM's server. Default: found here or on PATH.")
-    ] = None
-    server_arg: Annotated[
-        list[str] | None, typer.Option("--server-arg", metavar="FLAG", help="Extra argument of the server; repeatable.")
-    ] = None
-    start_timeout: Annotated[float, typer.Option(help="Maximum seconds for a server to start.")] = 600.0
-    request_timeout: Annotated[float, typer.Option(help="Maximum seconds per request.")] = 120.0
-    warmup_requests: Annotated[int, typer.Option(help="Requests sent before the recorded ones.")] = 8
+    vllm: str | None = None
+    server_arg: list[str] | None = None
+    start_timeout: float = 600.0
+    request_timeout: float = 120.0
+    warmup_requests: int = 8
 
     def live_options(self, **others: Any) -> LiveOptions:
         """As the live run takes them, with ``others`` of its fields."""
@@ -142,27 +138,21 @@ app = typer.Typer(
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    draft: Annotated[
-        str | None, typer.Option(help="Architecture of the draft. Default: the target's with fewer layers.")
-    ] = None
-    draft_layers: Annotated[int, typer.Option(help="Layers of the draft without --draft.")] = 2
-    k: Annotated[
-        str | None, typer.Option(metavar="K,K,...", help="Draft lengths, a draft each. Default: the number of rates.")
-    ] = None
+    draft: str | None = None
+    draft_layers: int = 2
+    k: str | None = None
 
 
 @app.command()
 @options.option_groups
 def checkpoint(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the folders target and draft-k<k> go.")],
-    rates: Annotated[str, typer.Option(metavar="R,R,...", help="Unconditional acceptance of draft position 1, 2, ...")],
+    folder: Path,
+    rates: str,
     draft: Draft,
-    target: Annotated[
-        str, typer.Option(help="Architecture of the target: a bundled model or a config.json (Llama).")
-    ] = "testbed-250M",
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
-    hardware: Annotated[str, typer.Option(help="Device in the scenario that is written beside them.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    target: str = "testbed-250M",
+    dtype: str = "bf16",
+    hardware: str = "cpu",
+    seed: int = 0,
     as_json: AsJson = False,
 ) -> None:
     """Write checkpoints of random weights with a known greedy text and drafts of a chosen acceptance."""
@@ -187,11 +177,9 @@ def checkpoint(
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    url: Annotated[str | None, typer.Option(help="Use this running server; none is started.")] = None
-    server_log: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --url: the server's log, if it is on this machine.")
-    ] = None
-    port: Annotated[int | None, typer.Option(help="Port of the started server. Default: a free one.")] = None
+    url: str | None = None
+    server_log: Path | None = None
+    port: int | None = None
 
 
 @app.command()
@@ -218,14 +206,11 @@ def run(
 
 
 @app.command("import")
+@options.option_groups
 def import_result(
-    result: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Result of vllm bench serve --save-result --save-detailed.")
-    ],
+    result: Path,
     out: NewRunDirectory,
-    scenario: Annotated[
-        str | None, typer.Option(metavar="FILE|NAME", help="The scenario that the server was run with.")
-    ] = None,
+    scenario: str | None = None,
     overrides: Overrides = None,
     speculative_config: SpeculativeConfig = None,
     as_json: AsJson = False,
@@ -246,32 +231,15 @@ def import_result(
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    k: Annotated[str, typer.Option(metavar="K,K,...", help="Draft lengths of the scenario's method.")] = "1,3,5"
+    k: str = "1,3,5"
     candidate: options.Candidates = None
-    concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of closed loops. Default: 1,2,4,8,16,32."),
-    ] = None
-    rates: Annotated[
-        str | None,
-        typer.Option(metavar="R,R,...|A..B:N", help="Request rates per second. Default: shares of the capacity."),
-    ] = None
-    calibration_concurrency: Annotated[
-        str | None,
-        typer.Option(metavar="C,C,...", help="Extra closed loops to calibrate on; they are not judged."),
-    ] = None
-    calibration_lengths: Annotated[
-        str | None,
-        typer.Option(metavar="YAML", help="workload.lengths of the calibration runs, unlike the scenario's."),
-    ] = None
-    cell_seconds: Annotated[float, typer.Option(min=0.1, help="Seconds for which a run sends requests.")] = 15.0
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of every run.")] = 1
-    in_turn: Annotated[
-        bool | None,
-        typer.Option(
-            "--in-turn/--together", help="Servers one at a time, or all at once. Default: at once on hardware cpu."
-        ),
-    ] = None
+    concurrency: str | None = None
+    rates: str | None = None
+    calibration_concurrency: str | None = None
+    calibration_lengths: str | None = None
+    cell_seconds: float = 15.0
+    rounds: int = 1
+    in_turn: bool | None = None
 
     def plan(self, hardware: str) -> SweepPlan:
         from draftcast.calibration.yaml_text import parse_yaml
@@ -297,9 +265,7 @@ class SweepOptions:
 @options.option_groups
 def sweep(
     scenario: ScenarioName,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the runs and index.json; an interrupted sweep continues.")
-    ],
+    out: Path,
     cells: SweepOptions,
     server: ServerOptions,
     overrides: Overrides = None,

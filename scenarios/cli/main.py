@@ -52,15 +52,10 @@ app = typer.Typer(
 @option_groups
 def serve(
     subject: Subject,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
-    ] = "127.0.0.1",
-    speed: Annotated[float, typer.Option(min=0.001, max=1000, help="Simulated seconds per second.")] = 1.0,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Count text with this folder's tokenizer.json. Default: 4 bytes a token."),
-    ] = None,
+    port: int = 8000,
+    host: str = "127.0.0.1",
+    speed: float = 1.0,
+    tokenizer: Path | None = None,
     calibrate_to: CalibrateTo = None,
 ) -> None:
     """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
@@ -77,10 +72,8 @@ def serve(
         run_server(loaded, host, port, speed, tokenizer, tell)
 
 
-def init(
-    file: Annotated[Path, typer.Argument(help="File to write; nothing is overwritten.")] = Path("scenario.yaml"),
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def init(file: Path = Path("scenario.yaml"), as_json: AsJson = False) -> None:
     """Write the default scenario with a comment at every key, to be changed."""
     from draftcast.scenarios.schema.describe import commented_scenario
 
@@ -89,11 +82,8 @@ def init(
     print_lines(as_json, {"written": str(file)}, [f"written: {file}", f"next: draftcast simulate {file}"])
 
 
-def schema(
-    command: Annotated[
-        list[str] | None, typer.Argument(help="A command, for the schema of its --json. Default: a scenario file.")
-    ] = None,
-) -> None:
+@option_groups
+def schema(command: list[str] | None = None) -> None:
     """Print the JSON Schema of a scenario file, or of a command's --json, for editors and checks."""
     print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(" ".join(command or ()))})
 
@@ -219,17 +209,12 @@ STREAMLIT = {
 
 
 @app.command()
+@option_groups
 def dashboard(
-    scenarios: Annotated[
-        list[Path] | None, typer.Argument(help="Scenario files to choose from, besides the embedded ones.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port. Default: the first free one from 8501.")
-    ] = None,
-    address: Annotated[
-        str, typer.Option(help="Address to listen on; any other than the default lets other machines in.")
-    ] = ADDRESS,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    scenarios: list[Path] | None = None,
+    port: int | None = None,
+    address: str = ADDRESS,
+    open_browser: bool = False,
 ) -> None:
     """Open the dashboard in a browser (needs the extra ``dashboard``)."""
     from draftcast.scenarios.schema.load import load_scenario

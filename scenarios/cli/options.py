@@ -1,4 +1,7 @@
-"""Options that several commands share, declared once, and `option_groups`, which lets a command take groups of them."""
+"""Options that several commands share, declared once, and `option_groups`, which lets a command take groups of them.
+
+What an option of one command, or of one group, says of itself stands in ``options.yaml``.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+import yaml
 
 from draftcast.errors import InputError
 from draftcast.files import read_text
@@ -22,6 +26,11 @@ from draftcast.scenarios.cli.terminal import print_json
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.metric import Price
     from draftcast.scenarios.schema import Scenario
+
+# libyaml's parser: this file is read whatever the command is.
+OPTIONS: dict[str, dict[str, Any]] = yaml.load(
+    Path(__file__).with_name("options.yaml").read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+)
 
 
 def complete_scenario(incomplete: str) -> list[str]:
@@ -111,12 +120,9 @@ class Subject:
     scenario: ScenarioName
     overrides: Overrides = None
     speculative_config: SpeculativeConfig = None
-    serve_command: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND|FILE", help="Take the engine from a vllm, sglang or trtllm-serve command."),
-    ] = None
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Take arrivals and lengths from a trace.")] = None
-    seed: Annotated[int | None, typer.Option(help="Random seed.")] = None
+    serve_command: str | None = None
+    trace: Path | None = None
+    seed: int | None = None
 
     def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
         from draftcast.scenarios.schema.load import load_scenario
@@ -153,7 +159,7 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class Question(Subject):
-    replications: Annotated[int | None, typer.Option(help="Independent replications behind the intervals.")] = None
+    replications: int | None = None
     calibrate_to: CalibrateTo = None
     as_json: AsJson = False
 
@@ -186,9 +192,10 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
             for field in fields(hint):
                 default = inspect.Parameter.empty if field.default is MISSING else field.default
                 option = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                parameters.append(option.replace(annotation=field_hints[field.name]))
+                parameters.append(option.replace(annotation=_described(field_hints[field.name], field.name, hint)))
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+            described = _described(hint, parameter.name, command)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=described))
 
     @wraps(command)
     def flat(**values: Any) -> None:
@@ -198,6 +205,17 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return flat
+
+
+def _described(hint: Any, name: str, owner: Any) -> Any:
+    """A type with what `OPTIONS` says of the option of this name: of a command, or of a group or what it extends."""
+    for part in getattr(owner, "__mro__", (owner,)):
+        place = f"{part.__module__.rpartition('.')[2]}.{part.__name__}"
+        if (look := OPTIONS.get(place, {}).get(name)) is not None:
+            look = {"help": look} if isinstance(look, str) else {**look}
+            names, kind = look.pop("names", ()), typer.Argument if look.pop("argument", False) else typer.Option
+            return Annotated[hint, kind(*names, **look)]
+    return hint
 
 
 def values_of(text: str | None, option: str) -> list[float]:

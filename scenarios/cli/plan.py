@@ -20,19 +20,10 @@ class Candidates:
             autocompletion=complete_device,
         ),
     ] = None
-    tp: Annotated[
-        str | None, typer.Option("--tp", metavar="N,...", help="Tensor-parallel sizes. Default: the scenario's.")
-    ] = None
-    method: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="off|given|JSON|FILE",
-            help='Methods to consider: off, given (the scenario\'s), or {"speculative_config": {...}, '
-            '"acceptance": {...}}; repeatable. Default: off and given.',
-        ),
-    ] = None
+    tp: str | None = None
+    method: list[str] | None = None
     price: Prices = None
-    max_gpus: Annotated[int, typer.Option(help="Maximum GPUs per candidate.")] = 1024
+    max_gpus: int = 1024
 
     def arguments(self) -> dict[str, Any]:
         from draftcast.scenarios.plan.question import GIVEN
@@ -51,15 +42,10 @@ class Candidates:
 def plan(
     question: Question,
     candidates: Candidates,
-    rate: Annotated[
-        float | None, typer.Option(metavar="REQ/S", help="Target request rate. Default: the scenario's or the trace's.")
-    ] = None,
-    slo: Annotated[
-        str | None,
-        typer.Option(metavar="SLO", help="Objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'. Default: the scenario's."),
-    ] = None,
-    headroom: Annotated[float, typer.Option(help="Share above the target rate to provide for (0.2: 20 %).")] = 0.0,
-    spare: Annotated[int, typer.Option(help="Replicas that may fail (1: N+1).")] = 0,
+    rate: float | None = None,
+    slo: str | None = None,
+    headroom: float = 0.0,
+    spare: int = 0,
 ) -> None:
     """Plan capacity: fewest GPUs (or least cost) that meet an SLO at a rate, and the largest rate they hold."""
     from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives

@@ -30,12 +30,8 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(
-    profile: Name,
-    hardware: Hardware = None,
-    by_shape: Annotated[bool, typer.Option("--by-shape", help="Split held-out errors by size; takes seconds.")] = False,
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def show(profile: Name, hardware: Hardware = None, by_shape: bool = False, as_json: AsJson = False) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_view as view
@@ -70,24 +66,18 @@ def show(
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    model: Annotated[str, typer.Option(help="Model of the step.")] = "Llama-3.1-8B"
-    method: Annotated[str, typer.Option(help="Speculation method of the step.")] = "eagle"
-    k: Annotated[int, typer.Option("--num-speculative-tokens", min=0, help="Draft tokens; 0: no speculation.")] = 0
-    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel size.")] = 1
-    context: Annotated[int, typer.Option(min=1, help="Context tokens of every sequence.")] = 1024
-    dtype: Annotated[str, typer.Option(help="Weight format.")] = "bf16"
-    version: Annotated[str, typer.Option("--engine-version", help="Engine and version of the step.")] = "vllm 0.32"
+    model: str = "Llama-3.1-8B"
+    method: str = "eagle"
+    k: int = 0
+    tp: int = 1
+    context: int = 1024
+    dtype: str = "bf16"
+    version: str = "vllm 0.32"
 
 
 @app.command()
 @option_groups
-def compare(
-    first: Name,
-    second: Annotated[str, typer.Argument(help="The profile to compare it with.")],
-    step: StepOptions,
-    hardware: Hardware = None,
-    as_json: AsJson = False,
-) -> None:
+def compare(first: Name, second: str, step: StepOptions, hardware: Hardware = None, as_json: AsJson = False) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console, rows_table
@@ -106,11 +96,8 @@ def compare(
 
 
 @app.command()
-def plot(
-    profile: Name,
-    out: Annotated[Path, typer.Option(help="Plot to write: .html, or .png and .svg where kaleido is installed.")],
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def plot(profile: Name, out: Path, as_json: AsJson = False) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure
     from draftcast.scenarios.show.plots import check_picture, write_figure

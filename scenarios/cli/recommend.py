@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,22 +21,12 @@ if TYPE_CHECKING:
 def recommend(
     question: Question,
     rates: Rates = None,
-    concurrency: Annotated[
-        str | None, typer.Option(metavar="C,C,...|A..B:N", help="Concurrencies of a closed loop to judge over.")
-    ] = None,
+    concurrency: str | None = None,
     metric: Metric = "e2e",
     candidate: Candidates = None,
-    max_k: Annotated[
-        int, typer.Option(min=1, max=64, help="Maximum draft length to try where acceptance covers any length.")
-    ] = 8,
-    engine: Annotated[
-        str,
-        typer.Option("--engine", "--server", help="Print command and files for this engine: vllm, sglang or trtllm."),
-    ] = "vllm",
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the --speculative-config JSON here (null: speculation off)."),
-    ] = None,
+    max_k: int = 8,
+    engine: str = "vllm",
+    out: Path | None = None,
 ) -> None:
     """Recommend method, draft length and schedule for a load, against speculation off; print the command to paste."""
     from draftcast.scenarios.compare.recommend import recommend as rank

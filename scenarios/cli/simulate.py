@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -22,34 +22,12 @@ if TYPE_CHECKING:
 def simulate(
     question: Question,
     rates: Rates = None,
-    compare_off: Annotated[
-        bool | None,
-        typer.Option(
-            "--compare-off/--no-compare-off",
-            help="Also run without speculation, on the same requests, and say whether speculation pays (the default).",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory to write.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="With --rates: write the plot here.")] = None,
-    vllm_json: Annotated[
-        Path | None,
-        typer.Option(
-            "--vllm-json",
-            "--vllm-result",
-            metavar="FILE|-",
-            help="Write the first replication as `vllm bench serve --save-detailed` would; -: to standard output.",
-        ),
-    ] = None,
-    prometheus: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE|-",
-            help="Write the first replication as vLLM's /metrics text, in simulated seconds (needs the extra serve).",
-        ),
-    ] = None,
-    steps: Annotated[
-        bool, typer.Option("--steps", help="Record every engine step (steps.parquet with --out).")
-    ] = False,
+    compare_off: bool | None = None,
+    out: Path | None = None,
+    plot: Path | None = None,
+    vllm_json: Path | None = None,
+    prometheus: Path | None = None,
+    steps: bool = False,
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
     from draftcast.scenarios.compare.comparison import compare as compare_with_off
@@ -131,17 +109,7 @@ def _export(exports: Mapping[str, Path | None], scenario: "Scenario", single: "R
 
 
 @option_groups
-def compare(
-    question: Question,
-    policies: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B(KEY=VALUE),...",
-            help="Policies, the first being the baseline; also file.py:Class. Default: all the scenario allows.",
-        ),
-    ] = None,
-    metric: Metric = "e2e",
-) -> None:
+def compare(question: Question, policies: str | None = None, metric: Metric = "e2e") -> None:
     """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
     from draftcast.scenarios.compare.policy_comparison import compare_policies
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines

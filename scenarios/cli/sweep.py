@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -19,28 +19,18 @@ DEFAULT_FOLDER = Path("draftcast-sweep")
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Data set of the sweep; cells it already holds are not simulated again.")
-    ] = DEFAULT_FOLDER
-    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one row per cell here.")] = None
-    plot: Annotated[Path | None, typer.Option(metavar="HTML", help="Write the Pareto plot here.")] = None
-    metric: Annotated[str, typer.Option(help="Figure drawn along the first axis by --plot.")] = "mean_e2el_s"
+    out: Path = DEFAULT_FOLDER
+    csv: Path | None = None
+    plot: Path | None = None
+    metric: str = "mean_e2el_s"
 
 
 @option_groups
 def sweep(
     *,
-    grid: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME=VALUES",
-            help="An axis, e.g. rate=1..20:8, rate=1..64:7log, k=0,1,3,5, or any key of --set; repeatable.",
-        ),
-    ],
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes. Default: one per core.")] = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on this Dask scheduler's workers, e.g. tcp://host:8786.")
-    ] = None,
+    grid: list[str],
+    workers: int | None = None,
+    cluster: str | None = None,
     question: Question,
     output: Output,
 ) -> None:

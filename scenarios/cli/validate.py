@@ -10,7 +10,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
-from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName
+from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName, option_groups
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
@@ -27,20 +27,13 @@ MeasuredAcceptance = Annotated[
 ]
 
 
+@option_groups
 def validate(
     scenario: ScenarioName,
-    live: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="A live run, a result of vllm bench serve --save-detailed, or a run of LLMServingSim's benchmark.",
-        ),
-    ],
+    live: Path,
     profile: Profile = None,
     measured_acceptance: MeasuredAcceptance = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write validation.html and validation.json here.")
-    ] = None,
+    out: Path | None = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,12 +51,8 @@ def validate(
     print_lines(as_json, report.summary(validation) if as_json else {}, lines)
 
 
-def calibrate(
-    runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Live runs of one server, with their logs.")],
-    out: Annotated[Path | None, typer.Option(metavar="PROFILE", help="Profile folder to write.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: the folder's.")] = None,
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None, as_json: AsJson = False) -> None:
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
@@ -81,18 +70,13 @@ def calibrate(
     print_lines(as_json, calibration.report(), [*calibration_lines(calibration), *written])
 
 
+@option_groups
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a live sweep.")],
+    folder: Path,
     profile: Profile = None,
     measured_acceptance: MeasuredAcceptance = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write sweep-validation.md, .html, .json and the profile here. Default: DIR."),
-    ] = None,
-    static: Annotated[
-        bool,
-        typer.Option("--static", help="Draw an SVG (needs kaleido) instead of an interactive plot; a smaller page."),
-    ] = False,
+    out: Path | None = None,
+    static: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, cutovers, misses."""
@@ -118,12 +102,8 @@ def report_sweep(
     return sweep_report.summary(sweep), shown
 
 
-def summary(
-    report: Annotated[Path, typer.Argument(metavar="FILE", help="sweep-validation.json of a report.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Summary to write; the dashboard's Trust page reads it.")],
-    command: Annotated[str, typer.Option(help="Command that made the sweep, shown with the summary.")] = "",
-    as_json: AsJson = False,
-) -> None:
+@option_groups
+def summary(report: Path, out: Path, command: str = "", as_json: AsJson = False) -> None:
     """Summarise a validated sweep without its runs: verdicts, misses, step times, cutovers, effects."""
     from draftcast.scenarios.show.validation_sweep_summary import read_summary
 
