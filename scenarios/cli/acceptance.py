@@ -13,7 +13,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
-from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _LABELS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    as_json: AsJson = False
+    as_json: bool = False
     out: Path | None = None
 
     def check(self) -> None:
@@ -206,7 +206,7 @@ def from_metrics(file: Path, output: Output, before: Path | None = None) -> None
 
 @app.command("list")
 @option_groups
-def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json: AsJson = False) -> None:
+def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json: bool = False) -> None:
     """Acceptance that others measured, by name: for acceptance: {reference: NAME} in a scenario."""
     from draftcast.calibration.acceptance.references import references
     from draftcast.scenarios.show.tables import aligned

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import AsJson, complete_model, option_groups
+from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_json, print_lines, progress_bar
 
 if TYPE_CHECKING:
@@ -44,17 +44,12 @@ class Source:
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
     out: Path | None = None
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Model that is timed, or of the log; repeatable for --device.", autocompletion=complete_model
-        ),
-    ] = None
+    model: list[str] | None = None
     tp: list[int] | None = None
     dtype: list[str] | None = None
     hardware: str | None = None
     name: str | None = None
-    as_json: AsJson = False
+    as_json: bool = False
 
     def single(self, source: str) -> tuple[str | None, int | None, str | None]:
         """Model, tensor-parallel size and format of a source that has one of each."""

@@ -10,7 +10,7 @@ import typer
 
 from draftcast.errors import InputError, naming
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import Candidates, Prices, Question, values_of
+from draftcast.scenarios.cli.options import Question, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Search:
     at: str | None = None
     target: float = 0.05
     budget: int | None = None
-    price: Prices = None
+    price: list[str] | None = None
 
     def question(self, scenario: Scenario) -> CutoverQuestion:
         """As the search and the map take it. Raises InputError where a price is missing or of another device."""
@@ -46,7 +46,7 @@ def cutover(
     question: Question,
     search: Search,
     k: str | None = None,
-    candidate: Candidates = None,
+    candidate: list[str] | None = None,
     map_against: str | None = None,
     acceptance: str | None = None,
     plot: Path | None = None,

@@ -19,7 +19,6 @@ import typer
 
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import AsJson, NewRunDirectory, Overrides, ScenarioName, SpeculativeConfig
 from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_lines, progress_bar
 from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
@@ -34,23 +33,18 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
     vllm: str | None = None
-    server_arg: list[str] | None = None
-    start_timeout: float = 600.0
-    request_timeout: float = 120.0
+    server_arguments: list[str] | None = None
+    start_timeout_s: float = 600.0
+    request_timeout_s: float = 120.0
     warmup_requests: int = 8
 
     def live_options(self, **others: Any) -> LiveOptions:
         """As the live run takes them, with ``others`` of its fields."""
         from draftcast.scenarios.live.run import LiveOptions
 
-        return LiveOptions(
-            vllm=_words(self.vllm) if self.vllm is not None else (),
-            server_arguments=tuple(self.server_arg or ()),
-            start_timeout_s=self.start_timeout,
-            request_timeout_s=self.request_timeout,
-            warmup_requests=self.warmup_requests,
-            **others,
-        )
+        lists = {"vllm": _words(self.vllm) if self.vllm is not None else ()}
+        lists["server_arguments"] = tuple(self.server_arguments or ())
+        return LiveOptions(**vars(self) | lists | others)
 
 
 def summary(recorded: LiveRun) -> dict[str, Any]:
@@ -153,7 +147,7 @@ def checkpoint(
     dtype: str = "bf16",
     hardware: str = "cpu",
     seed: int = 0,
-    as_json: AsJson = False,
+    as_json: bool = False,
 ) -> None:
     """Write checkpoints of random weights with a known greedy text and drafts of a chosen acceptance."""
     from dataclasses import replace
@@ -184,13 +178,7 @@ class Endpoint:
 
 @app.command()
 @options.option_groups
-def run(
-    subject: options.Subject,
-    out: NewRunDirectory,
-    endpoint: Endpoint,
-    server: ServerOptions,
-    as_json: AsJson = False,
-) -> None:
+def run(subject: options.Subject, out: Path, endpoint: Endpoint, server: ServerOptions, as_json: bool = False) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
 
@@ -209,11 +197,11 @@ def run(
 @options.option_groups
 def import_result(
     result: Path,
-    out: NewRunDirectory,
+    out: Path,
     scenario: str | None = None,
-    overrides: Overrides = None,
-    speculative_config: SpeculativeConfig = None,
-    as_json: AsJson = False,
+    overrides: list[str] | None = None,
+    speculative_config: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Import a result of vLLM's benchmark client as a recorded run."""
     from draftcast.calibration.live.imported_runs import import_bench_result
@@ -232,7 +220,7 @@ def import_result(
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
     k: str = "1,3,5"
-    candidate: options.Candidates = None
+    candidate: list[str] | None = None
     concurrency: str | None = None
     rates: str | None = None
     calibration_concurrency: str | None = None
@@ -264,12 +252,12 @@ class SweepOptions:
 @app.command()
 @options.option_groups
 def sweep(
-    scenario: ScenarioName,
+    scenario: str,
     out: Path,
     cells: SweepOptions,
     server: ServerOptions,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
+    overrides: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Run the same loads on real servers with speculation off and on, interleaved, and compare with the forecast."""
     from draftcast.calibration.live.run_directory import LiveRun

@@ -25,7 +25,7 @@ from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import AsJson, CalibrateTo, Subject, option_groups
+from draftcast.scenarios.cli.options import Subject, option_groups
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.simulate import compare, simulate
@@ -56,7 +56,7 @@ def serve(
     host: str = "127.0.0.1",
     speed: float = 1.0,
     tokenizer: Path | None = None,
-    calibrate_to: CalibrateTo = None,
+    calibrate_to: list[str] | None = None,
 ) -> None:
     """Serve a scenario: an OpenAI-compatible server whose answers take the simulated time (extra ``serve``)."""
     require("serve", "starlette", "uvicorn", "prometheus_client", "tokenizers", place="draftcast serve")
@@ -73,7 +73,7 @@ def serve(
 
 
 @option_groups
-def init(file: Path = Path("scenario.yaml"), as_json: AsJson = False) -> None:
+def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
     """Write the default scenario with a comment at every key, to be changed."""
     from draftcast.scenarios.schema.describe import commented_scenario
 
@@ -147,7 +147,8 @@ def _options(
 
 
 @app.command()
-def scenarios(as_json: AsJson = False) -> None:
+@option_groups
+def scenarios(as_json: bool = False) -> None:
     """List the embedded scenarios."""
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 
@@ -156,7 +157,8 @@ def scenarios(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def models(as_json: AsJson = False) -> None:
+@option_groups
+def models(as_json: bool = False) -> None:
     """List the bundled models; any Hugging Face config.json works as well."""
     from draftcast.kernels.model.catalog import load_model, model_names
 
@@ -168,7 +170,8 @@ def models(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def hardware(as_json: AsJson = False) -> None:
+@option_groups
+def hardware(as_json: bool = False) -> None:
     """List the bundled devices."""
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
     from draftcast.calibration.profile.load import usual_profile

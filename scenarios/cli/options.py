@@ -1,6 +1,6 @@
-"""Options that several commands share, declared once, and `option_groups`, which lets a command take groups of them.
+"""Groups of options that several commands share, and `option_groups`, which lets a command take them.
 
-What an option of one command, or of one group, says of itself stands in ``options.yaml``.
+What an option says of itself stands in ``options.yaml``.
 """
 
 from __future__ import annotations
@@ -67,59 +67,11 @@ def complete_key(incomplete: str) -> list[str]:
     return [f"{name}=" for name in dict.fromkeys(scenario_keys()) if name.startswith(incomplete)]
 
 
-ScenarioName = Annotated[
-    str,
-    typer.Argument(
-        help="A YAML file, or an embedded scenario (draftcast scenarios).", autocompletion=complete_scenario
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Override a key, e.g. engine.block_size=32; repeatable.",
-        autocompletion=complete_key,
-    ),
-]
-SpeculativeConfig = Annotated[
-    str | None, typer.Option(metavar="JSON", help="vLLM's --speculative-config, verbatim; null turns it off.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Candidates = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="JSON|FILE",
-        help='Another method: {"speculative_config": {...}, "acceptance": {...}}; repeatable.',
-    ),
-]
-Prices = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="NAME=AMOUNT@DATE",
-        help="Price of a GPU per hour and its date, e.g. h100-sxm=2.49@2026-11-01; repeatable.",
-    ),
-]
-Rates = Annotated[str | None, typer.Option(metavar="R,R,...|A..B:N", help="Mean request rates per second.")]
-Metric = Annotated[str, typer.Option(help="Metric to judge by: e2e, tpot, token_goodput or slo_goodput.")]
-NewRunDirectory = Annotated[Path, typer.Option(metavar="DIR", help="Run directory; must not exist or be empty.")]
-
-
-CalibrateTo = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FILE|URL",
-        help="Your own run without speculation, which corrects the forecast: JSON of vllm bench serve, SGLang, "
-        "GuideLLM, AIPerf or InferenceX, /metrics text, a Prometheus range query, an engine log; repeatable.",
-    ),
-]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    scenario: ScenarioName
-    overrides: Overrides = None
-    speculative_config: SpeculativeConfig = None
+    scenario: str
+    overrides: list[str] | None = None
+    speculative_config: str | None = None
     serve_command: str | None = None
     trace: Path | None = None
     seed: int | None = None
@@ -160,8 +112,8 @@ class Subject:
 @dataclass(frozen=True, kw_only=True)
 class Question(Subject):
     replications: int | None = None
-    calibrate_to: CalibrateTo = None
-    as_json: AsJson = False
+    calibrate_to: list[str] | None = None
+    as_json: bool = False
 
     def load(self, replications: int | None = None, calibrate_to: Sequence[str] | None = None) -> Scenario:
         return super().load(replications or self.replications, calibrate_to or self.calibrate_to)
@@ -207,12 +159,18 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+# Completes the value of an option for a shell; by their names in ``options.yaml``.
+_COMPLETIONS = {"scenario": complete_scenario, "device": complete_device, "model": complete_model, "key": complete_key}
+
+
 def _described(hint: Any, name: str, owner: Any) -> Any:
-    """A type with what `OPTIONS` says of the option of this name: of a command, or of a group or what it extends."""
-    for part in getattr(owner, "__mro__", (owner,)):
-        place = f"{part.__module__.rpartition('.')[2]}.{part.__name__}"
+    """A type with what `OPTIONS` says of the option of this name: of the command, else of the group, else of all."""
+    for part in (*getattr(owner, "__mro__", (owner,)), None):
+        place = f"{part.__module__.rpartition('.')[2]}.{part.__name__}" if part is not None else "shared"
         if (look := OPTIONS.get(place, {}).get(name)) is not None:
             look = {"help": look} if isinstance(look, str) else {**look}
+            if "completion" in look:
+                look["autocompletion"] = _COMPLETIONS[look.pop("completion")]
             names, kind = look.pop("names", ()), typer.Argument if look.pop("argument", False) else typer.Option
             return Annotated[hint, kind(*names, **look)]
     return hint

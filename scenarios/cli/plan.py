@@ -1,28 +1,21 @@
 """``draftcast plan``: options to a question, the answer to text or JSON."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from draftcast.errors import InputError, naming
-from draftcast.scenarios.cli.options import Prices, Question, complete_device, method_of, option_groups, parse_prices
+from draftcast.scenarios.cli.options import Question, method_of, option_groups, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    hardware: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="Devices to consider. Default: the scenario's.",
-            autocompletion=complete_device,
-        ),
-    ] = None
+    hardware: str | None = None
     tp: str | None = None
     method: list[str] | None = None
-    price: Prices = None
+    price: list[str] | None = None
     max_gpus: int = 1024
 
     def arguments(self) -> dict[str, Any]:

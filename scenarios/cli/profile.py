@@ -2,22 +2,20 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from draftcast.errors import HardwareError
-from draftcast.scenarios.cli.options import AsJson, option_groups
+from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
 app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="A bundled profile, a YAML file, or a folder that calibrate wrote.")]
-Hardware = Annotated[str | None, typer.Option(help="Device, for a profile that names none.")]
-
 
 @app.command("list")
-def list_profiles(as_json: AsJson = False) -> None:
+@option_groups
+def list_profiles(as_json: bool = False) -> None:
     """The bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
 
@@ -31,7 +29,7 @@ def list_profiles(as_json: AsJson = False) -> None:
 
 @app.command()
 @option_groups
-def show(profile: Name, hardware: Hardware = None, by_shape: bool = False, as_json: AsJson = False) -> None:
+def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_json: bool = False) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_view as view
@@ -77,7 +75,7 @@ class StepOptions:
 
 @app.command()
 @option_groups
-def compare(first: Name, second: str, step: StepOptions, hardware: Hardware = None, as_json: AsJson = False) -> None:
+def compare(first: str, second: str, step: StepOptions, hardware: str | None = None, as_json: bool = False) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console, rows_table
@@ -97,7 +95,7 @@ def compare(first: Name, second: str, step: StepOptions, hardware: Hardware = No
 
 @app.command()
 @option_groups
-def plot(profile: Name, out: Path, as_json: AsJson = False) -> None:
+def plot(profile: str, out: Path, as_json: bool = False) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure
     from draftcast.scenarios.show.plots import check_picture, write_figure

@@ -9,7 +9,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import Candidates, Metric, Question, Rates
+from draftcast.scenarios.cli.options import Question
 from draftcast.scenarios.cli.terminal import progress_bar
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @options.option_groups
 def recommend(
     question: Question,
-    rates: Rates = None,
+    rates: str | None = None,
     concurrency: str | None = None,
-    metric: Metric = "e2e",
-    candidate: Candidates = None,
+    metric: str = "e2e",
+    candidate: list[str] | None = None,
     max_k: int = 8,
     engine: str = "vllm",
     out: Path | None = None,

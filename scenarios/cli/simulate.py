@@ -10,7 +10,7 @@ import typer
 from draftcast.errors import InputError, naming
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Metric, Question, Rates, option_groups, values_of
+from draftcast.scenarios.cli.options import Question, option_groups, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @option_groups
 def simulate(
     question: Question,
-    rates: Rates = None,
+    rates: str | None = None,
     compare_off: bool | None = None,
     out: Path | None = None,
     plot: Path | None = None,
@@ -109,7 +109,7 @@ def _export(exports: Mapping[str, Path | None], scenario: "Scenario", single: "R
 
 
 @option_groups
-def compare(question: Question, policies: str | None = None, metric: Metric = "e2e") -> None:
+def compare(question: Question, policies: str | None = None, metric: str = "e2e") -> None:
     """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
     from draftcast.scenarios.compare.policy_comparison import compare_policies
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines

@@ -4,38 +4,26 @@ Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
-from draftcast.scenarios.cli.options import AsJson, Overrides, ScenarioName, option_groups
+from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
 
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        help="A profile's name, file or folder. Default: the scenario's; of a sweep, fitted to its calibration runs."
-    ),
-]
-MeasuredAcceptance = Annotated[
-    bool, typer.Option("--measured-acceptance", help="Forecast with the acceptance that the server counted.")
-]
-
 
 @option_groups
 def validate(
-    scenario: ScenarioName,
+    scenario: str,
     live: Path,
-    profile: Profile = None,
-    measured_acceptance: MeasuredAcceptance = False,
+    profile: str | None = None,
+    measured_acceptance: bool = False,
     out: Path | None = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
+    overrides: list[str] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Forecast a recorded run on its own requests and compare: figures, step times, causes of the error."""
     from draftcast.scenarios.live.validate import comparison
@@ -52,7 +40,7 @@ def validate(
 
 
 @option_groups
-def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None, as_json: AsJson = False) -> None:
+def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None, as_json: bool = False) -> None:
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
@@ -73,11 +61,11 @@ def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None
 @option_groups
 def report(
     folder: Path,
-    profile: Profile = None,
-    measured_acceptance: MeasuredAcceptance = False,
+    profile: str | None = None,
+    measured_acceptance: bool = False,
     out: Path | None = None,
     static: bool = False,
-    as_json: AsJson = False,
+    as_json: bool = False,
 ) -> None:
     """Validate every run of a live sweep: errors, speculation's effect at every load, cutovers, misses."""
     data, shown = report_sweep(folder, profile, measured=measured_acceptance, out=out, static=static)
@@ -103,7 +91,7 @@ def report_sweep(
 
 
 @option_groups
-def summary(report: Path, out: Path, command: str = "", as_json: AsJson = False) -> None:
+def summary(report: Path, out: Path, command: str = "", as_json: bool = False) -> None:
     """Summarise a validated sweep without its runs: verdicts, misses, step times, cutovers, effects."""
     from draftcast.scenarios.show.validation_sweep_summary import read_summary
 
