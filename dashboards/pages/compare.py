@@ -14,7 +14,7 @@ from draftcast.dashboards.session.session import Question, Session, View, litera
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import button, label_of, uploader, view_choice
-from draftcast.dashboards.widgets.page import Report, html_table, upload_again
+from draftcast.dashboards.widgets.page import Html, Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.comparison import Difference
@@ -207,7 +207,7 @@ def _tables(report: Report, comparison: Comparison) -> None:
         st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
     else:
         rows = [[label_of(key), *values] for key, *values in changed]
-        st.html(html_table(["setting", *scenarios], rows, facts=True, name="Changed keys"))
+        st.html(html_table(["setting", *scenarios], rows, look="facts", name="Changed keys"))
     st.subheader("By how much")
     st.html(_differences_table(comparison))
     measured = {entry.letter: entry.run for entry in comparison.entries if isinstance(entry.run, MeasuredRun)}
@@ -224,11 +224,11 @@ def _tables(report: Report, comparison: Comparison) -> None:
 
 def _differences_table(comparison: Comparison) -> str:
     reference = comparison.reference
-    head = ["<th></th>"]
+    head: list[str] = [Html("<th></th>")]
     for entry in comparison.entries:
-        head.append(f"<th scope='col' title='{escape(entry.name)}'>{escape(entry.letter)}</th>")
-        head += [f"<th scope='col'>{entry.letter} vs {reference.letter}</th>"] if entry is not reference else []
-    body = []
+        head.append(Html(f"<th scope='col' title='{escape(entry.name)}'>{escape(entry.letter)}</th>"))
+        head += [f"{entry.letter} vs {reference.letter}"] if entry is not reference else []
+    rows = []
     for figure in FIGURES:
         cells = [f"<th scope='row'>{escape(figure.label)}</th>"]
         for entry in comparison.entries:
@@ -237,11 +237,8 @@ def _differences_table(comparison: Comparison) -> str:
             if entry is not reference:
                 pair = comparison.pairs[entry.letter]
                 cells.append(tiles.difference_cell(figure, reference.letter, pair, comparison.confidence, words=True))
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    return (
-        "<div class='dc-table dc-compare' tabindex='0' role='region' aria-label='Differences'><table><thead><tr>"
-        f"{''.join(head)}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
+        rows.append(list(map(Html, cells)))
+    return html_table(head, rows, look="compare", name="Differences")
 
 
 def _pictures(report: Report, comparison: Comparison) -> None:

@@ -120,7 +120,7 @@ class _Page:
             gain = f"{show(outcome.gain)} x" if outcome.gain is not None else "–"
             rows.append((outcome.candidate.label, gain, remark(result, outcome)))
         left, right = st.columns([2, 3])
-        left.html(html_table(("setting", "gain over off", ""), rows, facts=True, name="Settings tried"))
+        left.html(html_table(("setting", "gain over off", ""), rows, look="facts", name="Settings tried"))
         right.caption("To copy: the setting as JSON, then the whole command")
         right.code(paste_lines(result, "vllm"), language="bash", wrap_lines=True)
         self.report.lines.append(text)

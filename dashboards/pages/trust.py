@@ -48,7 +48,7 @@ def render(session: Session, report: Report) -> None:
     if trusted is not None:
         origins = [(word, f"{trusted.shares[word]:.0%}", WORDS["origins"][word]) for word in ORIGINS]
         head = ("device time", "share", "what it means")
-        st.html(html_table(head, origins, facts=True, name="Origin of the device time"))
+        st.html(html_table(head, origins, look="facts", name="Origin of the device time"))
     _coverage(report, own)
     device, named = load_hardware(own.scenario.hardware), own.scenario.profile
     profile = named or usual_profile(device)
@@ -58,7 +58,7 @@ def render(session: Session, report: Report) -> None:
         with st.expander("Fit and residuals"):
             _fit(session, report, opened)
     facts = _origin(own, opened)
-    profile_table = html_table(("", ""), list(facts.items()), facts=True, name="Profile")
+    profile_table = html_table(("", ""), list(facts.items()), look="facts", name="Profile")
     st.expander("Where the profile comes from").html(profile_table)
     name = own.run.summary["profile"]
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
@@ -152,7 +152,7 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
         st.caption("  \n".join(map(literal, lines)))
         for title, (head, *body) in sweep.tables().items():
             st.caption(title)
-            st.html(html_table(head, body, facts=title == "Bars", name=f"{title}: {name}"))
+            st.html(html_table(head, body, look="facts" if title == "Bars" else "", name=f"{title}: {name}"))
             report.tables[f"Validation {name}: {title}"] = pd.DataFrame(body, columns=head)
         if sweep.notes:
             st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))

@@ -152,36 +152,31 @@ def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **d
 
 
 class Html(str):
-    """A cell of a table that is HTML already."""
+    """A whole cell of a table, HTML already."""
 
 
 def link(text: str, href: str, hint: str) -> Html:
     """A cell that leads somewhere; ``hint`` says where for those who cannot see the table."""
     target = f"href='{escape(href)}' target='_blank' rel='noopener' title='{escape(hint)}'"
-    return Html(f"<a {target}>{escape(text)}</a>")
+    return Html(f"<td><a {target}>{escape(text)}</a></td>")
 
 
 def html_table(
-    head: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    *,
-    facts: bool = False,
-    name: str,
-    marked: Sequence[int] = (),
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, look: str = "", name: str, marked: Sequence[int] = ()
 ) -> str:
-    """A scrolling table; ``facts``: text to the left; ``marked``: rows that stand out, as cells that hold `MISSED` do.
+    """A scrolling table; ``marked``: rows that stand out, as cells that hold `MISSED` do. An empty head is left out.
 
-    An empty head is left out.
+    ``look``: ``facts`` (text to the left), ``compare``.
     """
-    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    heads = "".join(cell if isinstance(cell, Html) else f"<th scope='col'>{escape(cell)}</th>" for cell in head)
     body = ""
     for index, row in enumerate(rows):
         mark = " aria-current='true'" if index in marked else ""
-        body += f"<tr{mark}>{''.join(f'<td>{_cell(cell)}</td>' for cell in row)}</tr>"
+        body += f"<tr{mark}>{''.join(map(_cell, row))}</tr>"
     top = f"<thead><tr>{heads}</tr></thead>" if any(head) else ""
-    look = "dc-table dc-facts" if facts else "dc-table"
+    looks = f"dc-table dc-{look}" if look else "dc-table"
     return (
-        f"<div class='{look}' tabindex='0' role='region' aria-label='{escape(name)}'><table>{top}"
+        f"<div class='{looks}' tabindex='0' role='region' aria-label='{escape(name)}'><table>{top}"
         f"<tbody>{body}</tbody></table></div>"
     )
 
@@ -189,7 +184,7 @@ def html_table(
 def _cell(cell: str) -> str:
     if isinstance(cell, Html):
         return cell
-    return f"<b class='dc-worse'>{escape(cell)}</b>" if MISSED in cell else escape(cell)
+    return f"<td><b class='dc-worse'>{escape(cell)}</b></td>" if MISSED in cell else f"<td>{escape(cell)}</td>"
 
 
 @dataclass

@@ -124,9 +124,7 @@ class _Terminated(KeyboardInterrupt):
 
 
 app = typer.Typer(
-    help="Run scenarios on a real vLLM server and record what happens.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+    help="Run scenarios on a real vLLM server and record what happens.", no_args_is_help=True, rich_markup_mode=None
 )
 
 

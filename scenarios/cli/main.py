@@ -214,10 +214,7 @@ STREAMLIT = {
 @app.command()
 @option_groups
 def dashboard(
-    scenarios: list[Path] | None = None,
-    port: int | None = None,
-    address: str = ADDRESS,
-    open_browser: bool = False,
+    scenarios: list[Path] | None = None, port: int | None = None, address: str = ADDRESS, open_browser: bool = False
 ) -> None:
     """Open the dashboard in a browser (needs the extra ``dashboard``)."""
     from draftcast.scenarios.schema.load import load_scenario

@@ -27,12 +27,7 @@ class Output:
 
 @option_groups
 def sweep(
-    *,
-    grid: list[str],
-    workers: int | None = None,
-    cluster: str | None = None,
-    question: Question,
-    output: Output,
+    *, grid: list[str], workers: int | None = None, cluster: str | None = None, question: Question, output: Output
 ) -> None:
     """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
     from draftcast.scenarios.show import sweep_report as report
