@@ -55,7 +55,9 @@ def render(session: Session, report: Report) -> None:
     scenario = session.question.scenario
     settings = plan_settings(session)
     if not scenario.slos:
-        _invite(session)
+        st.info(WORDS["slo"]["missing"], icon=":material/flag:")
+        label = WORDS["slo"]["usual"].format(**USUAL_SLO)
+        st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
         return
     key = (*question_key(scenario), json.dumps(settings.arguments))
     question = PlanQuestion(scenario, **settings.arguments)
@@ -78,12 +80,6 @@ def render(session: Session, report: Report) -> None:
         lambda: candidates,
         lambda: {**answered.summary(), "goodput_curve": points.to_dict("records")},
     )
-
-
-def _invite(session: Session) -> None:
-    st.info(WORDS["slo"]["missing"], icon=":material/flag:")
-    label = WORDS["slo"]["usual"].format(**USUAL_SLO)
-    st.button(label, key="usual-slo", on_click=lambda: session.change(lambda: {"slo": USUAL_SLO}))
 
 
 def _tightest(answered: CapacityPlan) -> list[str]:

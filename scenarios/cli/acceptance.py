@@ -25,17 +25,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_LABELS = {
-    "mean_acceptance_length": "mean acceptance length (with bonus, rounds with a draft)",
-    "draft_share": "rounds with a draft",
-    "tokens_per_round": "tokens per round (all rounds)",
-    "mean_draft_tokens": "draft tokens per round with a draft",
-    "draft_acceptance_rate": "draft tokens accepted",
-    "match_share": "output positions with a match",
-    "match_autocorrelation": "lag-1 autocorrelation of matches, by output position",
-    "round_autocorrelation": "lag-1 autocorrelation of matches, by round",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
@@ -231,6 +220,8 @@ def _rates(text: str) -> list[float]:
 
 
 def _measured_lines(measured: "Measurement") -> list[str]:
+    from draftcast.scenarios.show.tables import LOOKS
+
     def row(label: str, value: float, low: float, high: float) -> str:
         interval = f"   [{low:.4f}, {high:.4f}]" if math.isfinite(low) else ""
         return f"{label:<58}" + (f"{value:.4f}{interval}" if math.isfinite(value) else "not defined")
@@ -243,7 +234,7 @@ def _measured_lines(measured: "Measurement") -> list[str]:
     return [
         f"{report['num_requests']} requests, {report['num_rounds']} rounds, {report['num_drafts']} with a draft; "
         f"in [] the {report['confidence']:.0%} interval over requests",
-        *(row(label, *measured.figures[name]) for name, label in _LABELS.items()),
+        *(row(label, *measured.figures[name]) for name, label in LOOKS["acceptance"].items()),
         *(row(f"accepted up to position {position}", *rate) for position, rate in enumerate(rates)),
         f"mean acceptance length by request: {', '.join(quantiles) or 'no request drafts'}",
         f"rounds cut by a record's end: {report['rounds_cut_by_end']} (drafts beyond it count as rejected)",

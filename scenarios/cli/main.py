@@ -10,10 +10,10 @@ output; progress, notes and errors go to standard error. Heavy imports wait insi
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
@@ -32,12 +32,6 @@ from draftcast.scenarios.cli.simulate import compare, simulate
 from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
 from draftcast.scenarios.cli.validate import validate
-
-if TYPE_CHECKING:
-    from draftcast.calibration.profile.hardware import HardwareSpec
-    from draftcast.kernels.model.spec import ModelSpec
-
-T = TypeVar("T")
 
 app = typer.Typer(
     name="draftcast",
@@ -153,7 +147,7 @@ def scenarios(as_json: bool = False) -> None:
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 
     bundled = {name: load_scenario(name) for name in embedded_scenarios()}
-    _print_bundled(bundled, "name description", as_json, lambda scenario: scenario.name)
+    _print_bundled(bundled, "name description", as_json, [scenario.name for scenario in bundled.values()])
 
 
 @app.command()
@@ -162,11 +156,9 @@ def models(as_json: bool = False) -> None:
     """List the bundled models; any Hugging Face config.json works as well."""
     from draftcast.kernels.model.catalog import load_model, model_names
 
-    def line(model: "ModelSpec") -> str:
-        return f"{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}"
-
     bundled = {name: load_model(name) for name in model_names()}
-    _print_bundled(bundled, "num_parameters architecture", as_json, line)
+    lines = [f"{model.num_parameters / 1e9:9.2f} B parameters  {model.architecture}" for model in bundled.values()]
+    _print_bundled(bundled, "num_parameters architecture", as_json, lines)
 
 
 @app.command()
@@ -176,39 +168,22 @@ def hardware(as_json: bool = False) -> None:
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
     from draftcast.calibration.profile.load import usual_profile
 
-    def line(device: "HardwareSpec") -> str:
-        rates = f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
-        return f"{rates}  profile {usual_profile(device)}"
-
     bundled = {name: load_hardware(name) for name in hardware_names()}
-    _print_bundled(bundled, "memory_bytes memory_bandwidth_bytes_per_s nearest_timed", as_json, line)
+    lines = [
+        f"{device.memory_bytes / 2**30:8.1f} GiB {device.memory_bandwidth_bytes_per_s / 1e12:7.2f} TB/s"
+        f"  profile {usual_profile(device)}"
+        for device in bundled.values()
+    ]
+    _print_bundled(bundled, "memory_bytes memory_bandwidth_bytes_per_s nearest_timed", as_json, lines)
 
 
-def _print_bundled(bundled: Mapping[str, T], fields: str, as_json: bool, line: Callable[[T], str]) -> None:
-    """``fields`` of every item as JSON, or a line for each."""
+def _print_bundled(bundled: Mapping[str, object], fields: str, as_json: bool, lines: Iterable[str]) -> None:
+    """``fields`` of every item as JSON, or its name and line."""
     data = {name: picked(item, fields) for name, item in bundled.items()}
-    print_lines(as_json, data, (f"{name:<24}{line(item)}" for name, item in bundled.items()))
+    print_lines(as_json, data, (f"{name:<24}{line}" for name, line in zip(bundled, lines, strict=True)))
 
 
 ADDRESS = "127.0.0.1"
-# Nothing is sent anywhere, nothing is asked at the start, no file is watched, and a fault shows its name only.
-STREAMLIT = {
-    "browser.gatherUsageStats": "false",
-    "server.showEmailPrompt": "false",
-    "server.fileWatcherType": "none",
-    "server.runOnSave": "false",
-    "server.maxUploadSize": "64",
-    "client.toolbarMode": "viewer",
-    # Nothing is cached in the browser: quick changes can make it forget what it is told to show again, and the page
-    # stays empty (streamlit issues 11357 and 16570). Over 127.0.0.1 sending it again costs nothing.
-    "global.minCachedMessageSize": "1e12",
-    # Streamlit would take the modules of the folder "pages" for pages of its own.
-    "client.showSidebarNavigation": "false",
-    "client.showErrorDetails": "type",
-    "client.showErrorLinks": "false",
-    "theme.light.primaryColor": "#0a6c7c",
-    "theme.dark.primaryColor": "#1098ad",
-}
 
 
 @app.command()
@@ -232,8 +207,13 @@ def streamlit_command(
     scenarios: list[str], *, port: int | None = None, address: str = ADDRESS, open_browser: bool = False
 ) -> list[str]:
     """The command that serves the pages; the first word is this interpreter."""
+    from draftcast.calibration.yaml_text import yaml_beside
+
     pages = Path(draftcast.__file__).parent / "dashboards" / "app.py"
-    options = STREAMLIT | {"server.address": address, "server.headless": "false" if open_browser else "true"}
+    options = yaml_beside(__file__, "streamlit.yaml") | {
+        "server.address": address,
+        "server.headless": "false" if open_browser else "true",
+    }
     if port is not None:
         options["server.port"] = str(port)
     flags = [f"--{name}={value}" for name, value in options.items()]
