@@ -24,17 +24,9 @@ from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES
 from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
-from draftcast.scenarios.show import evidence_report
+from draftcast.scenarios.show import evidence_report, profile_view
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.plots import OFF, ON, on_page
-from draftcast.scenarios.show.profile_view import (
-    OpenProfile,
-    errors_of,
-    fit_points,
-    fits_any_device,
-    modelled_parts,
-    open_profile,
-)
 from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
 
 
@@ -52,7 +44,7 @@ def render(session: Session, report: Report) -> None:
     _coverage(report, own)
     device, named = load_hardware(own.scenario.hardware), own.scenario.profile
     profile = named or usual_profile(device)
-    fits_any = fits_any_device(profile)
+    fits_any = profile_view.fits_any_device(profile)
     opened = _open(profile, device.name if fits_any else None)
     if opened.folder is not None:
         with st.expander("Fit and residuals"):
@@ -89,25 +81,25 @@ def _coverage(report: Report, own: Answer) -> None:
         )
 
 
-_open = st.cache_resource(max_entries=8, show_spinner=False)(open_profile)
+_open = st.cache_resource(max_entries=8, show_spinner=False)(profile_view.open_profile)
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def _points(checksum: str, part: Part, _opened: OpenProfile) -> OperatorErrors:
-    return fit_points(_opened, part)
+def _points(checksum: str, part: Part, _opened: profile_view.OpenProfile) -> OperatorErrors:
+    return profile_view.fit_points(_opened, part)
 
 
-def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
-    parts = {str(part): part for part in modelled_parts(opened.table)}
+def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> None:
+    parts = {str(part): part for part in profile_view.modelled_parts(opened.table)}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):
         held_out = _points(opened.profile.checksum(), parts[chosen], opened)
     picture = fit_figure(held_out.predictions)
     report.figure("fit", picture, errors=held_out.interpolated, points=held_out.points)
-    report.tables["Held-out errors"] = pd.DataFrame(errors_of(opened))
+    report.tables["Held-out errors"] = pd.DataFrame(profile_view.errors_of(opened))
     shown = []
-    for row in errors_of(opened):
+    for row in profile_view.errors_of(opened):
         formats = f"{row['dtype']}, KV {row['kv_dtype']}" if row["kv_dtype"] else row["dtype"]
         shares = ("–" if row[name] is None else f"{row[name]:.1%}" for name in ("median", "p90", "worst"))
         shown.append((f"{row['operator']} {formats}", f"{row['points']:,}", f"{row['held_out']:,}", *shares))
@@ -115,7 +107,7 @@ def _fit(session: Session, report: Report, opened: OpenProfile) -> None:
     st.html(html_table(head, shown, name="Held-out errors"))
 
 
-def _origin(own: Answer, opened: OpenProfile) -> dict[str, str]:
+def _origin(own: Answer, opened: profile_view.OpenProfile) -> dict[str, str]:
     profile, manifest = own.deployment.profile, opened.manifest
     age = ""
     with contextlib.suppress(ValueError):

@@ -65,14 +65,8 @@ class Signs:
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
 KINDS = (
-    "A, dense, vLLM",
-    "A, dense, SGLang",
-    "A, dense",
-    "A, experts",
-    "B, dense, burst",
-    "B, experts, burst",
-    "B, dense, concurrency",
-    "B, experts, concurrency",
+    *("A, dense, vLLM", "A, dense, SGLang", "A, dense", "A, experts"),
+    *(f"B, {model}, {load}" for load in ("burst", "concurrency") for model in ("dense", "experts")),
     "C",
 )
 """The rows of the summary: what the points of each have in common."""

@@ -325,13 +325,11 @@ def map_figure(speedups: SpeedupMap) -> Any:
     """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
     confidence, figure = speedups.confidence, panels()
     ticks = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["1/2", "0.71", "1", "1.41", "2"]}
+    cells = [[_map_cell(probe, confidence) for probe in row] for row in speedups.rows]
     figure.add_heatmap(
         x=speedups.xs,
         y=speedups.ys,
-        **{
-            name: [[of(probe, confidence) for probe in row] for row in speedups.rows]
-            for name, of in (("z", _doublings), ("text", cell_text), ("customdata", _hover))
-        },
+        **{name: [[cell[name] for cell in row] for row in cells] for name in ("z", "text", "customdata")},
         texttemplate="%{text}",
         hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
         colorscale="RdBu",
@@ -351,15 +349,10 @@ def map_figure(speedups: SpeedupMap) -> Any:
     return plots.in_file(figure, title(speedups.scenario), [f"{note}; line: break-even"], height=560)
 
 
-def _doublings(probe: Probe, confidence: float) -> float | None:
-    advantage = probe.advantage(confidence)
-    if advantage is None:
-        return RANGE * probe.sign(confidence) or None
-    return math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
-
-
-def _hover(probe: Probe, confidence: float) -> str:
-    advantage = probe.advantage(confidence)
-    if advantage is None:
-        return probe.note
-    return f"{advantage.mean:.3f} ({advantage.low:.3f} to {advantage.high:.3f})"
+def _map_cell(probe: Probe, confidence: float) -> dict[str, Any]:
+    """Colour (doublings of the advantage), text, and text at the mouse."""
+    advantage, colour, hover = probe.advantage(confidence), RANGE * probe.sign(confidence) or None, probe.note
+    if advantage is not None:
+        colour = math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
+        hover = f"{advantage.mean:.3f} ({advantage.low:.3f} to {advantage.high:.3f})"
+    return {"z": colour, "text": cell_text(probe, confidence), "customdata": hover}
