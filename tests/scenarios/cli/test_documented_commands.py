@@ -17,6 +17,7 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.options import OPTIONS
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?:bash|console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -63,6 +64,14 @@ def test_a_documented_line_parses(page: Path, words: list[str]) -> None:
     assert path in ALL, f"{page}: no command {' '.join(words)}"
     if "--help" not in rest:
         ALL[path].make_context(" ".join(path), rest)
+
+
+def test_every_option_has_its_text_and_every_text_its_option() -> None:
+    given = {(option.name, option.help) for command in ALL.values() for option in command.params}
+    assert [name for name, text in given if not text and name != "help"] == []
+    looks = [(name, look) for rows in OPTIONS.values() for name, look in rows.items()]
+    rows = {(name, look if isinstance(look, str) else look["help"]) for name, look in looks}
+    assert rows - given == set()
 
 
 def named_files(folder: Path) -> None:
