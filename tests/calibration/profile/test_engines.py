@@ -47,6 +47,9 @@ def test_every_constant_tells_its_source() -> None:
     for generation in generations():
         for name in (field.name for field in dataclasses.fields(generation.constants)):
             constant = getattr(generation.constants, name)
+            if name == "uncaptured_launch_s" and constant is None:  # nothing is compiled
+                assert generation.name in ("sglang", "vllm-v0")
+                continue
             assert constant.source, (generation.name, name)
             assert constant.provisional == (name in generation.provisional)
 

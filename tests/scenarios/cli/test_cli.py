@@ -32,7 +32,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.run_report import ENGINE, capacity_line, cutover_line
 from draftcast.scenarios.show.tables import show
-from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.traces import read_trace
 
 RATE = "workload.arrivals.request_rate_rps"
@@ -163,6 +163,7 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
     return RunResult(
         summary={
             "mean_e2el_s": latency,
+            "figures": {name: replication_interval([each[name] for each in figures]) for name in figures[0]},
             "slo_asked": scenario.slo is not None,
             "stability": {},
             "engine": {key: 1.0 for _, key, _ in ENGINE},
