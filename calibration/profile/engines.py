@@ -130,6 +130,7 @@ class EngineGeneration(Section):
     # other than Hopper: there engines ran these layers by slower kernels for months.
     other_attention_ratio: Ratios = field(default_factory=dict)
     linear_attention_ratio: Ratios = field(default_factory=dict)
+    ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
     # The default with speculation and of multimodal models, where it is another.
@@ -150,6 +151,7 @@ class EngineGeneration(Section):
         compressed attention, whose kernels came with the model (DeepSeek-V4, three sources).
         """
         as_timed = model.has_plain_attention or model.kv_compression > 0 or hardware.is_hopper
+        as_timed |= hardware.vendor not in self.ratio_vendors
         ratios = self.linear_attention_ratio if model.num_linear_layers else self.other_attention_ratio
         return 1.0 if as_timed or not ratios else since(ratios, version)
 

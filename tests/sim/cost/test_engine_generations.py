@@ -407,6 +407,8 @@ def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(
         ratio = generation_of(older, is_moe=True).attention_ratio(older, spec, blackwell)
         assert (ratio > 1.2) == other
         assert generation_of(older, is_moe=True).attention_ratio(older, spec, hopper) == 1.0
+        on_amd = generation_of(older, is_moe=True).attention_ratio(older, spec, load_hardware("mi300x"))
+        assert on_amd == (ratio if older.startswith("sglang") else 1.0)
         compressed = load_model("DeepSeek-V4-Flash")
         assert generation_of(older, is_moe=True).attention_ratio(older, compressed, blackwell) == 1.0
         if newer is None:
