@@ -50,6 +50,9 @@ LONG_FILES = (
     "test_dashboard_browser.py",
     "test_packaging.py",
     "test_before.py",
+    "test_live_report.py",
+    "test_recommend.py",
+    "test_calibrate_to.py",
     "test_sweep.py",
     "test_live_sweep.py",
     "test_dashboard_capacity.py",
@@ -65,6 +68,10 @@ LONG_FILES = (
     "test_queueing.py",
     "test_acceptance.py",
     "test_hostile_inputs.py",
+    "test_servers.py",
+    "test_kernel_rejection_lossless.py",
+    "test_live_run.py",
+    "test_validate.py",
 )
 
 
