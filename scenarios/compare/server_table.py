@@ -65,12 +65,14 @@ class Server(Frozen):
     scheduled: list[str]
     alone: dict[str, list[str]] = Field(default_factory=dict)
     also: dict[str, str] = Field(default_factory=dict)
+    switches: dict[str, Words] = Field(default_factory=dict)
 
     @property
     def names(self) -> set[str]:
         """Every word that is read."""
         rows = {row.name for row in (*self.engine.values(), *self.speculation.values())}
-        return {*rows, *self.also, *self.also.values(), *(word for words in self.methods.values() for word in words)}
+        words = {word for words in self.methods.values() for word in words}
+        return rows | words | {*self.switches, *self.also, *self.also.values()}
 
     def method_words(self, method: str, terms: Mapping[str, int]) -> Words:
         """What starts a method; ``terms``: k, width, nodes, lookup and narrowest."""

@@ -518,6 +518,16 @@ def test_the_other_servers_spellings_are_read() -> None:
     # SGLang itself takes steps + 1 draft tokens of a chain.
     assert sglang.engine["speculative_config"] == {"method": "eagle3", "num_speculative_tokens": 3, "model": "h"}
     assert "speculative_config" not in read_command("sglang serve --model x --speculative-algorithm NONE").engine
+    alone = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    for switch, said in (
+        ("disable-cuda-graph", {"enforce_eager": True}),
+        ("disable-piecewise-cuda-graph", alone),
+        ("disable-prefill-cuda-graph", alone),
+        ("enable-piecewise-cuda-graph", {"cudagraph_mode": "FULL_AND_PIECEWISE"}),
+    ):
+        read = read_command(f"sglang serve --model x --{switch}")
+        assert said.items() <= read.engine.items()
+        assert not any(switch in note for note in read.notes)
     document = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 3\n"
     trtllm = read_command(f"cat > a.yaml <<'EOF'\n{document}EOF\ntrtllm-serve x --config a.yaml")
     assert trtllm.engine["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}
