@@ -133,7 +133,8 @@ class EngineGeneration(Section):
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
-    # The default with speculation and of multimodal models, where it is another.
+    # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
+    # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     limited_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
     def counts_graphs(self, version: str) -> bool:
@@ -206,6 +207,14 @@ def generations() -> tuple[EngineGeneration, ...]:
     return tuple(
         validated(record, parse_yaml(text, file, HardwareError), file, HardwareError) for file, text in texts.items()
     )
+
+
+def graphs_hold_prompts(model: ModelSpec, hardware: HardwareSpec) -> bool:
+    """Whether SGLang's default holds a model's prompts in CUDA graphs on a device: on NVIDIA's, not DeepSeek-V3.2's.
+
+    docs.sglang.io, Piecewise CUDA Graph.
+    """
+    return hardware.vendor == "NVIDIA" and not model.has_latent_indexer
 
 
 def since(values: Mapping[str, Value], version: str) -> Value:

@@ -81,9 +81,9 @@ def read_command(text: str) -> ReadCommand:
         known = (_known(name.replace("_", "-"), table.names) for name in flags)
         flags = {name: value for name, value in zip(known, flags.values(), strict=True) if value is not False}
     flags = {table.also.get(name, name): value for name, value in flags.items()}
-    for switch in table.switches.keys() & flags.keys():
-        del flags[switch]
-        flags = table.switches[switch] | flags
+    for switch, meant in table.switches.items():  # of several the first counts, before all the flag itself
+        if flags.pop(switch, None) is not None:
+            flags = meant | flags
     if server == "sglang":
         _complete_sglang_drafts(flags)
         adaptive = flags.pop("speculative-adaptive", None)

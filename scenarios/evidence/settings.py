@@ -217,6 +217,8 @@ def read_lengths(reading: Reading) -> dict[str, Any] | None:
         ("output_tokens", "output_tokens", point.output_tokens, typical.get("output")),
     ):
         mean = _counted(point, NAMES["totals"][key])
+        if mean is None and name == "output_tokens" and (mean := _of_rate(point)) is not None:
+            reading.assumed[name] = "latency times throughput over the number of requests"
         if mean is None and given is None and usual is not None:
             lengths[key] = _spread(*usual)
             reading.assumed[name] = f"{usual[0]:g}, typical of the data set: {typical['source']}"
@@ -232,16 +234,23 @@ def read_lengths(reading: Reading) -> dict[str, Any] | None:
 
 
 def _counted(point: EvidencePoint, names: list[str]) -> float | None:
-    """The mean of the requests that were sent, from a total in ``more``; of outputs also from a run's time and rate."""
+    """The mean of the requests that were sent, from a total in ``more``."""
     totals = [point.more[name] for name in names if isinstance(point.more.get(name), int | float)]
-    if not totals and "output_tokens" in names and point.metric == "output_tok_s":
-        sides = (("off", point.off), ("on", point.on))
-        seconds = ((rate, point.more.get(f"{side}_latency_s", point.more.get("latency_s"))) for side, rate in sides)
-        totals = [rate * latency_s for rate, latency_s in seconds if rate is not None and latency_s is not None]
     count = point.load.num_prompts
     if count is None and point.load.kind == "burst" and point.load.value is not None:
         count = int(point.load.value)
     return totals[0] / count if totals and count else None
+
+
+def _of_rate(point: EvidencePoint) -> float | None:
+    """Mean output tokens of a run whose time and rate are given."""
+    if point.metric != "output_tok_s" or point.load.num_prompts is None:
+        return None
+    for side, rate in (("off", point.off), ("on", point.on)):
+        latency_s = point.more.get(f"{side}_latency_s", point.more.get("latency_s"))
+        if rate is not None and isinstance(latency_s, int | float):
+            return rate * latency_s / point.load.num_prompts
+    return None
 
 
 def _random(reading: Reading, name: str, mean: float | None, given: float | None) -> Any:

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.profile.engines import parse_version
+from draftcast.calibration.profile.engines import graphs_hold_prompts, parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -390,7 +390,8 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            **picked(model, "is_moe sliding_window"),
+            **picked(model, "is_moe is_multimodal sliding_window"),
+            "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
             "temperature": scenario.workload.temperature,
             "window_kind": WINDOWS.index(model.window_kind),
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from draftcast.calibration.profile import load
-from draftcast.calibration.profile.engines import DEFAULT_VERSION
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, graphs_hold_prompts
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
@@ -265,6 +265,8 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     config = EngineConfig(
         version=step.version,
         is_moe=model.is_moe,
+        is_multimodal=model.is_multimodal,
+        graphs_hold_prompts=graphs_hold_prompts(model, opened.hardware),
         method=get_method(step.method if step.k else "none"),
         num_speculative_tokens=step.k,
         tensor_parallel_size=step.tp,

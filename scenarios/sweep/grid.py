@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -132,4 +132,9 @@ def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:
         else:
             section = getattr(section, key, None)
     fields = type(section).model_fields if isinstance(section, BaseModel) else {}
-    return last in fields and "float" not in str(fields[last].annotation)
+    return last in fields and float not in _parts_of(fields[last].annotation)
+
+
+def _parts_of(declared: Any) -> list[Any]:
+    inner = get_args(declared)
+    return [part for each in inner for part in _parts_of(each)] if inner else [declared]

@@ -25,6 +25,8 @@ class EngineConfig:
 
     version: str = DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
     is_moe: bool = False  # whether the target has experts, which with the version says the generation
+    is_multimodal: bool = False  # of the target, as the next what the default CUDA graph mode goes by
+    graphs_hold_prompts: bool = True  # `draftcast.calibration.profile.engines.graphs_hold_prompts`
     method: Method = METHODS["none"]  # what drafts; of a tree method with its width and nodes
     num_speculative_tokens: int = 0  # the configured k, of a tree its depth; 0 with method ``none``
     is_dynamic: bool = False  # drafts vary by a schedule or policy, so one-token admissions are not padded
@@ -73,10 +75,11 @@ class EngineConfig:
         engine = self.generation
         runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
-        modes = engine.limited_cudagraph_mode if self.method.drafts else {}
-        mode = self.cudagraph_mode or since(modes or engine.cudagraph_mode, self.version)
-        if engine.prompts_alone and max(self.lockstep_ranks, self.pipeline_parallel_size) > 1:
-            mode = self.cudagraph_mode or "FULL_DECODE_ONLY"
+        limited = engine.limited_cudagraph_mode if self.method.drafts or self.is_multimodal else {}
+        mode = since(limited or engine.cudagraph_mode, self.version)
+        holds_prompts = self.graphs_hold_prompts and max(self.lockstep_ranks, self.pipeline_parallel_size) == 1
+        if engine.prompts_alone and not holds_prompts:
+            mode = "FULL_DECODE_ONLY"
         default_async = self.method.is_async and runs_async
         resolved = {
             "weight_dtype": target,
@@ -86,7 +89,7 @@ class EngineConfig:
             "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,
             "async_scheduling": default_async if self.async_scheduling is None else self.async_scheduling,
-            "cudagraph_mode": "NONE" if self.enforce_eager else mode,
+            "cudagraph_mode": "NONE" if self.enforce_eager else self.cudagraph_mode or mode,
         }
         for name, value in resolved.items():
             object.__setattr__(self, name, value)

@@ -73,8 +73,7 @@ def compile_step_cost(
 def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSpec, config: EngineConfig) -> None:
     """An affine fit knows one setting only: refuse any other rather than ignore a knob."""
     fitted_with = EngineConfig(
-        version=config.version,
-        is_moe=config.is_moe,
+        **picked(config, "version is_moe is_multimodal graphs_hold_prompts"),
         tensor_parallel_size=profile.tp,
         weight_dtype=profile.dtype,
         enforce_eager=profile.enforce_eager,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftcast.calibration.profile.engines import GRAPH_KERNELS, since
+from draftcast.calibration.profile.engines import GRAPH_KERNELS
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -179,12 +179,7 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     compiles = constants.uncaptured_launch_s is not None
     uncaptured = st.UNCAPTURED if compiles and not config.enforce_eager else st.EAGER
     if engine.prompts_alone and mixed == st.PIECEWISE_GRAPHS:
-        # SGLang's graphs of prompts: on NVIDIA's GPUs, not of DeepSeek-V3.2, and not of every model from the first on.
-        limited = model.is_multimodal and since(engine.limited_cudagraph_mode, config.version) != config.cudagraph_mode
-        if device.profile.hardware.vendor != "NVIDIA" or model.has_latent_indexer or limited:
-            mixed = st.UNCAPTURED
-        else:
-            p["prompt_graph_rows"] = min(config.max_num_batched_tokens, LATENT_GRAPH_ROWS if model.is_mla else MAX_ROWS)
+        p["prompt_graph_rows"] = min(config.max_num_batched_tokens, LATENT_GRAPH_ROWS if model.is_mla else MAX_ROWS)
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed

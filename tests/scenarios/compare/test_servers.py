@@ -528,6 +528,8 @@ def test_the_other_servers_spellings_are_read() -> None:
         read = read_command(f"sglang serve --model x --{switch}")
         assert said.items() <= read.engine.items()
         assert not any(switch in note for note in read.notes)
+    both = read_command("sglang serve --model x --disable-piecewise-cuda-graph --disable-cuda-graph")
+    assert both.engine["enforce_eager"]
     document = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 3\n"
     trtllm = read_command(f"cat > a.yaml <<'EOF'\n{document}EOF\ntrtllm-serve x --config a.yaml")
     assert trtllm.engine["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 3}

@@ -273,6 +273,9 @@ def test_a_runs_time_and_rate_tell_its_outputs() -> None:
     either = workload(**changes, off=3000.0, on=4000.0, more={"off_latency_s": 12.0, "on_latency_s": 9.0})
     assert either.lengths.output_tokens == timed
     assert workload(**changes, off=3000.0, on=None).lengths.output_tokens.mean == 120.0
+    assert workload(**changes, off=3000.0, on=None, more={"latency_s": "?"}).lengths.output_tokens.mean == 120.0
+    question = asked(**changes, off=3000.0, on=None, more={"latency_s": 12.0})
+    assert question.assumed["output_tokens"] == "latency times throughput over the number of requests"
 
 
 def test_a_named_data_set_has_typical_lengths_which_are_said_to_be_assumed() -> None:

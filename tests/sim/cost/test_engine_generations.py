@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.calibration.profile.engines import Constants, generation_of
+from draftcast.calibration.profile.engines import Constants, generation_of, graphs_hold_prompts
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.spec import RooflineProfile
@@ -25,6 +25,7 @@ OLD, ASYNC, NEW = "vllm 0.12", "vllm 0.20", "vllm 0.32"
 def cost_of(model: str = LLAMA, device: str = "h100-sxm", method: str = "none", k: int = 0, **flags: Any) -> StepCost:
     spec, hardware = load_model(model), load_hardware(device)
     draft = load_model("llama-3.2-1b") if method == "draft_model" else None
+    flags |= {"is_multimodal": spec.is_multimodal, "graphs_hold_prompts": graphs_hold_prompts(spec, hardware)}
     config = EngineConfig(is_moe=spec.is_moe, method=get_method(method), num_speculative_tokens=k, **flags)
     return compile_step_cost(config, spec, draft, load_profile(None, hardware), hardware)
 
@@ -75,6 +76,12 @@ def constants(version: str) -> Constants:
         ({"version": "sglang 0.5.10"}, st.FULL_GRAPH, st.PIECEWISE_GRAPHS),
         ({"version": "sglang 0.5.10", "cudagraph_mode": "FULL_DECODE_ONLY"}, st.FULL_GRAPH, st.EAGER),
         ({"version": "sglang 0.5.10", "device": "mi300x"}, st.FULL_GRAPH, st.EAGER),
+        # What is asked for counts, whatever the default.
+        (
+            {"version": "sglang 0.5.10", "model": "gemma-3-12b", "cudagraph_mode": "FULL_AND_PIECEWISE"},
+            st.FULL_GRAPH,
+            st.PIECEWISE_GRAPHS,
+        ),
         ({"version": "sglang 0.5.10", "pipeline_parallel_size": 2}, st.FULL_GRAPH, st.EAGER),
         ({"version": "sglang 0.5.10", "model": "deepseek-v3.2"}, st.FULL_GRAPH, st.EAGER),
     ],
