@@ -46,7 +46,8 @@ MANY_ROWS = 1024
 # time to the first token of one request, less 8 ms, leaves (SGLang cookbook and pull requests, 0.5.0 to 0.5.12). Around
 # Triton's experts 9 for Qwen3-235B on 8 B200, 13 for ERNIE-4.5-21B and 17 for Llama-4-Scout on MI300X, 28 for Step-3.5
 # on 4 H200; where experts are one fused kernel 3 (gpt-oss-120b on 8 B200). In latent attention 16 for GLM-4.7-Flash, 17
-# for DeepSeek-Math-V2, 24 for DeepSeek-R1 and 30 for DeepSeek-V4-Flash, all on B200. Provisional.
+# for DeepSeek-Math-V2, 24 for DeepSeek-R1 and 30 for DeepSeek-V4-Flash, all on B200. Provisional; these times beside
+# today's forecasts: benchmarks/first_token.py.
 _SORTING_KERNELS = 15
 _LATENT_KERNELS = 20
 # A choice of several tokens: a softmax reads and writes float32, torch.topk reads it for each of four digits and once
