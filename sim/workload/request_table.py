@@ -9,6 +9,7 @@ Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: 
 ``values[offsets[i]:offsets[i + 1]]``. `RaggedParts` assembles one out of rows of several tables.
 """
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -243,8 +244,7 @@ class RaggedParts:
 
     def __init__(self, n: int) -> None:
         self._columns: list[tuple[NDArray[Any], IntArray]] = []  # values and offsets
-        self._column = np.full(n, -1)  # of each request
-        self._row = np.zeros(n, np.int64)
+        self._row = np.full(n, -1)  # of each request, among the rows of all columns; -1, none, is an empty last row
 
     def __bool__(self) -> bool:
         return bool(self._columns)
@@ -253,15 +253,18 @@ class RaggedParts:
         """Requests ``requests`` (int64[m]) take rows ``rows`` (int64[m]) of a column, where there is one."""
         if values is None or offsets is None:
             return
-        known = [id(column) for column, _ in self._columns]
-        if id(values) not in known:
+        before = list(itertools.takewhile(lambda column: column[0] is not values, self._columns))
+        if len(before) == len(self._columns):
             self._columns.append((values, offsets))
-        self._column[requests] = [*known, id(values)].index(id(values))
-        self._row[requests] = rows
+        self._row[requests] = rows + sum(len(other) - 1 for _, other in before)
 
     def has(self, requests: IntArray) -> bool:
         """Whether all of these requests have a row already (and there are some)."""
-        return bool(len(requests)) and bool((self._column[requests] >= 0).all())
+        return bool(len(requests)) and bool((self._row[requests] >= 0).all())
+
+    def _offsets(self) -> IntArray:
+        """Of the rows of all columns, one column's values after the other's."""
+        return offsets_of(np.concatenate([*(np.diff(offsets) for _, offsets in self._columns), [0]]))
 
     def gather_fresh(self, limits: IntArray) -> tuple[IntArray, IntArray]:
         """Prefix hashes, each request's cut to ``limits`` (int64[n]); returns (ids, offsets).
@@ -271,37 +274,24 @@ class RaggedParts:
         """
         import pandas as pd  # takes longer to load than a trace to read
 
-        lengths = np.zeros(len(self._row), dtype=np.int64)
-        pieces = []
-        first_id = 0
-        for index, (values, column_offsets) in enumerate(self._columns):
-            requests = np.flatnonzero(self._column == index)
-            rows = self._row[requests]
+        columns: list[IntArray] = []
+        num_known = 0
+        for values, _ in self._columns:
             known, dense = np.unique(values, return_inverse=True)  # ids may be any 64-bit numbers
-            ids, offsets = take_ragged(dense.reshape(-1), column_offsets, rows, limits[requests])
-            copies = pd.Series(rows).groupby(rows).cumcount().to_numpy()  # how often a row was taken before
-            pieces.append((requests, ids + np.repeat(copies, np.diff(offsets)) * len(known) + first_id))
-            first_id += len(known) * (int(copies.max(initial=0)) + 1)
-            lengths[requests] = np.diff(offsets)
-        out = offsets_of(lengths)
-        gathered = np.zeros(out[-1], dtype=np.int64)
-        for requests, ids in pieces:
-            gathered[_places(out[requests], lengths[requests])] = ids
-        return gathered, out
+            columns.append(num_known + dense.reshape(-1))
+            num_known += len(known)
+        ids, offsets = take_ragged(np.concatenate(columns), self._offsets(), self._row, limits)
+        copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy()  # how often a row was taken before
+        return ids + np.repeat(copies, np.diff(offsets)) * num_known, offsets
 
     def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
         """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
 
         Returns (lengths uint8, offsets); a request without a record owns nothing.
         """
-        lengths = np.where(self._column >= 0, output_tokens.astype(np.int64) + 1, 0)
-        out = offsets_of(lengths)
-        gathered = np.zeros(out[-1], dtype=np.uint8)
-        for index, (values, offsets) in enumerate(self._columns):
-            requests = np.flatnonzero(self._column == index)
-            rows, counts = self._row[requests], lengths[requests]
-            position = _places(np.zeros_like(rows), counts)
-            recorded = np.repeat(np.diff(offsets)[rows] - 1, counts)
-            source = np.where(position == 0, 0, 1 + (position - 1) % recorded) + np.repeat(offsets[rows], counts)
-            gathered[_places(out[requests], counts)] = values[source]
-        return gathered, out
+        offsets, values = self._offsets(), np.concatenate([values for values, _ in self._columns])
+        lengths = np.where(self._row >= 0, output_tokens.astype(np.int64) + 1, 0)
+        position = _places(np.zeros_like(lengths), lengths)
+        recorded = np.repeat(np.diff(offsets)[self._row] - 1, lengths)
+        source = np.where(position == 0, 0, 1 + (position - 1) % recorded) + np.repeat(offsets[self._row], lengths)
+        return values[source], offsets_of(lengths)
