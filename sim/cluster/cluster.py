@@ -18,7 +18,6 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from draftcast.kernels.arrays import IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import Replica
@@ -68,6 +67,7 @@ class Cluster:
         self._table = table
         self._counted = table.num_counted
         self._router = router
+        self._routes = router.assign() if router.is_static else None
         self._closed_loop = closed_loop
         self._seed = seed
         self._report = progress or (lambda share: None)
@@ -84,10 +84,8 @@ class Cluster:
                 self._run_without_thought(len(clients.first_sends))
             else:
                 self._env.process(self._run_clients(clients))
-        elif self._router.is_static:
-            self._run_static()
         else:
-            self._env.process(self._route_arrivals())
+            self._run_open()
         self._env.run()
         if not self._is_served():
             self._advance(math.inf)
@@ -126,58 +124,39 @@ class Cluster:
         for replica in self.replicas:
             replica.advance(until_s)
 
-    def _until(self, at_s: float) -> simpy.Timeout:
-        """The cluster's clock moves on to ``at_s``; replicas take that time itself, free of the clock's rounding."""
-        return self._env.timeout(max(at_s - self._env.now, 0.0))
+    # ---- an open loop ----
 
-    # ---- routes known beforehand ----
-
-    def _run_static(self) -> None:
-        routes, n = self._router.assign(), len(self._table)
-        self._submit(routes, 0, self._counted)
-        for part in range(1, self._parts + 1):  # nothing can disturb the replicas; they pause only to report progress
-            start_s, stop_s = self._table.arrival_s[[0, self._counted - 1]].tolist()
-            self._advance(start_s + (stop_s - start_s) * part / PROGRESS_PARTS)
-            self._report(part / (PROGRESS_PARTS + 1))
+    def _run_open(self) -> None:
+        """The counted requests, then the extra ones, chunk by chunk, as long as they are needed."""
+        self._run_arrivals(0, self._counted)
         if not self._table.num_extra:
             return
-        self._advance(float(self._table.arrival_s[self._counted - 1]))
         self._end_window()
-        if self.overloaded:
-            return
-        for start in range(self._counted, n, self._chunk):
-            if self._is_served():
+        chunk = -(-self._table.num_extra // EXTRA_CHUNKS)
+        for start in range(self._counted, len(self._table), chunk):
+            if self.overloaded or self._is_served():
                 return
-            stop = min(start + self._chunk, n)
-            self._submit(routes, start, stop)
-            self._advance(float(self._table.arrival_s[stop - 1]))
+            self._run_arrivals(start, min(start + chunk, len(self._table)))
         self.ran_out = not self._is_served()
 
-    @property
-    def _chunk(self) -> int:
-        return -(-self._table.num_extra // EXTRA_CHUNKS)
-
-    def _submit(self, routes: IntArray, start: int, stop: int) -> None:
-        self.assigned[start:stop] = routes[start:stop]
+    def _run_arrivals(self, start: int, stop: int) -> None:
+        """Send these requests and run until the last arrives."""
+        arrival_s = self._table.arrival_s[start:stop]
+        if self._routes is None:  # a router that looks
+            for request, now_s in enumerate(arrival_s.tolist(), start):
+                self._advance(now_s)
+                self._send(request)
+                if request % 1024 == 0:
+                    self._report(min(request / self._counted, 1.0))
+            return
+        routes = self.assigned[start:stop] = self._routes[start:stop]
         for index, replica in enumerate(self.replicas):
-            replica.submit((start + np.flatnonzero(routes[start:stop] == index)).astype(np.uint32))
-
-    # ---- a router that looks ----
-
-    def _route_arrivals(self) -> Generator[simpy.Event, Any, None]:
-        for request, at in enumerate(self._table.arrival_s.tolist()):
-            if request == self._counted:
-                self._end_window()
-            if request >= self._counted and (
-                self.overloaded or ((request - self._counted) % self._chunk == 0 and self._is_served())
-            ):
-                return
-            yield self._until(at)
-            self._advance(at)
-            self._send(request)
-            if request % 1024 == 0:
-                self._report(min(request / self._counted, 1.0))
-        self.ran_out = self._table.num_extra > 0 and not self._is_served()
+            replica.submit((start + np.flatnonzero(routes == index)).astype(np.uint32))
+        parts = self._parts if start == 0 else 0  # nothing can disturb the replicas; they pause only to report progress
+        for part in range(1, parts + 1):
+            self._advance(float(arrival_s[0] + (arrival_s[-1] - arrival_s[0]) * part / PROGRESS_PARTS))
+            self._report(part / (PROGRESS_PARTS + 1))
+        self._advance(float(arrival_s[-1]))
 
     def _send(self, request: int, chosen: int | None = None) -> int:
         """Hand the request to its replica, or to the one that the router chooses now; the replica's index."""
@@ -195,7 +174,6 @@ class Cluster:
         At one and the same moment replicas first hand out what they have finished, then clients send, and only then
         does any replica schedule: the order of an open loop, in which replicas are advanced to an arrival before it.
         """
-        routes = self._router.assign() if self._router.is_static else None
         in_sessions = self._table.session is not None
         # Next to send: when, and which request; clients who send at the same moment go by its number.
         sends, sent = clients.first_sends, 0
@@ -205,8 +183,8 @@ class Cluster:
         while sends or clients.may_send or len(runs) > 1:
             send_s = sends[0][0] if sends else math.inf
             now_s = min([send_s, *[run.event_s for run in runs]])
-            if now_s > self._env.now:
-                yield self._until(now_s)
+            if now_s > self._env.now:  # replicas take `now_s` itself, free of the clock's rounding
+                yield self._env.timeout(now_s - self._env.now)
             for run in runs:
                 for request in run.answers_at(now_s):
                     self._served += int(self._rank[request]) < self._counted
@@ -226,7 +204,7 @@ class Cluster:
                         place = sent
                         self.order[sent], self._rank[request] = request, sent
                         self.rows["segment"][request] = self._segments[sent]
-                    chosen = self._send(request, None if routes is None else int(routes[place]))
+                    chosen = self._send(request, None if self._routes is None else int(self._routes[place]))
                     sent += 1
                     runs[chosen].event_s = min(runs[chosen].event_s, now_s)
                     if self._table.num_extra and place == self._counted - 1:
