@@ -46,8 +46,7 @@ def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
     if requests.empty:
         raise InputError("no request was answered", file=str(folder))
     counts = itl_histogram(*piece_gaps(live.chunks, requests["request_id"].to_numpy()), len(requests))
-    metrics = compute_metrics(requests, counts, slo=slo)
-    values = {**metrics.transient, **metrics.summary()}
+    values = compute_metrics(requests, counts, slo=slo).values
     seen = {name: value for name, value in values.items() if name.endswith(_LATENCIES) or name in _THROUGHPUT}
     if slo is not None:
         seen["slo_attainment"] = values["slo_attainment"]

@@ -457,7 +457,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         )
         for r in done
     ]
-    figures = tuple({**m.summary(), **r.engine} for m, r in zip(measured, done, strict=True))
+    figures = tuple({**m.values, **r.engine} for m, r in zip(measured, done, strict=True))
     # What a reader must know before trusting the figures.
     notes, is_warm = [*assumed_of(deployments), *served.notes], warmup is None or warmup.is_over
     if do_not_differ(figures):

@@ -10,7 +10,7 @@ emission may hold several tokens. *TPOT* is per request, (E2E - TTFT) / (output 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,23 +30,18 @@ STATISTICS = ("mean", "median", "std", *(f"p{percentile}" for percentile in PERC
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of one run by name: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined)."""
+    """Figures of one run by name: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
+
+    ``acceptance_rate_position_j``: accepted at draft position j over draft rounds, as in vLLM.
+    """
 
     values: Mapping[str, float]
-    warmup_requests: int = 0  # left out at the front
-    per_position_acceptance: tuple[float, ...] = ()  # accepted at draft position j over draft rounds, as in vLLM
-    by_class: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    by_group: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    # Medians and percentiles where none are asked for, which then describe this run only.
-    transient: Mapping[str, float] = field(default_factory=dict)
+    warmup_requests: int  # left out at the front
+    by_class: Mapping[str, Mapping[str, float]]
+    by_group: Mapping[str, Mapping[str, float]]
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
-
-    def summary(self) -> dict[str, float]:
-        """All figures as a flat dict, per-position acceptance included; percentiles only in a steady state."""
-        rates = {f"acceptance_rate_position_{j}": rate for j, rate in enumerate(self.per_position_acceptance)}
-        return {**self.values, **rates}
 
 
 def compute_metrics(
@@ -68,7 +63,7 @@ def compute_metrics(
         slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
         warmup: of a steady run, the leading requests to leave out, rounded up to a twentieth of the requests, so that
             the same cut applies to the ITL histogram. None: a finite run, of which every request counts.
-        percentiles: whether medians and percentiles may be shown, see `Metrics`.
+        percentiles: whether there are medians and percentiles: without a steady state they describe this run only.
         replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by segment and draft position, [20, K].
         group_of: the group of each replica, for ``by_group``; None or empty: all are alike.
@@ -97,16 +92,10 @@ def compute_metrics(
     values["slo_attainment"] = float(good[kept].mean()) if good is not None else math.nan
     groups = pd.Series(group_of[requests["replica"]]) if group_of is not None and group_of.size else None
     latencies = _latencies(c, kept) | (_itl(c, itl_counts, kept) if itl_counts is not None else {})
-    shown, transient = _withhold_percentiles(latencies, percentiles)
-    values |= shown | _acceptance_and_work(requests, kept)
-    return Metrics(
-        values=values,
-        warmup_requests=kept.start,
-        per_position_acceptance=_per_position(requests, accepted_per_position, kept),
-        by_class=_by_label(requests["class"], c, kept, good, percentiles),
-        by_group=_by_label(groups, c, kept, good, percentiles),
-        transient=transient,
-    )
+    values |= _shown(latencies, percentiles) | _acceptance_and_work(requests, kept)
+    values |= _per_position(requests, accepted_per_position, kept)
+    by_class, by_group = (_by_label(labels, c, kept, good, percentiles) for labels in (requests["class"], groups))
+    return Metrics(values, kept.start, by_class, by_group)
 
 
 def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> BoolArray:
@@ -189,7 +178,7 @@ def _named(name: str, mean: float, std: float, points: FloatArray) -> dict[str, 
     return {f"{statistic}_{name}_s": float(figure) for statistic, figure in figures}
 
 
-def _latencies(c: RequestColumns, kept: slice | BoolArray) -> dict[str, float]:
+def _latencies(c: RequestColumns, kept: slice | IntArray) -> dict[str, float]:
     """Mean, median, std and percentiles (seconds) as vLLM computes them: population std, linear interpolation."""
     done = c.finished[kept]
     result: dict[str, float] = {}
@@ -217,11 +206,8 @@ def _itl(c: RequestColumns, counts: IntArray, kept: slice) -> dict[str, float]:
     return _named("itl", mean, std, itl.histogram_quantile(histogram, np.array(PERCENTILES) / 100))
 
 
-def _withhold_percentiles(values: dict[str, float], steady: bool) -> tuple[dict[str, float], dict[str, float]]:
-    if steady:
-        return values, {}
-    held = {k: v for k, v in values.items() if k.startswith(("median_", *(f"p{p}_" for p in PERCENTILES)))}
-    return {k: v for k, v in values.items() if k not in held}, held
+def _shown(values: dict[str, float], percentiles: bool) -> dict[str, float]:
+    return {name: value for name, value in values.items() if percentiles or name.startswith(("mean_", "std_"))}
 
 
 def _ratio(part: float, whole: float) -> float:
@@ -251,38 +237,32 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
     }
 
 
-def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> tuple[float, ...]:
-    if accepted is None:
-        return ()
-    counts, drafts = accepted[_segments(kept, len(requests))].sum(axis=0), requests["num_drafts"].to_numpy()[kept].sum()
-    return tuple(float(count) / float(drafts) for count in counts) if drafts else ()
+def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> dict[str, float]:
+    drafts = float(requests["num_drafts"].to_numpy()[kept].sum())
+    if accepted is None or not drafts:
+        return {}
+    counts = accepted[_segments(kept, len(requests))].sum(axis=0)
+    return {f"acceptance_rate_position_{j}": float(count) / drafts for j, count in enumerate(counts)}
 
 
 def _by_label(
-    labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, steady: bool
+    labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, percentiles: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
-    if labels is None or (isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.dtype.categories) < 2):
+    if labels is None or labels.nunique() < 2:
         return {}
-    codes, names = pd.factorize(labels, sort=True)
-    if len(names) < 2:
-        return {}
-    measured = np.zeros(len(labels), dtype=np.bool_)
-    measured[kept] = True
-    result = {}
-    for code, name in enumerate(names):
-        members = measured & (codes == code)
-        count = int(np.count_nonzero(members))
-        if not count:
-            continue
-        attainment = float(good[members].mean()) if good is not None else math.nan
-        shown, _ = _withhold_percentiles(_latencies(c, members), steady)
-        result[str(name)] = {"num_requests": float(count), "slo_attainment": attainment, **shown}
+    counted, result = labels.iloc[kept], {}
+    for name, places in counted.groupby(counted, observed=True).indices.items():
+        members = kept.start + places
+        if members.size:
+            attainment = float(good[members].mean()) if good is not None else math.nan
+            figures = _shown(_latencies(c, members), percentiles)
+            result[str(name)] = {"num_requests": float(members.size), "slo_attainment": attainment, **figures}
     return result
 
 
 def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0.95) -> dict[str, Estimate]:
-    """Interval of each figure across replications (``Metrics.summary()`` of each run).
+    """Interval of each figure across replications (``Metrics.values`` of each run).
 
     A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
     (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.

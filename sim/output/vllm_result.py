@@ -29,7 +29,7 @@ def vllm_result(
 ) -> dict[str, object]:
     """The result dict of ``vllm bench serve --save-detailed --percentile-metrics ttft,tpot,itl,e2el``, ready for JSON.
 
-    ``values`` are a run's figures (``Metrics.summary()``, without the warm-up where one was cut off); lists and peaks
+    ``values`` are a run's figures (``Metrics.values``, without the warm-up where one was cut off); lists and peaks
     are of all ``requests``, in request order. Medians and percentiles are None for a run without a steady state,
     undefined figures too. ``itls`` holds an empty list per request, since single gaps are not kept.
     ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
