@@ -213,25 +213,25 @@ def _averages(model: Chain, probabilities: FloatArray, row: Any, lag: int = 1) -
     the result is exact in the long run; a request's first rounds still start from the chain's own law.
     """
     k = probabilities.shape[1]
-    if model.kind not in (KIND_STATES, KIND_BESIDE_HEAD):
-        rates = np.cumprod(probabilities, axis=1) * row["longer"] ** np.arange(k)
-        drafting = np.array([_draft_share(model, each, row["stationary"]) for each in rates])
-        weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
+    if model.kind == KIND_RATES:
+        rates, drafting = np.cumprod(probabilities, axis=1), np.ones(len(probabilities))
         product = rates.sum(axis=1) ** 2
     else:
-        by_bin = probabilities.reshape(-1, 2, k)
+        # A search without a head beside it is one beside a head of no drafts, with the same rates in either state.
+        is_search = model.kind == KIND_NGRAM
+        by_bin = np.repeat(probabilities[:, None], 2, axis=1) if is_search else probabilities.reshape(-1, 2, k)
         follow = _along_stretches if model.kind == KIND_STATES else _beside_head
         kernel, weighted, arrived = follow(by_bin, row)
         turnover = kernel[:, 0, 1] + kernel[:, 1, 0]
         # Rounds that never change state (a chain of period 2 crossed two by two) keep the law of position 0.
         good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row["stationary"]), where=turnover > 1e-15)
         law = np.stack((1.0 - good, good), axis=1)
-        rates = np.stack([(law * each).sum(axis=1) for each in arrived], axis=1) if k else np.zeros((len(by_bin), 0))
-        drafting = np.ones(len(by_bin))
-        weights = 1.0 / (1.0 + rates.sum(axis=1))
+        drafting, with_draft = (good, np.array([0.0, 1.0])) if is_search else (np.ones(len(by_bin)), law)
+        rates = np.array([(with_draft * each).sum(axis=1) for each in arrived]).reshape(k, len(by_bin)).T
         mean = weighted.sum(axis=2)  # of a round that starts in either state
         ahead = np.linalg.matrix_power(kernel, lag - 1)
         product = np.einsum("bi,bij,bjl,bl->b", law, weighted, ahead, mean)
+    weights = 1.0 / (1.0 + drafting * rates.sum(axis=1))
     weights /= weights.sum()
     share = float(weights @ drafting)
     drafted = weights * drafting / share if share > 0.0 else weights
@@ -257,7 +257,11 @@ def _along_stretches(by_bin: FloatArray, row: Any) -> _Rounds:
 
 
 def _beside_head(by_bin: FloatArray, row: Any) -> _Rounds:
-    """All drafts of a round are accepted by the state at its start: a head's, or those of a search."""
+    """All drafts of a round are accepted by the state at its start: a head's, or those of a search.
+
+    With m the match probability and r the persistence, d tokens after a match another match has probability
+    m + (1 - m) r^d, after none m (1 - r^d).
+    """
     k, head = by_bin.shape[2], int(row["head"])
     reach = np.cumprod(by_bin, axis=2)
     reach[:, 0, head:] = 0.0
@@ -271,23 +275,6 @@ def _beside_head(by_bin: FloatArray, row: Any) -> _Rounds:
     after = np.stack((1.0 - found, found), axis=1)  # [states, states after, accepted]
     kernel = np.einsum("bsa,sta->bst", exactly, after)
     return kernel, np.einsum("bsa,sta->bst", exactly * accepted, after), list(np.moveaxis(reach, 2, 0))
-
-
-def _draft_share(model: Chain, rates: FloatArray, match: float) -> float:
-    """Long-run share of a request's rounds that draft. Differs from the match probability when matches come in bursts.
-
-    With m the match probability and r the persistence, d tokens after a match another match has probability
-    m + (1 - m) r^d, one token after none m (1 - r). A drafting round emits d = 1 + accepted tokens, an idle one a
-    single token; the share is stationary under these two moves.
-    """
-    if model.match_probability is None:
-        return 1.0
-    reach = np.concatenate(([1.0], rates, [0.0]))
-    exactly = reach[:-1] - reach[1:]
-    persistence = model.persistence or 0.0
-    again = (exactly * (match + (1.0 - match) * persistence ** np.arange(1, len(rates) + 2))).sum()
-    enter = match * (1.0 - persistence)
-    return float(enter / (1.0 - again + enter)) if enter > 0.0 else 0.0
 
 
 @functools.lru_cache(maxsize=64)
