@@ -48,23 +48,19 @@ def _victim(s: Engine) -> int:
 
     SGLang's: of those with the fewest output tokens the last.
     """
-    e = s.engine[0]
-    if s.config[0].retracts:
-        fewest = 0
-        for at in range(1, e.num_running):
-            a = s.requests[s.running[at]]
-            b = s.requests[s.running[fewest]]
-            if a.tokens - a.prompt <= b.tokens - b.prompt:
-                fewest = at
-        return fewest
-    if not s.config[0].priority:
-        return int(e.num_running - 1)
+    last = int(s.engine[0].num_running - 1)
+    if not (s.config[0].retracts or s.config[0].priority):
+        return last
     worst = 0
-    for at in range(1, e.num_running):
+    for at in range(1, last + 1):
         a = s.requests[s.running[at]]
         b = s.requests[s.running[worst]]
-        later = a.arrival_s > b.arrival_s or (a.arrival_s == b.arrival_s and s.running[at] > s.running[worst])
-        if a.priority > b.priority or (a.priority == b.priority and later):
+        if s.config[0].retracts:
+            goes_first = a.tokens - a.prompt <= b.tokens - b.prompt
+        else:
+            later = a.arrival_s > b.arrival_s or (a.arrival_s == b.arrival_s and s.running[at] > s.running[worst])
+            goes_first = a.priority > b.priority or (a.priority == b.priority and later)
+        if goes_first:
             worst = at
     return worst
 
