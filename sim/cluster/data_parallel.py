@@ -122,7 +122,6 @@ class DataParallel:
         self._coordinator = Coordinator(n, lockstep=lockstep)
         servers = self.config.api_server_count
         self._servers = [ApiServer(index, servers, n) for index in range(servers)]
-        self._told = [[0.0, 0.0]] * n
         self._next = [SCHEDULE] * n
         self._found_s = self._started_s = 0.0
         self._runs, self.wave = False, 0
@@ -213,8 +212,7 @@ class DataParallel:
         state = self.ranks[rank].state
         e = state.engine[0]
         counts = [float(e["num_waiting"]), float(e["num_running"])]
-        if counts != self._told[rank]:
-            self._told[rank] = counts
+        if counts != self._coordinator.counts[rank][:2]:
             blocks = self.config.num_gpu_blocks - 1
             usage = 1.0 - float(e["free_blocks"]) / blocks
             self._coordinator.receive(now_s * 1e3, rank, [*counts, usage], (self.wave, self.steps[rank]))

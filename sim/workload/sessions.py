@@ -6,7 +6,7 @@ how many others there are changes it. When a request of it is sent follows from 
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -96,16 +96,6 @@ def _slower(arrivals: Any, factor: float) -> Any:
     return arrivals if rate is None else arrivals.model_copy(update={"request_rate_rps": rate / factor})
 
 
-class SessionRequests(NamedTuple):
-    """Requests of one class's sessions, session after session."""
-
-    session: IntArray  # i8[m], from 0 on
-    prompt: IntArray  # i8[m], without the system prompt
-    output: IntArray  # i8[m]
-    think_s: FloatArray  # f8[m], after the answer before; 0 of the first
-    ends: BoolArray  # of each session: whether it ends at max_model_len
-
-
 def draw_requests(
     sessions: Sessions | None,
     lengths: Lengths,
@@ -113,10 +103,11 @@ def draw_requests(
     keys: dict[Stream, UInt64Array],
     system_tokens: int,
     max_model_len: int | None,
-) -> SessionRequests:
+) -> tuple[IntArray, IntArray, IntArray, FloatArray, BoolArray]:
     """The requests of sessions, one for each of ``turns_u`` (f8[n] in [0, 1)); ``keys`` of each by stream.
 
-    A session ends before the request that, with its answer, exceeds ``max_model_len``; its first request stays.
+    Returns the session, prompt, output and think_s of each request, as in `DrawnSessions`, and of each session whether
+    it ends at ``max_model_len``: before the request that, with its answer, exceeds it; its first request stays.
 
     Raises ScenarioError: more than `MAX_REQUESTS` in a session.
     """
@@ -150,7 +141,7 @@ def draw_requests(
     limit = MAX_TOKENS if max_model_len is None else max_model_len
     kept = (number == 0) | (said + system_tokens <= limit)
     ends = np.bincount(session[kept], minlength=n) < counts
-    return SessionRequests(session[kept], (said - output)[kept], output[kept], think_s[kept], ends)
+    return session[kept], (said - output)[kept], output[kept], think_s[kept], ends
 
 
 @lru_cache(maxsize=256)
@@ -160,8 +151,8 @@ def mean_requests(sessions: Sessions | None, lengths: Lengths, system_tokens: in
         return 1.0
     turns_u = (np.arange(SAMPLE) + 0.5) / SAMPLE
     keys = {stream: request_keys(0, stream, SAMPLE) for stream in STREAMS}
-    drawn = draw_requests(sessions, lengths, turns_u, keys, system_tokens, max_model_len)
-    return len(drawn.session) / SAMPLE
+    session, *_ = draw_requests(sessions, lengths, turns_u, keys, system_tokens, max_model_len)
+    return len(session) / SAMPLE
 
 
 def _numbered(counts: IntArray) -> tuple[IntArray, IntArray]:

@@ -16,7 +16,7 @@ from draftcast.frozen import Count, Duration, Faults, Frozen, NonEmpty, Seconds,
 from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import json_formats
 from draftcast.sim.workload.traces.csv_formats import has_columns, read_azure, read_burstgpt
-from draftcast.sim.workload.traces.json_formats import SHAREGPT, has_a_field, has_benchmarks, has_fields
+from draftcast.sim.workload.traces.json_formats import SHAREGPT, has_a_field, has_fields
 from draftcast.sim.workload.traces.source import TraceText
 
 TraceFormat = Literal[
@@ -44,7 +44,7 @@ TRACE_READERS = {
     "specdecode_bench": Reader(json_formats.read_specdecode_bench, ("acc_len",), "recorded acceptance, JSON lines"),
     "vllm_bench": Reader(json_formats.read_vllm_bench, ("input_lens",), "vllm bench serve --save-detailed JSON"),
     "aiperf": Reader(json_formats.read_aiperf, ("request_start_ns",), "AIPerf profile_export.jsonl", 10_000),
-    "guidellm": Reader(json_formats.read_guidellm, ("successful",), "GuideLLM report, JSON", None, has_benchmarks),
+    "guidellm": Reader(json_formats.read_guidellm, ("benchmarks", "successful"), "GuideLLM report, JSON"),
     "mooncake": Reader(json_formats.read_mooncake, ("input_length", "timestamp"), "Mooncake JSON lines", 100_000),
     "sharegpt": Reader(
         json_formats.read_sharegpt, SHAREGPT, "ShareGPT-like JSON with token counts", 100_000, has_a_field

@@ -54,11 +54,6 @@ def has_fields(text: str, names: Collection[str]) -> bool:
     return text.lstrip().startswith("{") and all(f'"{name}"' in text for name in names)
 
 
-def has_benchmarks(text: str, names: Collection[str]) -> bool:
-    """`has_fields` of a report whose benchmarks begin within its first 100,000 characters."""
-    return '"benchmarks"' in text[:100_000] and has_fields(text, names)
-
-
 def has_a_field(text: str, names: Collection[str]) -> bool:
     """Whether a text is of JSON objects, or an array of them, that name one of these fields."""
     return text.lstrip().startswith(("[", "{")) and any(f'"{name}"' in text for name in names)
