@@ -36,7 +36,7 @@ from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.output import results
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.schedule import Fixed
-from draftcast.sim.state.engine import STOP_MAX_STEPS
+from draftcast.sim.state.engine import STOP_OUTPUT
 from draftcast.sim.workload.request_table import RequestTable
 
 # The same examples in every run, so that one change's gate does not fail for another's fault; look for new faults with
@@ -175,7 +175,7 @@ class Case:
     def collected(self) -> Iterator[tuple[Any, Any]]:
         """Send all requests and run step by step: the batch and its entries, each as it was just collected."""
         self.send()
-        while self.replica.advance(math.inf, max_steps=1) == STOP_MAX_STEPS:
+        while self.replica.advance(math.inf, stop_on_output=True) == STOP_OUTPUT:
             s = self.replica.state
             slot = int(s.engine[0]["first_batch"]) ^ 1  # collected just now, not overwritten yet
             yield s.batch[slot].copy(), s.entries[slot][: s.batch[slot]["size"]].copy()

@@ -27,7 +27,7 @@ from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.cluster.cluster import Cluster
 from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.engine.replica import Replica, request_rows
-from draftcast.sim.state.engine import STOP_MAX_STEPS
+from draftcast.sim.state.engine import STOP_OUTPUT
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 
@@ -146,8 +146,8 @@ class _Watched(Replica):
         self._excess = excess
         self._random = np.random.default_rng(noise_seed)
 
-    def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
-        assert max_steps == -1
+    def advance(self, until_s: float, *, stop_on_finish: bool = False, stop_on_output: bool = False) -> int:
+        assert not stop_on_output
         while True:
             jitter = math.exp(self._noise * self._random.standard_normal()) if self._noise else 1.0
             params = self.state.cost.params
@@ -155,11 +155,11 @@ class _Watched(Replica):
             params[0]["decode_excess"], params[0]["prompt_excess"] = excess
             before = int(self.state.engine[0]["step"]) - int(self.state.engine[0]["in_flight"])
             tokens = self.state.requests["tokens"].copy()
-            reason = super().advance(until_s, stop_on_finish=stop_on_finish, max_steps=1)
+            reason = super().advance(until_s, stop_on_finish=stop_on_finish, stop_on_output=True)
             e = self.state.engine[0]
             if int(e["step"]) - int(e["in_flight"]) > before:
                 self._watch(tokens)
-            if reason != STOP_MAX_STEPS:
+            if reason != STOP_OUTPUT:
                 return reason
 
     def _watch(self, tokens_before: Any) -> None:

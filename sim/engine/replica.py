@@ -201,17 +201,13 @@ class Replica:
             return True
         return False
 
-    def advance(self, until_s: float, *, stop_on_finish: bool = False, max_steps: int = -1) -> int:
+    def advance(self, until_s: float, *, stop_on_finish: bool = False, stop_on_output: bool = False) -> int:
         """Run until ``until_s`` (see :func:`draftcast.sim.engine.step.advance`); the reason it stopped.
 
         Raises SimulationError: a request can never run; :func:`check_fits` should have refused it.
         """
-        before = self._num_collected if max_steps >= 0 else 0
         while True:
-            left = max_steps - (self._num_collected - before) if max_steps >= 0 else -1
-            if left == 0:
-                return state.STOP_MAX_STEPS
-            stop = self.run(until_s, stop_on_finish, left)
+            stop = self.run(until_s, stop_on_finish, stop_on_output)
             if stop == state.STOP_DECIDE:
                 batch = Batch(self.state)
                 decision = self._policy.decide(batch)
@@ -221,14 +217,14 @@ class Replica:
             elif stop != state.STOP_STEPS_FULL:
                 return stop
 
-    def run(self, until_s: float, stop_on_finish: bool = False, max_steps: int = -1) -> int:
+    def run(self, until_s: float, stop_on_finish: bool = False, stop_on_output: bool = False) -> int:
         """One compiled call of :func:`draftcast.sim.engine.step.advance`; the reason it stopped.
 
         As :meth:`advance`, for callers that decide themselves: it stops where a Python policy must, and where nothing
         can run.
         """
         self.grow_steps()
-        return int(self._advance(until_s, stop_on_finish, max_steps))
+        return int(self._advance(until_s, stop_on_finish, stop_on_output))
 
     def call(self, part: Any, *arguments: float) -> Any:
         """A function of the engine's own loop, compiled with it, on this replica's arrays."""
@@ -253,13 +249,7 @@ class Replica:
         """Make ``arrays`` the engine's, in compiled code too."""
         self.state, self._held = arrays, Held(arrays)
         self._bound: dict[Any, Callable[..., Any]] = {}
-        self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.int64)
-
-    @property
-    def _num_collected(self) -> int:
-        """Outputs taken."""
-        e = self.state.engine[0]
-        return int(e["step"]) - int(e["in_flight"]) + int(e["empty_batches"])
+        self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.boolean)
 
     @property
     def next_event_s(self) -> float:

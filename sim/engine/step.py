@@ -529,16 +529,15 @@ def arrive(s: Engine) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> int:
+def advance(s: Engine, until_s: float, stop_on_finish: bool, stop_on_output: bool) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,
-    requests finished (only with ``stop_on_finish``), the step record is full, ``max_steps`` outputs were taken,
-    or nothing can run (a request that can never fit). Other threads of Python run meanwhile.
+    requests finished (only with ``stop_on_finish``), the step record is full, an output was taken (only with
+    ``stop_on_output``), or nothing can run (a request that can never fit). Other threads of Python run meanwhile.
     """
     c = s.config[0]
     e = s.engine[0]
-    collected = 0
     while True:
         if e.phase == state.PHASE_SCHEDULE:
             if e.num_running == 0 and e.num_waiting == 0 and e.in_flight == e.empty_batches:
@@ -587,13 +586,13 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, max_steps: int) -> 
         if e.phase == state.PHASE_COLLECT:
             if max(e.host_s, s.batch[e.first_batch].end_s) > until_s:
                 return state.STOP_TIME
-            collected += s.batch[e.first_batch].size > 0
+            has_output = s.batch[e.first_batch].size > 0
             ended = collect(s)
             e.phase = state.PHASE_SCHEDULE
             if ended and stop_on_finish:
                 s.finished[s.finished.size - 1] = ended
                 return state.STOP_FINISHED
+            if stop_on_output and has_output:
+                return state.STOP_OUTPUT
             if s.steps.size and e.recorded == s.steps.size:
                 return state.STOP_STEPS_FULL
-            if collected == max_steps:
-                return state.STOP_MAX_STEPS

@@ -34,7 +34,7 @@ from draftcast.sim.policies.oracle import Oracle
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 from draftcast.sim.policies.slo_aware import SloAware
 from draftcast.sim.policies.tetris import Tetris
-from draftcast.sim.state.engine import STOP_MAX_STEPS
+from draftcast.sim.state.engine import STOP_OUTPUT
 
 N = 40
 POLICIES: tuple[Policy, ...] = (
@@ -134,7 +134,7 @@ def bits(case: Any) -> str:
 
 def serve_step_by_step(case: Any) -> Any:
     case.send()
-    while case.replica.advance(math.inf, max_steps=1) == STOP_MAX_STEPS:
+    while case.replica.advance(math.inf, stop_on_output=True) == STOP_OUTPUT:
         pass
     return case
 
@@ -171,12 +171,12 @@ def test_a_python_policy_is_bit_identical_to_its_compiled_twin(
     assert bits(serve_step_by_step(busy(build_case, in_python, method))) == bits(twin)
 
 
-def test_max_steps_counts_outputs_across_python_decisions(build_case: Any) -> None:
+def test_a_stop_on_output_counts_outputs_across_python_decisions(build_case: Any) -> None:
     for policy in (Fixed(), PythonFixed()):
         case = busy(build_case, policy).send()
-        for calls in range(1, 4):
-            assert case.replica.advance(math.inf, max_steps=7) == STOP_MAX_STEPS
-            assert len(case.replica.steps()) == 7 * calls
+        for calls in range(1, 22):
+            assert case.replica.advance(math.inf, stop_on_output=True) == STOP_OUTPUT
+            assert len(case.replica.steps()) == calls
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -22,7 +22,7 @@ from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.policies.schedule import Off
-from draftcast.sim.state.engine import STOP_FINISHED, STOP_IDLE, STOP_MAX_STEPS
+from draftcast.sim.state.engine import STOP_FINISHED, STOP_IDLE, STOP_OUTPUT
 
 SYNC = {"async_scheduling": False}
 
@@ -667,7 +667,7 @@ def test_the_step_record_grows(build_case: Any) -> None:
     # Every step ends a request, and the record is 1,024 rows long at first.
     n = 1030
     case = build_case([4] * n, [1] * n, max_num_seqs=1, **SYNC).send()
-    assert case.replica.advance(np.inf, max_steps=1024) == STOP_MAX_STEPS
+    assert {case.replica.advance(np.inf, stop_on_output=True) for _ in range(1024)} == {STOP_OUTPUT}
     assert len(case.replica.steps()) == 1024
     while case.replica.advance(np.inf, stop_on_finish=True) == STOP_FINISHED:
         pass
