@@ -27,7 +27,6 @@ from numba import njit, types
 from numba import typeof as _typeof
 from numba.core import cgutils as _cgutils
 from numba.core.datamodel.models import PointerModel
-from numba.core.registry import cpu_target
 from numba.core.typing.templates import AttributeTemplate as _AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, overload, register_model
 
@@ -43,21 +42,15 @@ class Reference(types.Type):
     """The address of a NamedTuple of arrays whose type is ``record``."""
 
     def __init__(self, record: types.NamedTuple) -> None:
-        self.record = record
+        self.dtype = record  # as numba's model of pointers names it
         super().__init__(name=f"Reference({record})")
 
     @property
     def key(self) -> Any:
-        return self.record
+        return self.dtype
 
 
-@register_model(Reference)
-class _ReferenceModel(PointerModel):
-    def __init__(self, dmm: Any, fe_type: Reference) -> None:
-        record = dmm.lookup(fe_type.record).get_data_type()
-        self._pointee_model = dmm.lookup(fe_type.record)
-        self._pointee_be_type = record
-        super(PointerModel, self).__init__(dmm, fe_type, record.as_pointer())  # type: ignore[no-untyped-call]
+register_model(Reference)(PointerModel)
 
 
 def reference(record: RecordT) -> RecordT:
@@ -117,23 +110,7 @@ def _reference_typed(typingctx: Any, record: Any) -> Any:
     return Reference(record)(record), codegen
 
 
-def _write_typed(typingctx: Any, record: Any, memory: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(memory)(context, builder, args[1])
-        address = builder.bitcast(array.data, context.get_value_type(record).as_pointer())
-        builder.store(_disowned(context, builder, record, args[0]), address)
-        return context.get_dummy_value()
-
-    return types.none(record, memory), codegen
-
-
 _reference: Any = intrinsic(_reference_typed)
-_write: Any = intrinsic(_write_typed)
-
-
-@njit(cache=True)
-def _write_to(record: Any, memory: npt.NDArray[np.uint64]) -> None:
-    _write(record, memory)
 
 
 @extending.unbox(Reference)
@@ -143,11 +120,11 @@ def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
 
 
 Compiled = dict[tuple[Hashable, ...], Callable[..., Any]]
-_references: dict[Hashable, tuple[Reference, int, Compiled]] = {}
+_references: dict[Hashable, tuple[Reference, Compiled]] = {}
 
 
-def _reference_to(record: Any) -> tuple[Reference, int, Compiled]:
-    """The type of a bundle's address, its bytes, and functions compiled for it by themselves and their other types.
+def _reference_to(record: Any) -> tuple[Reference, Compiled]:
+    """The type of a bundle's address, and functions compiled for it by themselves and their other types.
 
     numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built;
     layouts are few.
@@ -155,9 +132,7 @@ def _reference_to(record: Any) -> tuple[Reference, int, Compiled]:
     layout = _layout(record)
     found = _references.get(layout)
     if found is None:
-        kind, context = typeof(record), cpu_target.target_context
-        size = context.get_abi_sizeof(context.get_value_type(kind))
-        found = _references[layout] = Reference(kind), size, {}
+        found = _references[layout] = Reference(typeof(record)), {}
     return found
 
 
@@ -172,6 +147,13 @@ def _layout(part: Any) -> Hashable:
     return typeof(part)  # type: ignore[no-any-return]
 
 
+def _words(part: Any) -> list[int]:
+    """A bundle, or a part of it, as numba lays it out in memory: of an array no owners, counts, address and strides."""
+    if isinstance(part, np.ndarray):
+        return [0, 0, part.size, part.itemsize, part.ctypes.data, *part.shape, *part.strides]
+    return [word for each in part for word in _words(each)]
+
+
 class Held:
     """A bundle whose references stand in memory of its own, for compiled functions that Python calls often.
 
@@ -181,9 +163,8 @@ class Held:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self._kind, size, self._compiled = _reference_to(record)
-        self._memory = np.zeros(-(-size // 8), np.uint64)
-        _write_to(record, self._memory)
+        self._kind, self._compiled = _reference_to(record)
+        self._memory = np.array(_words(record), np.int64)
 
     def bind(self, function: Any, *kinds: types.Type) -> Callable[..., Any]:
         """The compiled ``function(ref, ...)`` with ``ref`` given; ``kinds`` are the types of its other arguments."""
@@ -200,16 +181,16 @@ class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]
     key = Reference
 
     def generic_resolve(self, ref: Reference, name: str) -> Any:
-        if name not in ref.record.fields:
+        if name not in ref.dtype.fields:
             return None
-        part = ref.record.types[ref.record.fields.index(name)]
+        part = ref.dtype.types[ref.dtype.fields.index(name)]
         return Reference(part) if isinstance(part, types.NamedTuple) else part
 
 
 @_lower_attributes(Reference)
 def _reference_attribute(context: Any, builder: Any, ref: Reference, value: Any, name: str) -> Any:
-    index = ref.record.fields.index(name)
-    part = ref.record.types[index]
+    index = ref.dtype.fields.index(name)
+    part = ref.dtype.types[index]
     address = cgutils.gep_inbounds(builder, value, 0, index)
     if isinstance(part, types.NamedTuple):
         return address
