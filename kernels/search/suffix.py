@@ -251,7 +251,7 @@ def match_positions(
     # Token ids become 0, 1, 2, ... so that arrays can be indexed by them.
     vocabulary, inverse = np.unique(everything, return_inverse=True)
     dense: Tokens = inverse.astype(np.int32)
-    cuts = np.concatenate(([0], np.cumsum([len(part) for part in (*heads, *tails)]))).astype(np.int64)
+    parts = np.split(dense, np.cumsum([len(part) for part in (*heads, *tails)])[:-1])
     cached = settings.max_cached_requests
     own_capacity = max((len(head) + len(tail) for head, tail in zip(heads, tails, strict=True)), default=0)
     earlier_capacity = sum(len(tail) + 1 for tail in tails) if cached else 0
@@ -271,6 +271,5 @@ def match_positions(
     for index, head in enumerate(heads):
         starts.append(int(earlier.size[0]))
         floor = starts[max(0, index + 1 - cached)] if cached else 0
-        there = len(heads) + index
-        text = np.concatenate((dense[cuts[index] : cuts[index + 1]], dense[cuts[there] : cuts[there + 1]]))
+        text = np.concatenate((parts[index], parts[len(heads) + index]))
         yield _match_positions(text, len(head), own, earlier, floor, limits, scratch)
