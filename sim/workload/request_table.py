@@ -179,12 +179,6 @@ class RequestTable:
     def shift_to_zero(self) -> Self:
         return replace(self, arrival_s=self.arrival_s - self.arrival_s[0]) if len(self) else self
 
-    def clip_time(self, start_s: float, stop_s: float) -> Self:
-        """Keep arrivals in [start_s, stop_s) and move them so that ``start_s`` becomes 0."""
-        first, last = np.searchsorted(self.arrival_s, [start_s, stop_s])
-        kept = self.slice(int(first), int(last))
-        return replace(kept, arrival_s=kept.arrival_s - start_s)
-
     def clip_lengths(self, max_prompt_tokens: int | None, max_output_tokens: int | None) -> Self:
         """Cut prompts and outputs to at most so many tokens (prompts lose their tail, and its hashes)."""
         prompt = np.minimum(self.prompt_tokens, max_prompt_tokens or MAX_TOKENS).astype(np.int32)

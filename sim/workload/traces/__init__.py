@@ -94,14 +94,15 @@ def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
     """Read the file as `read_trace` does and take what ``spec`` says. Raises TraceError."""
     table = read_trace(spec.path, spec.format, record)
     if spec.start_s != 0 or spec.stop_s is not None:
-        window = (spec.start_s, math.inf if spec.stop_s is None else spec.stop_s)
-        clipped = table.clip_time(*window)
-        if len(clipped) == 0:
+        start_s, stop_s = window = (spec.start_s, math.inf if spec.stop_s is None else spec.stop_s)
+        inside = (table.arrival_s >= start_s) & (table.arrival_s < stop_s)
+        if not inside.any():
             message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
             raise TraceError(message, file=spec.path, key="start_s, stop_s", value=window)
-        table = clipped.shift_to_zero()
+        table = table.keep(inside)
     if spec.sample_requests is not None:
-        table = table.sample(spec.sample_requests, spec.sample_seed).shift_to_zero()
+        table = table.sample(spec.sample_requests, spec.sample_seed)
+    table = table.shift_to_zero()
     before = int(table.prompt_tokens.sum()), int(table.output_tokens.sum())
     table = table.clip_lengths(spec.max_prompt_tokens, spec.max_output_tokens)
     cut = before[0] - int(table.prompt_tokens.sum()), before[1] - int(table.output_tokens.sum())

@@ -77,7 +77,7 @@ def test_take_and_slice_carry_the_ragged_columns() -> None:
 
 
 def test_clip_time_and_lengths() -> None:
-    t = table().clip_time(1.0, 3.0)  # the end is excluded
+    t = table().keep((table().arrival_s >= 1.0) & (table().arrival_s < 3.0)).shift_to_zero()
     assert t.arrival_s.tolist() == [0.0, 1.0]
     assert t.prompt_tokens.tolist() == [2, 6]
     assert table().mean_gap_s == 1.0
