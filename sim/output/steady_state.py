@@ -64,9 +64,8 @@ ALWAYS_STABLE = Stability("stable", "a closed loop sends no more than is answere
 
 def slope(x: FloatArray, y: FloatArray) -> float:
     """Least-squares slope of y on x; 0 when x does not vary."""
-    centred = x - x.mean()
-    power = float(centred @ centred)
-    return float(centred @ (y - y.mean())) / power if power > 0 else 0.0
+    (power, common), _ = np.cov(x, y, bias=True)
+    return float(common / power) if power > 0 else 0.0
 
 
 def shortfall(num_requests: float, in_system: float, utilisation: float) -> float:
