@@ -65,7 +65,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "board in its name; of L4 test_peaks_are_scaled_to_what_large_products_reach",
     "test_a_device_that_nobody_timed_is_said": "the same cases with what stands in for the device",
     "test_every_draft_pass_pays_its_overhead": "the same for three versions",
-    "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_python_decisions",
+    "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"
+    "python_decisions",
     "test_questions_of_one_engine_are_refused": "test_a_plan_of_unlike_replicas_is_refused, and of recommend "
     "test_a_setting_is_recommended_for_the_groups_that_say_nothing_else",
     "test_speculation_that_cannot_be_read_is_refused[sglang serve --model x --speculative-algorithm NGRAM "

@@ -39,7 +39,6 @@ class Coordinator:
     def __init__(self, ranks: int, *, lockstep: bool) -> None:
         self.counts: Counts = [[0, 0, 0.0] for _ in range(ranks)]
         self.published: Counts = [[0, 0, 0.0] for _ in range(ranks)]
-        self.publications = 0
         self._lockstep = lockstep
         self._changed = False
         self._last_step = (-1, -1)
@@ -66,7 +65,6 @@ class Coordinator:
         else:
             counts, self._changed = self.counts, False
         self.published = [list(each) for each in counts]
-        self.publications += 1
         self._published_ms = int(now_ms)
         self._wait(now_ms)
 
@@ -88,7 +86,7 @@ class ApiServer:
     def __init__(self, index: int, servers: int, ranks: int) -> None:
         self.in_flight: list[list[int]] = [[] for _ in range(ranks)]  # its requests without their last output, by rank
         self.known: Counts = [[0, 0, 0.0] for _ in range(ranks)]
-        self.publications = 0
+        self.told: Counts = []  # what the coordinator published last
         self._servers = servers
         self._first = ranks * index // servers
 
@@ -195,9 +193,9 @@ class DataParallel:
         self._coordinator.advance(now_s * 1e3)
         status = self._rows["status"]
         for server in self._servers:
-            if server.publications != self._coordinator.publications:
-                server.publications = self._coordinator.publications
-                server.known = [list(each) for each in self._coordinator.published]
+            if server.told is not self._coordinator.published:
+                server.told = self._coordinator.published
+                server.known = [list(each) for each in server.told]
             held = [np.array(sent, np.int64) for sent in server.in_flight]
             server.in_flight = [sent[status[sent] != FINISHED].tolist() for sent in held]
         while self._pending and self._rows["arrival_s"][self._pending[0]] == now_s:
@@ -286,7 +284,6 @@ class DataParallel:
         self._runs = True
         for rank in self.ranks:
             e = rank.state.engine[0]
-            e["idle_s"] += max(now_s - e["host_s"], 0.0)
             e["host_s"] = max(float(e["host_s"]), now_s)
             e["mark_s"] = e["host_s"]
 
@@ -313,7 +310,7 @@ class DataParallel:
         rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(each["tokens"]) for each in features]
         mode = min((int(each["graph_mode"]) for each in features), default=st.PIECEWISE_GRAPHS)
         padded = mode >= st.PIECEWISE_GRAPHS
-        longest_s, draft_s, target_s, prefill_s = self._dummy_s, 0.0, self._dummy_s, 0.0
+        took: list[tuple[float, ...]] = []
         group = max(rows) * len(rows) if padded else sum(rows)
         for index in real:
             state = self.ranks[index].state
@@ -324,10 +321,8 @@ class DataParallel:
             self.ranks[index].call(step.time_batch, *shared, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
-            took_s = float(times["draft_s"] + times["target_s"])
-            if took_s > longest_s or index == real[0]:
-                longest_s = took_s
-                draft_s, target_s, prefill_s = (float(times[name]) for name in ("draft_s", "target_s", "prefill_s"))
+            took.append(tuple(float(times[name]) for name in ("draft_s", "target_s", "prefill_s")))
+        draft_s, target_s, prefill_s = max(took or [(0.0, self._dummy_s, 0.0)], key=lambda each: each[0] + each[1])
         start_s = max(ready_s, device_s)
         for index, rank in enumerate(self.ranks):
             state = rank.state
@@ -341,7 +336,7 @@ class DataParallel:
                 # The host of a dummy batch waits for no output, but for the device to reach it; asynchronously, to
                 # reach the step before (``synchronize_input_prep``).
                 is_async = state.config[0]["async_scheduling"]
-                e["device_s"] = start_s + longest_s
+                e["device_s"] = start_s + draft_s + target_s
                 e["host_s"] = max(ready_s, self._started_s if is_async else start_s)
                 if e["in_flight"] == 0:
                     e["mark_s"] = e["host_s"]

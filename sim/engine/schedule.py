@@ -226,7 +226,6 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
         if caching and blocks.fills_block(s, i, known):
             blocks.cache_full_blocks(s, i, known)
 
-    s.batch[slot].num_running = size
     if c.reserves_outputs and not only_prompts:
         _share_outputs(s, preempted)
     if not preempted and (only_prompts or not c.prompts_alone):

@@ -205,7 +205,6 @@ def launch(s: Engine, slot: int) -> None:
     commit(s, slot)
     _time(s, slot)
     batch.schedule_s = e.host_s
-    busy_s = batch.draft_s + batch.target_s
     if s.cost.params[0].host_hides or not s.config[0].async_scheduling:
         e.host_s += batch.host_s
         batch.launch_s = max(e.host_s, e.device_s)
@@ -214,8 +213,8 @@ def launch(s: Engine, slot: int) -> None:
     if s.stage_free_s.size > 1:
         _pass_stages(s, slot)
     else:
-        e.device_s = batch.launch_s + busy_s
-    _send(s, slot, busy_s)
+        e.device_s = batch.launch_s + batch.draft_s + batch.target_s
+    _send(s, slot)
     _time_rejected(s, slot)
 
 
@@ -234,13 +233,12 @@ def _time(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _send(s: Engine, slot: int, busy_s: float) -> None:
+def _send(s: Engine, slot: int) -> None:
     """Count a batch that keeps the device busy until ``device_s`` as in flight."""
     e = s.engine[0]
     batch = s.batch[slot]
     batch.end_s = e.device_s
     batch.step = e.step
-    e.busy_s += busy_s
     e.scheduled_tokens += batch.tokens
     e.step += 1
     e.in_flight += 1
@@ -305,7 +303,7 @@ def send_batch(s: Engine, start_s: float, draft_s: float, target_s: float, prefi
     batch.rejected_draft_s = min(batch.rejected_draft_s, draft_s)
     batch.rejected_target_s = min(batch.rejected_target_s, target_s - prefill_s)
     e.device_s = start_s + draft_s + target_s
-    _send(s, slot, draft_s + target_s)
+    _send(s, slot)
 
 
 @njit(cache=True)
@@ -549,7 +547,6 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, stop_on_output: boo
                 if arrival_s > e.host_s:
                     if arrival_s >= until_s:
                         return state.STOP_TIME
-                    e.idle_s += arrival_s - e.host_s
                     e.host_s = arrival_s
                     e.mark_s = arrival_s
             if e.host_s >= until_s:

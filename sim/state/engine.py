@@ -99,7 +99,6 @@ ENTRY = record_type(
 # One row a batch in flight.
 BATCH = record_type(
     ("size", "i4"),
-    ("num_running", "i4"),  # entries that were running before this step
     ("step", "i8"),
     ("tokens", "i4"),
     ("drafts", "i4"),
@@ -193,8 +192,6 @@ ENGINE = record_type(
     ("cached_tokens", "i8"),
     ("looked_up_tokens", "i8"),
     ("recorded", "i8"),
-    ("busy_s", "f8"),
-    ("idle_s", "f8"),
     ("scheduled_tokens", "i8"),
     ("emitted_tokens", "i8"),
     ("num_preemptions", "i8"),
