@@ -73,8 +73,7 @@ def compile_acceptance(
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
             row[members] += bins * np.int32(band_rows[c] // BINS)
     conditional = np.concatenate(tables)
-    for c, discrimination in enumerate(confidence or [None] * len(models)):
-        params["confidence"][:, c] = -1.0 if discrimination is None else discrimination
+    params["confidence"] = [-1.0 if each is None else each for each in confidence or [None] * len(models)]
     has_confidence = bool((params["confidence"][0] >= 0.0).any())
     draws_matches = bool(np.isin(kinds, (compiled.KIND_STATES, compiled.KIND_NGRAM, compiled.KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)

@@ -6,7 +6,7 @@ from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGenerat
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
-from draftcast.sim.cost.methods import METHODS, Method
+from draftcast.sim.cost.methods import METHODS, Method, by_rule
 
 COUNTS = (
     "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
@@ -124,12 +124,12 @@ class EngineConfig:
     @property
     def slots(self) -> int:
         """Input rows that the method adds per request."""
-        return self.method.slots(self.num_speculative_tokens)
+        return by_rule(self.method.slots_rule, self.num_speculative_tokens)
 
     @property
     def lookahead(self) -> int:
         """KV slots reserved past the scheduled tokens."""
-        return self.method.lookahead(self.num_speculative_tokens)
+        return by_rule(self.method.lookahead_rule, self.num_speculative_tokens)
 
     @property
     def window_cap(self) -> int:

@@ -79,14 +79,6 @@ class Method:
         """False for ``none`` alone."""
         return self.plan != DraftPlan.NONE
 
-    def slots(self, k: int) -> int:
-        """Input rows added per request."""
-        return _apply(self.slots_rule, k)
-
-    def lookahead(self, k: int) -> int:
-        """KV slots reserved past the scheduled tokens."""
-        return _apply(self.lookahead_rule, k)
-
     def verify_nodes(self, k: int) -> int:
         """Draft tokens verified per request at depth ``k``: k, or the nodes of a tree of that depth."""
         if not self.is_tree or k <= 0:
@@ -124,10 +116,9 @@ class Method:
         )
 
 
-def _apply(rule: Rule, k: int) -> int:
-    if k <= 0:
-        return 0
-    return {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
+def by_rule(rule: Rule, k: int) -> int:
+    """What a rule says of k drafts; nothing of none."""
+    return 0 if k <= 0 else {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
 
 
 _FILE = Path(__file__).with_name("methods.yaml")

@@ -6,7 +6,6 @@ and setting it was fitted on, and refuses any other.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 
@@ -47,13 +46,11 @@ def compile_step_cost(
         HardwareError: the profile does not cover this device, model or setting.
         ModelError: heads that do not split over the ranks.
     """
-    method = config.method
     params = np.zeros(1, PARAMS)
     p = params[0]
-    for field in fields(method):
-        if field.name in (PARAMS.names or ()):
-            p[field.name] = getattr(method, field.name)
-    p["tree_parents"] = method.tree_parents
+    for name in PARAMS.names or ():
+        if hasattr(config.method, name):
+            p[name] = getattr(config.method, name)
     p["pads_searches"] = config.pads_searches
     if isinstance(profile, AffineProfile):
         _check_affine(profile, model, hardware, config)

@@ -8,7 +8,7 @@ import pytest
 from draftcast.errors import ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.sim.cost import step_time
-from draftcast.sim.cost.methods import METHODS, DraftPlan, get_method
+from draftcast.sim.cost.methods import METHODS, DraftPlan, by_rule, get_method
 from draftcast.sim.cost.step_tables import head_of
 
 TARGET = load_model("llama-3.1-8b")
@@ -81,13 +81,14 @@ def test_every_method_is_covered() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_vllm_facts(name: str) -> None:
     method = get_method(name)
-    assert (method.slots(4), method.lookahead(4), method.is_async, method.drops_last_prefix_block) == FACTS[name]
-    assert method.slots(0) == method.lookahead(0) == 0
+    slots, lookahead = by_rule(method.slots_rule, 4), by_rule(method.lookahead_rule, 4)
+    assert (slots, lookahead, method.is_async, method.drops_last_prefix_block) == FACTS[name]
+    assert by_rule(method.slots_rule, 0) == by_rule(method.lookahead_rule, 0) == 0
     assert method.source
 
 
 def test_one_draft_token() -> None:
-    assert get_method("p_eagle").slots(1) == 0
+    assert by_rule(get_method("p_eagle").slots_rule, 1) == 0
 
 
 def test_kinds() -> None:
