@@ -71,7 +71,6 @@ class Cluster:
         self._closed_loop = closed_loop
         self._seed = seed
         self._report = progress or (lambda share: None)
-        self._parts = PROGRESS_PARTS if progress else 0
         self._served = 0  # counted requests that clients have had answered
         self._rank = self.order.copy()  # of each request in `order`; with sessions once it has been sent
         self._segments = self.rows["segment"].copy()  # by rank
@@ -152,8 +151,8 @@ class Cluster:
         routes = self.assigned[start:stop] = self._routes[start:stop]
         for index, replica in enumerate(self.replicas):
             replica.submit((start + np.flatnonzero(routes == index)).astype(np.uint32))
-        parts = self._parts if start == 0 else 0  # nothing can disturb the replicas; they pause only to report progress
-        for part in range(1, parts + 1):
+        # Nothing can disturb the replicas; they pause only to report progress.
+        for part in range(1, PROGRESS_PARTS + 1) if start == 0 else ():
             self._advance(float(arrival_s[0] + (arrival_s[-1] - arrival_s[0]) * part / PROGRESS_PARTS))
             self._report(part / (PROGRESS_PARTS + 1))
         self._advance(float(arrival_s[-1]))

@@ -111,16 +111,12 @@ class PrefixAffinity(Router):
     def choose(self, request: int, loads: Sequence[int]) -> int:
         least = min(range(self.replicas), key=lambda r: loads[r])
         ids = self.table.prefix_ids(request)
-        chosen = least
-        for hash_id in reversed(ids):  # equal ids are equal prefixes, so the last known id is the longest prefix
-            holder = self._holder.get(hash_id)
-            if holder is not None:
-                excess = loads[holder] - loads[least]
-                crowded = excess > AFFINITY_MAX_EXCESS_REQUESTS and loads[holder] > AFFINITY_MAX_RATIO * loads[least]
-                chosen = least if crowded else holder
-                break
-        for hash_id in ids:
-            self._holder[hash_id] = chosen
+        # Equal ids are equal prefixes, so the last known id is the longest prefix.
+        holder = next((self._holder[prefix] for prefix in reversed(ids) if prefix in self._holder), least)
+        excess = loads[holder] - loads[least]
+        crowded = excess > AFFINITY_MAX_EXCESS_REQUESTS and loads[holder] > AFFINITY_MAX_RATIO * loads[least]
+        chosen = least if crowded else holder
+        self._holder |= dict.fromkeys(ids, chosen)
         return chosen
 
 
