@@ -275,7 +275,7 @@ class RaggedParts:
             columns.append(num_known + dense.reshape(-1))
             num_known += len(known)
         ids, offsets = take_ragged(np.concatenate(columns), self._offsets(), self._row, limits)
-        copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy()  # how often a row was taken before
+        copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy(np.int64)  # a row's takings before
         return ids + np.repeat(copies, np.diff(offsets)) * num_known, offsets
 
     def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
