@@ -74,8 +74,11 @@ def _finite(values: Values, what: str) -> FloatArray:
     return array
 
 
-def _around(mean: float, standard_error: float, n: int, confidence: float) -> Estimate:
-    half = student_t(n - 1, confidence) * standard_error if n > 1 else math.nan
+def _around(mean: float, values: FloatArray, confidence: float) -> Estimate:
+    """A mean with the t interval that the scatter of these values gives it."""
+    n, half = values.size, math.nan
+    if n > 1:
+        half = student_t(n - 1, confidence) * float(values.std(ddof=1)) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, half, n, confidence)
 
 
@@ -87,9 +90,7 @@ def replication_interval(values: Values, confidence: float = 0.95) -> Estimate:
     if not 0 < confidence < 1:
         raise InputError("must lie strictly between 0 and 1", key="confidence", value=confidence)
     array = _finite(values, "an interval")
-    n = array.size
-    error = float(array.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-    return _around(float(array.mean()), error, n, confidence)
+    return _around(float(array.mean()), array, confidence)
 
 
 def factor_interval(logs: Values, confidence: float = 0.95) -> Estimate:
@@ -124,10 +125,8 @@ def paired_ratio(first: Values, second: Values, confidence: float = 0.95) -> Est
     Raises InputError when the mean of ``second`` is 0.
     """
     a, b = _pairs(first, second)
-    n = a.size
     denominator = float(b.mean())
     if denominator == 0:
         raise InputError("the mean of the denominator is 0: the ratio is undefined")
     ratio = float(a.mean()) / denominator
-    error = float((a - ratio * b).std(ddof=1)) / math.sqrt(n) / abs(denominator) if n > 1 else math.nan
-    return _around(ratio, error, n, confidence)
+    return _around(ratio, (a - ratio * b) / denominator, confidence)
