@@ -165,6 +165,5 @@ def read_burstgpt(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds; both models and both log types together."""
     names = {"Timestamp": SECONDS, "Request tokens": TOKENS, "Response tokens": TOKENS}
     columns, lines = read_columns(trace, names)
-    return make_table(
-        trace, columns["Request tokens"], columns["Response tokens"], columns["Timestamp"].astype("f8"), lines
-    )
+    time_s, prompt, output = columns.values()
+    return make_table(trace, prompt, output, time_s.astype("f8"), lines)
