@@ -77,17 +77,15 @@ def compute_metrics(
     """
     if len(requests) == 0:
         raise InputError("metrics need at least one request")
-    order = requests["request"].to_numpy()
-    if (order[1:] < order[:-1]).any():
-        requests = requests.sort_values("request", kind="stable")
+    requests = requests.sort_values("request", kind="stable")
     c = RequestColumns.of(requests)
     n = len(requests)
     kept = slice(_whole_segments(warmup or 0, n), n)
     start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
-    window = (start_s, last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s)))
+    end_s = last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s))
     good = _good_requests(requests, c, slo) if slo is not None else None
 
-    values = _throughput(c, window, good, replicas)
+    values = _throughput(c, start_s, end_s, good, replicas)
     values["num_requests"] = float(n - kept.start)
     values["slo_attainment"] = float(good[kept].mean()) if good is not None else math.nan
     groups = pd.Series(group_of[requests["replica"]]) if group_of is not None and group_of.size else None
@@ -103,13 +101,12 @@ def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping
 
     A class without objectives is good when it finishes; objectives for a class that drew no request have no effect.
     """
-    if isinstance(slo, Slo):
-        return c.finished & _meets(c, slo)
     good = c.finished.copy()
     codes, names = pd.factorize(requests["class"])
     for code, name in enumerate(names):
-        if str(name) in slo:
-            good &= (codes != code) | _meets(c, slo[str(name)])
+        objectives = slo if isinstance(slo, Slo) else slo.get(str(name))
+        if objectives is not None:
+            good &= (codes != code) | _meets(c, objectives)
     return good
 
 
@@ -135,9 +132,8 @@ def _whole_segments(requests: int, n: int) -> int:
 
 
 def _throughput(
-    c: RequestColumns, window: tuple[float, float], good: BoolArray | None, replicas: int
+    c: RequestColumns, start_s: float, end_s: float, good: BoolArray | None, replicas: int
 ) -> dict[str, float]:
-    start_s, end_s = window
     duration = end_s - start_s
     # Not what completes at the very start: in a closed loop that is the answer which the first request waited for.
     touched = c.finished & (c.finish_s > start_s)
