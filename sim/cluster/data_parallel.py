@@ -336,7 +336,7 @@ class DataParallel:
                 # The host of a dummy batch waits for no output, but for the device to reach it; asynchronously, to
                 # reach the step before (``synchronize_input_prep``).
                 is_async = state.config[0]["async_scheduling"]
-                e["device_s"] = start_s + draft_s + target_s
+                e["device_s"] = start_s + (draft_s + target_s)
                 e["host_s"] = max(ready_s, self._started_s if is_async else start_s)
                 if e["in_flight"] == 0:
                     e["mark_s"] = e["host_s"]

@@ -213,7 +213,7 @@ def launch(s: Engine, slot: int) -> None:
     if s.stage_free_s.size > 1:
         _pass_stages(s, slot)
     else:
-        e.device_s = batch.launch_s + batch.draft_s + batch.target_s
+        e.device_s = batch.launch_s + (batch.draft_s + batch.target_s)
     _send(s, slot)
     _time_rejected(s, slot)
 
