@@ -276,7 +276,7 @@ class RaggedParts:
             num_known += len(known)
         ids, offsets = take_ragged(np.concatenate(columns), self._offsets(), self._row, limits)
         copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy(np.int64)  # a row's takings before
-        return ids + np.repeat(copies, np.diff(offsets)) * num_known, offsets
+        return np.asarray(ids + np.repeat(copies, np.diff(offsets)) * num_known, np.int64), offsets
 
     def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
         """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
