@@ -159,24 +159,6 @@ def accepted_drafts(arrays: AcceptanceArrays, request: int, position: int, draft
 
 
 @njit(cache=True, forceinline=True)
-def _proposed_ngram(arrays: AcceptanceArrays, request: int, c: int, position: int, k: int) -> int:
-    head = int(arrays.params[c].head)
-    if k == 0 or state_at(arrays, request, c, position) == 0:
-        return min(k, head)
-    longer = arrays.params[c].longer
-    if longer >= 1.0:
-        return k
-    # Geometric match length by repeated products, not by log(): the same bits on every platform.
-    draw = uniform(mix64(arrays.match_keys[request]), position)
-    proposed = max(head, 1)
-    tail = longer
-    while proposed < k and draw < tail:
-        proposed += 1
-        tail *= longer
-    return min(proposed, k)
-
-
-@njit(cache=True, forceinline=True)
 def drafts_of_head(arrays: AcceptanceArrays, request: int, position: int, k: int) -> int:
     """Of up to k drafts of the round those that a head makes: none where a search takes the round over."""
     c = arrays.class_id[request]
@@ -193,7 +175,20 @@ def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: in
     """
     c = arrays.class_id[request]
     if arrays.kind[c] in (KIND_NGRAM, KIND_BESIDE_HEAD):
-        return _proposed_ngram(arrays, request, c, position, k)
+        head = int(arrays.params[c].head)
+        if k == 0 or state_at(arrays, request, c, position) == 0:
+            return min(k, head)
+        longer = arrays.params[c].longer
+        if longer >= 1.0:
+            return k
+        # Geometric match length by repeated products, not by log(): the same bits on every platform.
+        draw = uniform(mix64(arrays.match_keys[request]), position)
+        proposed = max(head, 1)
+        tail = longer
+        while proposed < k and draw < tail:
+            proposed += 1
+            tail *= longer
+        return min(proposed, k)
     if arrays.kind[c] == KIND_TRACE and arrays.params[c].stationary < 1.0:
         at = arrays.offsets[request] + position
         found = at < arrays.offsets[request + 1] and arrays.lengths[at] > 0
