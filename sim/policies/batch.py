@@ -110,20 +110,16 @@ class Batch:
         """Requests in the queue."""
         self.k: int
         """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
+        self.now_s: float
+        """When the step is scheduled."""
+        self.kv_usage: float
+        """Share of KV blocks in use."""
         self.num_seqs, self.waiting, self.k = policy.order[:N_SHOWN_SCALARS].tolist()
+        self.now_s, self.kv_usage = policy.scratch[:N_SHOWN_FLOATS].tolist()
         columns = policy.order[N_SHOWN_SCALARS : N_SHOWN_SCALARS + N_SHOWN * self.num_seqs]
         self._columns: IntArray = columns.reshape(N_SHOWN, self.num_seqs).copy()
-        self._floats: FloatArray = policy.scratch[: N_SHOWN_FLOATS + self.num_seqs].copy()
-
-    @property
-    def now_s(self) -> float:
-        """When the step is scheduled."""
-        return float(self._floats[SHOWN_NOW_S])
-
-    @property
-    def kv_usage(self) -> float:
-        """Share of KV blocks in use."""
-        return float(self._floats[SHOWN_KV_USAGE])
+        self.acceptance: FloatArray = policy.scratch[N_SHOWN_FLOATS : N_SHOWN_FLOATS + self.num_seqs].copy()
+        """Accepted / drafted of each request so far, NaN before its first round."""
 
     request = _column(SHOWN_REQUEST, "Row in the request table.")
     outputs = _column(SHOWN_OUTPUTS, "Output tokens.")
@@ -134,11 +130,6 @@ class Batch:
     def is_prefill(self) -> BoolArray:
         """A chunk that is not the prompt's last: drafts nothing."""
         return np.asarray(self._columns[SHOWN_IS_PREFILL], np.bool_)
-
-    @cached_property
-    def acceptance(self) -> FloatArray:
-        """Accepted / drafted of each request so far, NaN before its first round."""
-        return self._floats[N_SHOWN_FLOATS:]
 
     @cached_property
     def survival(self) -> FloatArray:
