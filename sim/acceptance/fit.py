@@ -5,6 +5,7 @@ Rates are those of all rounds. The covariances of rounds next to each other and 
 requests' means fix the rest: concentration, contrast and persistence.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -83,10 +84,8 @@ def fit_chain(moments: RoundMoments) -> Chain:
     scale = max(float(np.abs(goals).max()), 1e-6)
 
     def chain(at: FloatArray) -> Chain:
-        spread, contrast, persistence = at
-        return Chain(
-            rates=rates, concentration=float(np.exp(spread)), contrast=float(contrast), persistence=float(persistence)
-        )
+        spread, contrast, persistence = at.tolist()
+        return Chain(rates=rates, concentration=math.exp(spread), contrast=contrast, persistence=persistence)
 
     def misses(at: FloatArray) -> FloatArray:
         model = chain(at)

@@ -265,9 +265,7 @@ class OperatorTables:
         for part in layers.elementwise_parts(model, self.tp):
             if part.in_experts and experts_measured:
                 continue
-            found = None
-            if part.kernel:
-                found = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key)
+            found = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key) if part.kernel else None
             if found is not None:
                 table += part.count * found
             else:
