@@ -255,7 +255,10 @@ class DataParallel:
                 start_s = min(rank.next_event_s for rank in self.ranks)
                 if start_s >= until_s:
                     return STOP_TIME if self._pending or math.isfinite(start_s) else STOP_IDLE
-                self._start_wave(start_s)
+                self._runs = True
+                for replica in self.ranks:
+                    e = replica.state.engine[0]
+                    e["mark_s"] = e["host_s"] = max(float(e["host_s"]), start_s)
             if all(self._next[rank] in (BATCH_READY, DUMMY_READY) for rank in n):
                 self._run_step()
             elif all(self._next[rank] == AGREE for rank in n):
@@ -279,13 +282,6 @@ class DataParallel:
         """Where the batch stands that is scheduled next, or was and is not launched."""
         e = state.engine[0]
         return int((e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"])
-
-    def _start_wave(self, now_s: float) -> None:
-        self._runs = True
-        for rank in self.ranks:
-            e = rank.state.engine[0]
-            e["host_s"] = max(float(e["host_s"]), now_s)
-            e["mark_s"] = e["host_s"]
 
     def _schedule(self, rank: int) -> None:
         state = self.ranks[rank].state
@@ -335,9 +331,8 @@ class DataParallel:
             else:
                 # The host of a dummy batch waits for no output, but for the device to reach it; asynchronously, to
                 # reach the step before (``synchronize_input_prep``).
-                is_async = state.config[0]["async_scheduling"]
                 e["device_s"] = start_s + (draft_s + target_s)
-                e["host_s"] = max(ready_s, self._started_s if is_async else start_s)
+                e["host_s"] = max(ready_s, self._started_s if state.config[0]["async_scheduling"] else start_s)
                 if e["in_flight"] == 0:
                     e["mark_s"] = e["host_s"]
             self._end_step(index)
