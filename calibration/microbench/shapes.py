@@ -191,7 +191,7 @@ def plan(
         if series.operator not in settings.operators:
             continue
         operator = operators[series.operator]
-        for level, shape in series.shapes(operator.shape_fields):
+        for level, shape in series.shapes(SHAPE_FIELDS[series.operator]):
             for point in _points(operator, series, shape, grid, device, left_out):
                 work = operator.work(dict(shape), series.dtype, series.kv_dtype)
                 # Ten operations a byte: near enough to order points of one level by what they take.

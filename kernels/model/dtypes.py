@@ -18,6 +18,8 @@ WEIGHT_BYTES: dict[str, float] = FORMATS["weight_bytes"]
 KV_BYTES: dict[str, float] = FORMATS["kv_bytes"]
 COMPUTE_DTYPE: dict[str, str] = FORMATS["compute"]
 NEEDS_UNITS = ("int8",)  # Weight formats that nothing expands: they need matrix units of `COMPUTE_DTYPE`.
+E4M3_MAX = 448.0
+FP8_SCALE = 1 / 64  # Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations.
 
 
 def weight_dtype(name: str) -> str:
@@ -43,6 +45,13 @@ def activation_bytes(dtype: str) -> float:
 def torch_dtype(name: str) -> torch.dtype:
     """torch's format for "fp32", "bf16" or "fp8" (e4m3)."""
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}[name]
+
+
+def fp8_runs(dtype: str, device: str) -> str:
+    """Why a GPU cannot compute in ``dtype`` because it is fp8, or ""."""
+    if dtype != "fp8" or device != "cuda":
+        return ""
+    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
 
 
 def _known(name: str, table: dict[str, float], key: str) -> str:

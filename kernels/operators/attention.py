@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
-from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
+from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, fp8_runs, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
-from draftcast.kernels.operators.registry import Draw, Implementation, Operator, Shape, fp8_runs, implementations
+from draftcast.kernels.operators.registry import Draw, Implementation, Operator, Shape, implementations
 
 
 def attention_work(

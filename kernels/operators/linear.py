@@ -21,21 +21,9 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.extras import torch
-from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes
+from draftcast.kernels.model.dtypes import E4M3_MAX, FP8_SCALE, WEIGHT_BYTES, activation_bytes, fp8_runs
 from draftcast.kernels.operators.cost import Work, as_array, sizes_of
-from draftcast.kernels.operators.registry import (
-    E4M3_MAX,
-    FP8_SCALE,
-    Draw,
-    Launch,
-    Operator,
-    Outputs,
-    Shape,
-    Tensors,
-    float_output,
-    fp8_runs,
-    implementations,
-)
+from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
 HIDDEN_SCALE = 1 / 16  # SwiGLU of standard normal numbers reaches some twenty in millions; e4m3 then holds 28.
 
@@ -50,6 +38,12 @@ def linear_work(
     rows, k, n = as_array(m), as_array(k), as_array(n)
     moved = np.where(rows > 0, k * n * weight_bytes_per_element, 0.0) + rows * (k + n) * act_bytes
     return Work(2.0 * rows * k * n, moved)
+
+
+def _float_output(inputs: Tensors, *size: int) -> Any:
+    """An output of an operator on ``x``, in its format; bf16 for fp8."""
+    x = inputs["x"]
+    return x.new_empty(size, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype)
 
 
 def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
@@ -93,7 +87,7 @@ LINEAR = Operator(
         shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype)
     ),
     draw_inputs=_draw_inputs,
-    make_outputs=lambda inputs: {"y": float_output(inputs, len(inputs["x"]), len(inputs["w"]))},
+    make_outputs=lambda inputs: {"y": _float_output(inputs, len(inputs["x"]), len(inputs["w"]))},
     reference=_reference,
     implementations=implementations(
         _prepare_torch, "linear:prepare", torch_supports=_supports, triton_supports=_supports
@@ -221,7 +215,7 @@ MOE = Operator(
     dtypes=("fp32", "bf16", "fp8"),
     work=_moe_shape_work,
     draw_inputs=_moe_inputs,
-    make_outputs=lambda inputs: {"out": float_output(inputs, *inputs["x"].shape)},
+    make_outputs=lambda inputs: {"out": _float_output(inputs, *inputs["x"].shape)},
     reference=_moe_reference,
     implementations=implementations(
         _moe_torch,

@@ -31,7 +31,8 @@ from typing import Any
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import torch
-from draftcast.kernels.operators.registry import FP8_SCALE, Draw, Launch, Outputs, Shape, Tensors
+from draftcast.kernels.model.dtypes import FP8_SCALE
+from draftcast.kernels.operators.registry import Draw, Launch, Outputs, Shape, Tensors
 
 BLOCK_SIZE = 16
 MAX_TREE_TOKENS = 63  # Tokens whose ancestors fit one int64 of either sign.
@@ -100,20 +101,15 @@ def random_trees(batch: int, q: int, draw: Draw) -> tuple[torch.Tensor, torch.Te
 def visible(inputs: Tensors, sequence: int) -> torch.Tensor:
     """bool [q, context_lens[sequence]]: which cached tokens each new token sees."""
     device, q = inputs["query"].device, inputs["query"].shape[1]
-    length = int(inputs["context_lens"][sequence])
-    prefix = length - q
-    slots = torch.arange(length, device=device)
+    prefix = int(inputs["context_lens"][sequence]) - q
     new = torch.arange(q, device=device)
-    seen: torch.Tensor
-    if inputs["tree"] is None:
-        depths = new
-        seen = slots[None, :] <= prefix + new[:, None]
-    else:
+    depths, ancestors = new, new[None, :] <= new[:, None]
+    if inputs["tree"] is not None:
         depths = inputs["depths"][sequence].to(torch.int64)
-        ancestors = (inputs["tree"][sequence][:, None] >> new[None, :]) & 1
-        seen = torch.cat((torch.ones((q, prefix), dtype=torch.bool, device=device), ancestors.bool()), dim=1)
+        ancestors = ((inputs["tree"][sequence][:, None] >> new[None, :]) & 1).bool()
+    seen = torch.cat((torch.ones((q, prefix), dtype=torch.bool, device=device), ancestors), dim=1)
     if inputs["window"]:
-        position = torch.cat((slots[:prefix], prefix + depths))
+        position = torch.cat((torch.arange(prefix, device=device), prefix + depths))
         seen = seen & ((prefix + depths)[:, None] - position[None, :] < inputs["window"])
     return seen
 
@@ -161,7 +157,8 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
     group, count = heads // kv_heads, len(sequences)
     first = max(length - q - inputs["window"] + 1, 0) // BLOCK_SIZE if inputs["window"] else 0
     begin, last = first * BLOCK_SIZE, -(-length // BLOCK_SIZE)
-    chosen = torch.tensor(sequences, device=query.device)
+    # Of all sequences a slice: what it takes is not copied.
+    chosen = slice(None) if count == batch else torch.tensor(sequences, device=query.device)
     blocks = inputs["block_tables"][chosen, first:last].reshape(-1)
     keys, values = (cache.new_empty((blocks.numel(), *inputs[name].shape[1:])) for name in ("key_cache", "value_cache"))
     pieces = []
@@ -173,7 +170,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
     gathers = [
         (inputs[f"{name}_cache"].view(raw), buffer.view(raw)) for name, buffer in (("key", keys), ("value", values))
     ]
-    everything, attend = count == batch, torch.nn.functional.scaled_dot_product_attention
+    attend = torch.nn.functional.scaled_dot_product_attention
 
     def launch() -> None:
         for source, buffer in gathers:
@@ -182,7 +179,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
             buffer.to(query.dtype).view(count, -1, kv_heads, buffer.shape[3]).transpose(1, 2)
             for buffer in (keys, values)
         )
-        mine = query if everything else query[chosen]
+        mine = query[chosen]
         for start, stop, end, mask in pieces:
             rows = mine[:, start:stop].view(count, stop - start, kv_heads, group, head_dim).permute(0, 2, 1, 3, 4)
             attended = attend(
@@ -195,10 +192,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
             if inputs["v_scale"] != 1:
                 attended = attended * inputs["v_scale"]
             tokens = attended.view(count, kv_heads, stop - start, group, value_dim).permute(0, 2, 1, 3, 4).flatten(2, 3)
-            if everything:
-                out[:, start:stop] = tokens
-            else:
-                out[chosen, start:stop] = tokens
+            out[chosen, start:stop] = tokens
 
     return launch
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from draftcast.errors import HardwareError
 from draftcast.kernels.extras import missing, torch
-from draftcast.kernels.model.dtypes import torch_dtype
+from draftcast.kernels.model.dtypes import E4M3_MAX, FP8_SCALE, torch_dtype
 from draftcast.kernels.operators.cost import Work
 
 Shape = Mapping[str, int]  # Exactly the operator's shape fields.
@@ -27,19 +27,10 @@ Prepare = Callable[[Tensors, Tensors], Launch]
 Supports = Callable[[Shape, str, str, str], str]
 Formula = Callable[[Tensors, Any], Outputs]  # Outputs of an operator, computed in a torch format.
 
-FP8_SCALE = 1 / 64  # Standard normal numbers, times 64, fill e4m3's range up to seven standard deviations.
-E4M3_MAX = 448.0
-
 FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("operators.json").read_text("utf-8"))
 """By operator: ``place``, its module of draftcast.kernels and name (none: only imported times), ``shape``, its columns
 in a latency table, ``family`` of its roofline (none: no step is built from it), ``curve``, its interpolation, and what
 cannot make it faster when it ``grows_with`` everything else equal; prefix is context less q."""
-
-
-def float_output(inputs: Tensors, *size: int) -> torch.Tensor:
-    """An output of an operator on ``x``, in its format; bf16 for fp8."""
-    x = inputs["x"]
-    return cast("torch.Tensor", x.new_empty(size, dtype=torch.bfloat16 if x.element_size() == 1 else x.dtype))
 
 
 @dataclass(frozen=True)
@@ -102,11 +93,6 @@ class Operator:
     dtypes: tuple[str, ...] = ("fp32", "bf16")  # of "fp32", "bf16", "fp8"; "int32" for what works on token ids
     # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
     close: Callable[[], None] = lambda: None
-
-    @property
-    def shape_fields(self) -> tuple[str, ...]:
-        """Names of its sizes, a subset of the latency table's shape columns."""
-        return tuple(FACTS[self.name]["shape"])
 
     def make_inputs(
         self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator, **options: bool
@@ -172,13 +158,6 @@ def formula_operator(
     return Operator(
         name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
     )
-
-
-def fp8_runs(dtype: str, device: str) -> str:
-    """Why a GPU cannot compute in ``dtype`` because it is fp8, or ""."""
-    if dtype != "fp8" or device != "cuda":
-        return ""
-    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
 
 
 def _load(path: str) -> Any:

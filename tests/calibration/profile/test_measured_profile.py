@@ -146,7 +146,7 @@ def test_step_seconds_are_the_sum_of_the_measured_ones(folder: Path) -> None:
 
     def one(operator: str, **shape: int) -> float:
         kernel = registry.operator(operator)
-        whole = dict.fromkeys(kernel.shape_fields, 0) | shape
+        whole = dict.fromkeys(SHAPE_FIELDS[operator], 0) | shape
         work = kernel.work(whole, "bf16", "bf16" if "attention" in operator else "")
         family = "elementwise" if operator == "rmsnorm" else operator
         return float(TRUE[operator].seconds(work.flops, work.bytes, *H100.ceilings(family, "bf16")))

@@ -11,6 +11,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
+from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.kernels.operators.registry import operator
 from draftcast.kernels.operators.triton import moe as triton_moe
 
@@ -32,11 +33,11 @@ CASES = [(name, dtype, sizes) for name in ("torch", "triton") for dtype in MOE.d
 def make(sizes: tuple[int, ...], dtype: str, seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator(DEVICE)
     generator.manual_seed(seed)
-    return MOE.make_inputs(dict(zip(MOE.shape_fields, sizes, strict=True)), dtype, "", DEVICE, generator)
+    return MOE.make_inputs(dict(zip(SHAPE_FIELDS["moe"], sizes, strict=True)), dtype, "", DEVICE, generator)
 
 
 def supported(name: str, dtype: str, sizes: tuple[int, ...]) -> str:
-    shape = dict(zip(MOE.shape_fields, sizes, strict=True))
+    shape = dict(zip(SHAPE_FIELDS["moe"], sizes, strict=True))
     return MOE.implementations[name].supports(shape, dtype, "", DEVICE)
 
 

@@ -13,9 +13,9 @@ import torch
 from paths import ROOT
 
 from draftcast.calibration.microbench.device import Device
+from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model
-from draftcast.kernels.operators.registry import operator
 
 FILE = ROOT / "benchmarks" / "whole_step.py"
 CPU = Device("cpu", "a processor", 1, 1, 1 << 20, 8 << 30)
@@ -43,7 +43,7 @@ def test_kernels_of_a_step_hold_the_models_weights_and_cache(benchmark: ModuleTy
     }  # fmt: skip
     assert {name for name, _, _ in benchmark.kinds(model, 8, 1, 1024)} >= {"sampler"}
     for name, shape, _ in kinds:
-        assert set(shape) == set(operator(name).shape_fields)
+        assert set(shape) == set(SHAPE_FIELDS[name])
     experts = {name: shape for name, shape, _ in benchmark.kinds(load_model("Qwen3-30B-A3B"), 8, 1, 64)}["moe"]
     assert experts == {"m": 8, "k": 2048, "n": 768, "num_experts": 128, "top_k": 8}
 
