@@ -45,7 +45,6 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -72,16 +71,6 @@ CROWDED = 1.5
 """Token-expert pairs per expert up to which the crowded routing is the nearer one."""
 _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
 _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
-
-
-class FileKind(NamedTuple):
-    """A file without ``_perf.parquet``; ``files`` of `NAMES` says the folder it stands in and the columns it must have.
-
-    ``rows`` turns it into rows of the latency table and counts what it leaves out.
-    """
-
-    name: str
-    rows: Callable[[pd.DataFrame, LeftOut], pd.DataFrame]
 
 
 def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
@@ -180,33 +169,32 @@ def with_products(frame: pd.DataFrame) -> pd.DataFrame:
     return rest
 
 
-def _sparse(**more: Any) -> FileKind:
-    return FileKind("dsa_generation_module", partial(module_rows, operator="dsa_decode", **more))
-
-
-FILES = {
-    "vllm": (
-        FileKind("gemm", gemm_rows),
-        FileKind("generation_attention", partial(attention_rows, operator="attention_decode")),
-        FileKind("context_attention", partial(attention_rows, operator="attention_prefill")),
-        FileKind("moe", moe_rows),
-        FileKind("mla_generation_module", partial(module_rows, operator="mla_decode")),
-        FileKind("mla_context_module", partial(module_rows, operator="mla_prefill")),
-        _sparse(),
-        FileKind("gdn", gdn_rows),
-        FileKind("custom_allreduce", all_reduce_rows),
-    ),
-    "sglang": (
-        FileKind("moe", partial(moe_rows, dtypes={k: dtype for k, dtype in MOE_DTYPES.items() if dtype != "mxfp4"})),
-        FileKind("generation_mla", latent_rows),
-        FileKind("mla_bmm", product_rows),
-        _sparse(names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
-        FileKind("gdn", gdn_rows),
-    ),
+_sparse = partial(module_rows, operator="dsa_decode")
+FILES: dict[str, dict[str, Callable[[pd.DataFrame, LeftOut], pd.DataFrame]]] = {
+    "vllm": {
+        "gemm": gemm_rows,
+        "generation_attention": partial(attention_rows, operator="attention_decode"),
+        "context_attention": partial(attention_rows, operator="attention_prefill"),
+        "moe": moe_rows,
+        "mla_generation_module": partial(module_rows, operator="mla_decode"),
+        "mla_context_module": partial(module_rows, operator="mla_prefill"),
+        "dsa_generation_module": _sparse,
+        "gdn": gdn_rows,
+        "custom_allreduce": all_reduce_rows,
+    },
+    "sglang": {
+        "moe": partial(moe_rows, dtypes={k: dtype for k, dtype in MOE_DTYPES.items() if dtype != "mxfp4"}),
+        "generation_mla": latent_rows,
+        "mla_bmm": product_rows,
+        "dsa_generation_module": partial(_sparse, names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
+        "gdn": gdn_rows,
+    },
 }
-"""Files by engine: those of `ENGINE`, then those of kernels that other engines have of their own.
+"""By engine, those of `ENGINE` and then those of kernels that other engines have of their own: files without
+``_perf.parquet``, each with what turns it into rows of the latency table and counts what it leaves out.
 
-Of SGLang's experts in MXFP4 a fallback was timed (on Hopper two to three times slower than what gpt-oss is served by).
+``files`` of `NAMES` says the folder a file stands in and the columns it must have. Of SGLang's experts in MXFP4 a
+fallback was timed (on Hopper two to three times slower than what gpt-oss is served by).
 """
 
 
@@ -236,15 +224,15 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     sources: dict[str, str] = {}
     for engine, kinds in FILES.items():
         parts = []
-        for kind in kinds:
+        for kind, rows_of in kinds.items():
             raw = {file: read_file(file, kind, engine) for file in _files(folder, kind, engine)}
             if raw:
                 devices.update(*(rows["device"] for rows in raw.values()))
                 timed = sorted({version for rows in raw.values() for version in rows["version"]})
-                versions[f"{engine} {kind.name}"] = ", ".join(timed)
+                versions[f"{engine} {kind}"] = ", ".join(timed)
                 sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in raw}
-                newest = next(iter(raw.values())) if len(raw) == 1 else _EARLIER[kind.name](*raw.values())
-                parts.append(table_file.complete(kind.rows(newest, left_out[engine])))
+                newest = next(iter(raw.values())) if len(raw) == 1 else _EARLIER[kind](*raw.values())
+                parts.append(table_file.complete(rows_of(newest, left_out[engine])))
         if parts:
             frames[engine] = pd.concat(parts, ignore_index=True)
     if ENGINE not in frames:
@@ -268,11 +256,10 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     )
 
 
-def _files(folder: Path, kind: FileKind, engine: str) -> list[Path]:
+def _files(folder: Path, kind: str, engine: str) -> list[Path]:
     """The newest version of an engine's file, and the one before where that counts too."""
-    family = NAMES["files"][kind.name]["family"]
-    found = newest_first(folder / family / engine, f"{kind.name}_perf.parquet")
-    return found[: 2 if kind.name in _EARLIER and engine == ENGINE else 1]
+    found = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
+    return found[: 2 if kind in _EARLIER and engine == ENGINE else 1]
 
 
 def _of_other(rows: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
@@ -335,17 +322,14 @@ _EARLIER = {"custom_allreduce": _over_slower_links, "moe": _with_triton}
 
 def _package_version(folder: Path) -> str:
     """Version of the package that holds ``folder``, from the metadata installed beside it."""
-    for parent in folder.parents:
-        if parent.name == PACKAGE:
-            for found in importlib.metadata.distributions(path=[str(parent.parent)]):
-                if found.metadata["Name"].replace("-", "_") == PACKAGE:
-                    return found.version
-    return "unknown"
+    places = [str(parent.parent) for parent in folder.parents if parent.name == PACKAGE]
+    found = importlib.metadata.distributions(name=PACKAGE, path=places)
+    return next((package.version for package in found), "unknown")
 
 
-def read_file(file: Path, kind: FileKind, engine: str = ENGINE) -> pd.DataFrame:
+def read_file(file: Path, kind: str, engine: str = ENGINE) -> pd.DataFrame:
     """Checked rows of one file. Raises HardwareError: not Parquet, a column missing or bad, another engine's times."""
-    texts, numbers = (NAMES["files"][kind.name].get(columns, ()) for columns in ("texts", "numbers"))
+    texts, numbers = (NAMES["files"][kind].get(columns, ()) for columns in ("texts", "numbers"))
     rows = table_file.read_rows(file, "framework", "version", "device", "kernel_source", *texts, *numbers, "latency")
     if rows.frame.empty:
         raise HardwareError("holds no row", file=str(file))

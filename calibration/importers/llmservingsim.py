@@ -170,8 +170,8 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
     return [part.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp)) for part in parts]
 
 
-def _timed(rows: Rows, operator: str, **columns: Any) -> pd.DataFrame:
-    return rows.frame[[]].assign(operator=operator, seconds=rows.seconds("time_us", 1e-6), **columns)
+def _timed(rows: Rows, operator: str, time: str = "time_us", unit_s: float = 1e-6, **columns: Any) -> pd.DataFrame:
+    return rows.frame[[]].assign(operator=operator, seconds=rows.seconds(time, unit_s), **columns)
 
 
 def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
@@ -203,18 +203,10 @@ def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
     iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
     rows = read_rows(file)
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
-    return rows.frame[[]].assign(
-        operator="attention_launch",
-        dtype="bf16",
-        kv_dtype="bf16",
-        m=m,
-        k=(rows.whole("kp") + m).where(m > 0, 0),
-        n=rows.whole("kv_big", 1) + 1,
-        batch=rows.whole("n", 1),
-        context=mean.round().astype(np.int64) + 1,
-        seconds=rows.seconds("t_skew_us", 1e-6 / iterations),
-        **_heads(model, tp),
-    )
+    columns = {"m": m, "k": (rows.whole("kp") + m).where(m > 0, 0), "n": rows.whole("kv_big", 1) + 1}
+    columns |= {"batch": rows.whole("n", 1), "context": mean.round().astype(np.int64) + 1}
+    launches = _timed(rows, "attention_launch", "t_skew_us", 1e-6 / iterations, **columns)
+    return launches.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp))
 
 
 def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counter[str]) -> pd.DataFrame:
@@ -229,13 +221,6 @@ def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counte
     unlikely = "experts visited by fewer or more of them than independent routing does"
     left_out["experts of which other ranks hold some"] += len(rows.frame) - len(here.frame)
     left_out[unlikely] += len(here.frame) - len(nearest.frame)
-    return nearest.frame[[]].assign(
-        operator="moe",
-        dtype=dtype,
-        m=tokens,
-        k=model.hidden_size,
-        n=math.ceil(model.moe_intermediate_size / tp),
-        num_experts=model.num_experts,
-        top_k=model.num_experts_per_tok,
-        seconds=nearest.seconds("time_us", 1e-6),
-    )
+    sizes = {"k": model.hidden_size, "n": math.ceil(model.moe_intermediate_size / tp)}
+    routing = {"num_experts": model.num_experts, "top_k": model.num_experts_per_tok}
+    return _timed(nearest, "moe", dtype=dtype, m=tokens, **sizes, **routing)
