@@ -14,12 +14,10 @@ than two set-ups show stays provisional. Ten minutes.
 
 import json
 import re
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -147,25 +145,15 @@ def is_timed(point: EvidencePoint) -> bool:
 
 def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> pd.DataFrame:
     """By id and side of a point the log of forecast over measured time, with the constants as given."""
-    with tempfile.TemporaryDirectory() as folder:
-        for path in engines.FOLDER.glob("*.yaml"):
-            shutil.copy(path, folder)
-        for (generation, name), value in values.items():
-            replace_value(Path(folder) / f"{generation}.yaml", name, value)
-        usual, engines.FOLDER = engines.FOLDER, Path(folder)
-        try:
-            forget()
-            rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
-            return pd.DataFrame(rows).set_index(["id", "side"])
-        finally:
-            engines.FOLDER = usual
-            forget()
-
-
-def forget() -> None:
-    """Lets the next forecast read the constants anew."""
-    engines.generations.cache_clear()
+    generations = []
+    for g in engines.generations():
+        given = {name: replace(getattr(g.constants, name), value=values[g.name, name]) for name in FITTED}
+        generations.append(replace(g, constants=replace(g.constants, **given)))
+    with mock.patch.object(engines, "generations", return_value=generations):
+        deployment.deployments.clear()  # they hold the constants they were made with
+        rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
     deployment.deployments.clear()
+    return pd.DataFrame(rows).set_index(["id", "side"])
 
 
 def _of(forecast: Forecast) -> list[dict[str, object]]:
@@ -238,29 +226,21 @@ def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame]) -> dict[tuple[
     return setups
 
 
-def replace_value(path: Path, name: str, value: float) -> None:
-    """Put one constant into a generation's file; everything else stays as it is written."""
-    text, count = re.subn(rf"(\n  {name}:\n    value: )\S+", rf"\g<1>{value:.4g}", path.read_text())
-    assert count == 1, (path, name)
-    path.write_text(text)
-
-
 def write(values: Constants, stated: Constants, shown: Mapping[tuple[str, str], int]) -> None:
     """Every constant that changed and that two set-ups show."""
     for (generation, name), value in values.items():
         if value != stated[generation, name]:
             path = engines.FOLDER / f"{generation}.yaml"
-            replace_value(path, name, value)
-            text = path.read_text()
-            head, _, rest = text.partition(f"\n  {name}:\n")
+            head, _, rest = path.read_text().partition(f"\n  {name}:\n    value: ")
             entry, following = re.split(r"(?=\n  \w+:\n|\Z)", rest, maxsplit=1)
             count = shown.get((generation, name), 0)
             said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
             source = f"    source: >-\n      {said}"
             # What single methods have of their own was not fitted and stays.
-            numbers = "\n".join(line for line in entry.splitlines() if line.startswith(("    value:", "    methods")))
+            methods = "".join(f"\n{line}" for line in entry.splitlines() if line.startswith("    methods"))
             provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
-            path.write_text(f"{head}\n  {name}:\n{numbers}\n{source}{provisional}{following}")
+            changed = f"  {name}:\n    value: {value:.4g}{methods}\n{source}{provisional}"
+            path.write_text(f"{head}\n{changed}{following}")
 
 
 if __name__ == "__main__":
