@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pandas as pd
 import psutil
 import typer
 
@@ -79,22 +79,17 @@ def one_session(browser: Browser, server: Server, count: int) -> dict[str, float
         seconds = change(browser, index)
         rows.append([*seconds, *(tree_seconds(pid) - old_s for pid, old_s in zip(pids, before_s, strict=True))])
     length_s, used_s = time.perf_counter() - began_s, busy_seconds() - before_busy_s
-    columns = np.array(rows).T
+    spent = pd.DataFrame(rows, columns=["estimate", "all", "server_cpu", "browser_cpu"])
     stolen = (psutil.cpu_times().steal - before_steal_s) / length_s / (os.cpu_count() or 1)
-    others = max(used_s - float(columns[2:].sum()), 0.0) / length_s
+    others = max(used_s - spent[["server_cpu", "browser_cpu"]].sum().sum(), 0.0) / length_s
+    table = spent.describe(percentiles=[0.5, 0.95]).T.rename(columns={"50%": "p50", "95%": "p95"})
     print("a changed control, 2,000 requests x 4 replications, on and off, until its estimate and until all is drawn")
-    print(f"{count:>5} changes{'mean':>10}{'p50':>10}{'p95':>10}{'slowest':>10}   (bar: estimate p95 {BAR_S:.2f} s)")
-    for name, values in zip(("estimate s", "all s", "server CPU s", "browser CPU s"), columns, strict=True):
-        p50, p95 = np.quantile(values, [0.5, 0.95])
-        print(f"{name:<13}{values.mean():>10.2f}{p50:>10.2f}{p95:>10.2f}{values.max():>10.2f}")
+    print(f"seconds of {count} changes (bar: estimate p95 {BAR_S:.2f} s)")
+    print(table[["mean", "p50", "p95", "max"]].to_string(float_format="{:.2f}".format))
     print(f"the host took {stolen:.0%} of the cores' time meanwhile, other processes used {others:.2f} cores")
-    estimate_s, all_s, server_s, browser_s = columns
-    figures = {}
-    for name, values in (("estimate", estimate_s), ("all", all_s)):
-        p50, p95 = np.quantile(values, [0.5, 0.95])
-        figures |= {f"{name}_p50_s": p50, f"{name}_p95_s": p95, f"{name}_max_s": values.max()}
-    figures |= {"server_cpu_s": server_s.mean(), "server_cpu_p95_s": np.quantile(server_s, 0.95)}
-    figures |= {"browser_cpu_s": browser_s.mean(), "stolen_share": stolen, "others_cores": others}
+    figures = {f"{name}_{of}_s": table.at[name, of] for name in ("estimate", "all") for of in ("p50", "p95", "max")}
+    figures |= {"server_cpu_s": table.at["server_cpu", "mean"], "server_cpu_p95_s": table.at["server_cpu", "p95"]}
+    figures |= {"browser_cpu_s": table.at["browser_cpu", "mean"], "stolen_share": stolen, "others_cores": others}
     return {"changes": count, **{name: round(float(value), 4) for name, value in figures.items()}}
 
 

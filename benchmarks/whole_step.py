@@ -76,18 +76,15 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     kv_dtype = kv_dtype_of(name)
     inputs = [found.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
     sets = [(each, found.make_outputs(each)) for each in inputs]
-    fastest: tuple[float, list[Launch]] | None = None
-    for implementation in found.implementations.values():
-        interpreted = implementation.name == "triton" and device.kind == "cpu"  # whose times mean nothing
-        if interpreted or implementation.supports(shape, DTYPE, kv_dtype, device.kind):
-            continue
-        ready = [implementation.prepare(*each) for each in sets]
-        seconds = timer.burst(ready).seconds
-        if fastest is None or seconds < fastest[0]:
-            fastest = seconds, ready
-    if fastest is None:
+    ready = [
+        [implementation.prepare(*each) for each in sets]
+        for implementation in found.implementations.values()
+        if not implementation.supports(shape, DTYPE, kv_dtype, device.kind)
+        and (implementation.name, device.kind) != ("triton", "cpu")  # interpreted, its times mean nothing
+    ]
+    if not ready:
         raise HardwareError("no implementation runs here", key=name, value=shape)
-    return fastest[1]
+    return min(ready, key=lambda one: timer.burst(one).seconds)
 
 
 def in_order(kernels: list[list[Launch]]) -> list[Launch]:
