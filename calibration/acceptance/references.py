@@ -4,10 +4,10 @@ import difflib
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import ScenarioError
@@ -87,15 +87,10 @@ def continued(rates: Sequence[float], k: int) -> tuple[float, ...]:
     return tuple(longer)
 
 
-class _File(Frozen):
-    schema_version: Literal[1]
-    references: dict[str, Reference]
-
-
 @functools.cache
 def references() -> dict[str, Reference]:
     """All of them by name, as ``qwen3-8b/eagle3/mt-bench/redhatai``."""
-    return _File.model_validate(yaml_beside(__file__, "references.yaml")).references
+    return TypeAdapter(dict[str, Reference]).validate_python(yaml_beside(__file__, "references.yaml")["references"])
 
 
 def reference(name: object) -> Reference:
