@@ -57,23 +57,8 @@ MAY_BE_ZERO = ("window", "tree")
 WITHOUT_PROMPT = ("m", "k")
 """Columns of attention_launch that are 0 where it has no prompt."""
 LABELS = ("operator", "dtype", "kv_dtype", "implementation")
-SHAPES = (
-    "m",
-    "k",
-    "n",
-    "batch",
-    "q",
-    "context",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "window",
-    "tree",
-    "num_experts",
-    "top_k",
-    "message_bytes",
-    "ranks",
-)
+_WIDEST = ("linear", "attention_decode", "moe", "all_reduce")  # operators that have all shape columns between them
+SHAPES = tuple(dict.fromkeys(column for operator in _WIDEST for column in SHAPE_FIELDS[operator]))
 FLAGS = ("graph", "settled")
 TIMES = ("seconds", "low_s", "high_s")
 COLUMNS = (*LABELS, *SHAPES, *FLAGS, *TIMES, "repeats")
