@@ -7,7 +7,7 @@ constants that hold on any device, each beside its source.
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -164,8 +164,7 @@ class EngineGeneration(Section):
     @property
     def provisional(self) -> tuple[str, ...]:
         """Names of the constants that were seen in one set-up only, or assumed."""
-        given = ((f.name, getattr(self.constants, f.name)) for f in fields(Constants))
-        return tuple(name for name, constant in given if constant is not None and constant.provisional)
+        return tuple(name for name, constant in vars(self.constants).items() if constant and constant.provisional)
 
     def checksum(self) -> str:
         """SHA-256 over every number and source; a run's manifest holds it."""

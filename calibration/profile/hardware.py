@@ -77,8 +77,6 @@ class HardwareSpec:
         (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
         cache's). Peaks are those of a board whose large products reach the usual share of the data sheet's. Collectives
         are bound by the link, every other family by the memory, less inline ECC.
-
-        Raises HardwareError: the device has no peak for any of these.
         """
         memory = self.memory_bandwidth_bytes_per_s * (_INLINE_ECC if self.inline_ecc else 1.0)
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
@@ -86,10 +84,9 @@ class HardwareSpec:
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
         attends = family.startswith(("attention", "mla", "dsa")) and dtype != "fp32"
         sustained = self.large_product_share / USUAL_SHARE
-        for candidate in ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32"):
-            if candidate in self.peak_flops:
-                return float(self.peak_flops[candidate]) * sustained, float(bandwidth)
-        raise HardwareError(f"{self.name} has no peak FLOP/s for it", key="dtype", value=dtype)
+        computed = ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32")
+        peak = next(self.peak_flops[name] for name in computed if name in self.peak_flops)
+        return float(peak) * sustained, float(bandwidth)
 
 
 @functools.cache

@@ -196,8 +196,6 @@ class AttentionGrid:
         """
         last = self.axes[0][-1]
         beyond = values[values > last][: MAX_NODES - len(self.axes[0])]
-        if not len(beyond):
-            return self
         mesh = np.meshgrid(beyond, *self.axes[1:], indexing="ij")
         ratio = np.log(roofline(*mesh)) - np.log(roofline(np.full_like(mesh[0], last), *mesh[1:]))
         return AttentionGrid(

@@ -146,16 +146,10 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         raise HardwareError(f"must be {allowed} {beside} a table", file=str(path / FIT), key="kind", value=profile.kind)
     if isinstance(profile, AffineProfile):
         return profile
-    return dataclasses.replace(
-        profile,
-        hardware=manifest.ceilings.applied(hardware),
-        measured=MeasuredTimes(path / TABLE, manifest.files[TABLE]),
-        of_engine={
-            Path(name).stem: MeasuredTimes(path / name, checksum)
-            for name, checksum in manifest.files.items()
-            if name not in (TABLE, FIT)
-        },
-    )
+    times = {name: MeasuredTimes(path / name, checksum) for name, checksum in manifest.files.items() if name != FIT}
+    measured, of_engine = times.pop(TABLE), {Path(name).stem: of_one for name, of_one in times.items()}
+    device = manifest.ceilings.applied(hardware)
+    return dataclasses.replace(profile, hardware=device, measured=measured, of_engine=of_engine)
 
 
 def has_profile(hardware: HardwareSpec) -> bool:

@@ -157,10 +157,7 @@ Rooflines = dict[tuple[str, str], Roofline]
 
 
 def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
-    """Rooflines of every family and format of ``table``, and held-out errors of every operator that has a family.
-
-    Raises HardwareError: a format the device has no peak rate for.
-    """
+    """Rooflines of every family and format of ``table``, and held-out errors of every operator that has a family."""
     fits: Rooflines = {}
     errors: list[OperatorErrors] = []
     frame = modelled(table)
