@@ -8,6 +8,7 @@ as most of them are stored. A method, algorithm or scheme that is not known is r
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from draftcast.errors import ModelError
@@ -193,30 +194,24 @@ def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
         whole = rule.removeprefix("re:")
         text = re.sub(r"^.*?(?=layers\b)", "", whole)
         if rule.startswith("re:"):
-            fits = [pattern for pattern in (text, whole) if _compiles(pattern)]
-            if not fits:
+            for pattern in (text, whole):
+                with suppress(re.error):
+                    patterns.append(re.compile(pattern).pattern)
+                    break
+            else:
                 raise ModelError("a regular expression is needed behind re:", file=file, key=key, value=rule)
-            patterns.append(fits[0])
         elif any(sign in text for sign in "*?["):
             patterns += [fnmatch.translate(text), fnmatch.translate(f"{text}.*")]
         elif text.startswith("layers.") or text == "lm_head":
             paths.add(text)
         else:
             parts.append(text)
-    pattern = re.compile("|".join(f"(?:{text})" for text in patterns)) if patterns else None
+    any_pattern = re.compile("|".join(f"(?:{text})" for text in patterns)) if patterns else None
 
     def names(path: str) -> bool:
         pieces = path.split(".")
         if any(".".join(pieces[:end]) in paths for end in range(1, len(pieces) + 1)):
             return True
-        return any(part in path for part in parts) or (pattern is not None and pattern.match(path) is not None)
+        return any(part in path for part in parts) or (any_pattern is not None and any_pattern.match(path) is not None)
 
     return names
-
-
-def _compiles(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True

@@ -49,8 +49,6 @@ def gated_delta_work(
 def linear_attention_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype: str) -> Work:
     """Work of all linear attention layers over a step's features, on one of ``tp`` ranks with weights in ``dtype``."""
     total = Work(as_array(0.0), as_array(0.0))
-    if not model.num_linear_layers:
-        return total
     heads, state = linear_shape(model, tp), model.linear_state_dtype(dtype)
     for phase in ("decode", "prefill"):
         seqs, rows = float(f[f"{phase}_seqs"]), float(f[f"{phase}_tokens"])
