@@ -176,9 +176,7 @@ def processor_name() -> str:
 
 
 def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def _seconds(work: Callable[[], object]) -> float:

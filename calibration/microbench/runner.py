@@ -104,6 +104,7 @@ class Calibration:
         self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(plan.settings)})
         for record in self.journal.records:
             self._take(record)
+        self._probe = NoiseProbe(device.cache_bytes)
         # As if all runs were one that began so much earlier.
         self._began_s = (time.perf_counter() if began_s is None else began_s) - self._noted_s
 
@@ -123,20 +124,17 @@ class Calibration:
         with freed_memory_kept(), contextlib.ExitStack() as closed:
             for operator in self.operators.values():
                 closed.callback(operator.close)
-            self._measure(NoiseProbe(self.device.cache_bytes))
-
-    def _measure(self, probe: NoiseProbe) -> None:
-        before_s = self.spent_s
-        self._read_noise(probe)
-        self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
-        self._measure_rates(probe)
-        end_s = self.budget_s - self._end_s
-        while point := next_point(self.plan.points, self.state, self.levels, self.spent_s, end_s):
-            if time.time() - self.readings[-1].time_s >= noise.INTERVAL_S:
-                self._read_noise(probe)
-            self.progress(self._status(point.key))
-            self._visit(point, probe)
-        self._read_noise(probe)
+            before_s = self.spent_s
+            self._read_noise()
+            self._end_s = _WRITE_S + self.spent_s - before_s  # it is read once more at the end
+            self._measure_rates()
+            end_s = self.budget_s - self._end_s
+            while point := next_point(self.plan.points, self.state, self.levels, self.spent_s, end_s):
+                if time.time() - self.readings[-1].time_s >= noise.INTERVAL_S:
+                    self._read_noise()
+                self.progress(self._status(point.key))
+                self._visit(point)
+            self._read_noise()
 
     def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
         """Write table, manifest and fit; ``command`` is what repeats it. Raises HardwareError: nothing was measured."""
@@ -215,39 +213,39 @@ class Calibration:
         self.journal.append(line, sync=True)
         self._take(line)
 
-    def _read_noise(self, probe: NoiseProbe) -> None:
-        self._note(kind="noise", **probe.read()._asdict())
+    def _read_noise(self) -> None:
+        self._note(kind="noise", **self._probe.read()._asdict())
 
-    def _measure_rates(self, probe: NoiseProbe) -> None:
+    def _measure_rates(self) -> None:
         """Large copies and matrix products, unless the journal has them."""
         kind, seed = self.device.kind, self.plan.settings.seed
         if not {"copy", "read"} <= self.rates.keys():
             for name, (moved, ready) in stream_launches(kind, self.device.cache_bytes).items():
                 if name not in self.rates:
-                    self._measure_rate(name, float(moved), ready, probe)
+                    self._measure_rate(name, float(moved), ready)
         linear = self.operators["linear"]
         for point in gemm_points(linear, self.plan.settings.dtypes, kind):
             name = f"gemm {point.dtype} {point.implementation}"
             if name not in self.rates:
                 flops = float(linear.work(dict(point.shape), point.dtype, "").flops)
-                self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0), probe)
+                self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0))
 
-    def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch], probe: NoiseProbe) -> None:
+    def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch]) -> None:
         best = math.inf
         for _ in range(BURSTS):
-            best = min(best, self._burst(ready, probe)[0].seconds)
+            best = min(best, self._burst(ready)[0].seconds)
             if self._left_s() <= 0.0:
                 break
         self._note(kind="rate", name=name, per_s=amount / best)
 
-    def _visit(self, point: Point, probe: NoiseProbe) -> None:
+    def _visit(self, point: Point) -> None:
         """One burst of ``point``, or why it cannot be timed, written to the journal."""
         operator = self.operators[point.operator]
         visit = self.state[point.key].visits if point.key in self.state else 0
         seed = int.from_bytes(hashlib.sha256(f"{self.plan.settings.seed} {visit} {point.key}".encode()).digest()[:7])
         try:
             ready = make_launches(operator, point, self.device.kind, seed, self.device.cache_bytes)
-            burst, moment = self._burst(ready, probe, graph=point.graph, seen=point.key in self._seen)
+            burst, moment = self._burst(ready, graph=point.graph, seen=point.key in self._seen)
             self._seen.add(point.key)
         except InputError:
             raise
@@ -263,7 +261,7 @@ class Calibration:
         self._note(kind="burst", point=point.key, visit=visit, **figures, spin_s=spin_s, read_s=read_s)
 
     def _burst(
-        self, ready: Sequence[Launch], probe: NoiseProbe, *, graph: bool = False, seen: bool = False
+        self, ready: Sequence[Launch], *, graph: bool = False, seen: bool = False
     ) -> tuple[Burst, Quietness | None]:
         """A burst during which the machine was quiet, or after some tries one during which it was not.
 
@@ -273,10 +271,10 @@ class Calibration:
             return self.timer.burst(ready, graph=graph, seen=seen), None
         end = time.perf_counter() + min(_TRY_S, self._left_s())
         for _ in range(_TRIES):
-            before = noise.wait_until_quiet(probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
+            before = noise.wait_until_quiet(self._probe.quietness, self.levels, min(_WAIT_S, self._left_s()))
             burst = self.timer.burst(ready, graph=graph, seen=seen)
             seen = True
-            moment = before.worse(probe.quietness())
+            moment = before.worse(self._probe.quietness())
             if self.levels.is_quiet(moment) or time.perf_counter() >= end:
                 break
         return burst, moment

@@ -138,8 +138,6 @@ def next_point(
     ``points`` are in the order in which they begin, ``state`` is that of every begun one by key; the last visit has to
     end by ``budget_s`` of wall time.
     """
-    if spent_s >= budget_s:
-        return None
     fresh = next((point for point in points if point.key not in state), None)
     begun = [(point, state[point.key]) for point in points if point.key in state and not state[point.key].failed]
     owed = [(point, known) for point, known in begun if _owed(known, levels)]

@@ -87,18 +87,16 @@ def levels(values: Sequence[int]) -> list[tuple[int, int]]:
     Taken level by level, an axis that is cut off anywhere is still covered from end to end.
     """
     level = {values[0]: 0, values[-1]: 0}
-    gaps = [(0, len(values) - 1)]
-    for depth in itertools.count(1):
-        gaps = [(low, high) for low, high in gaps if high - low >= 2]
-        if not gaps:
-            break
-        halves = []
-        for low, high in gaps:
+
+    def halve(low: int, high: int, depth: int) -> None:
+        if high - low >= 2:
             middle = 0.5 * (math.log(values[low]) + math.log(values[high]))
             at = min(range(low + 1, high), key=lambda index: abs(math.log(values[index]) - middle))
             level[values[at]] = depth
-            halves += [(low, at), (at, high)]
-        gaps = halves
+            halve(low, at, depth + 1)
+            halve(at, high, depth + 1)
+
+    halve(0, len(values) - 1, 1)
     return [(value, level[value]) for value in values]
 
 
