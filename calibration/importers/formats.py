@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -15,47 +16,38 @@ from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import made, picked
-from draftcast.kernels.model.spec import ModelSpec
 
 FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model", "tp", "dtype")}
 """What can be imported, and the options that it takes."""
 
 
-def read(
-    source: str,
-    path: Path | None,
-    hardware: HardwareSpec,
-    *,
-    model: ModelSpec | None = None,
-    tp: int | None = None,
-    dtype: str | None = None,
-    system: str | None = None,
-) -> Imported:
+def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any) -> Imported:
     """Times of one of `FORMATS`.
 
     Args:
         path: file or folder; None only for aiconfigurator, whose package may be installed.
         hardware: the device that was timed.
-        model, tp, dtype: for llmservingsim, whose files name layers but no sizes.
-        system: for aiconfigurator, the package's name of the device.
+        options: those of the format, None where they are not given. ``model``, ``tp`` and ``dtype``: for llmservingsim,
+            whose files name layers but no sizes; ``system``: for aiconfigurator, the package's name of the device.
 
     Raises:
         HardwareError: an unknown format, an option it needs and lacks or does not take, an unreadable or foreign file.
     """
     if source not in FORMATS:
         raise HardwareError(f"must be one of {', '.join(FORMATS)}", key="format", value=source)
-    for key, value in (("model", model), ("tp", tp), ("dtype", dtype), ("system", system)):
-        if value is not None and key not in FORMATS[source]:
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given:
+        if key not in FORMATS[source]:
             raise HardwareError(f"{source} does not take it", key=key)
     if source == "aiconfigurator":
-        return read_aiconfigurator(path, hardware, system=system)
+        return read_aiconfigurator(path, hardware, **given)
     if path is None:
         raise HardwareError(f"the path of {source}'s files is needed", key="path")
     if source == "vidur":
         return _with_all_reduces(read_vidur(path), hardware)
-    if model is None:
+    if "model" not in given:
         raise HardwareError("llmservingsim's files name no sizes: the model is needed", key="model")
-    return _with_all_reduces(read_llmservingsim(path, model, tp, dtype or "bf16"), hardware)
+    return _with_all_reduces(read_llmservingsim(path, **given), hardware)
 
 
 def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
