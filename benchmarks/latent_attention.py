@@ -10,6 +10,7 @@ differs are rows that were dropped; blocks with fp8 matrices took no part. Print
 
 import itertools
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +21,8 @@ import typer
 
 from draftcast.calibration.importers.aiconfigurator import find_system, newest_first
 from draftcast.calibration.importers.build_shipped import DEVICES
-from draftcast.calibration.importers.latent_attention import MATRICES, MODULES, block_shape
+from draftcast.calibration.importers.latent_attention import MATRICES, MODULES, block_shape, module_rows
+from draftcast.calibration.importers.table_file import NAMES
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.measured import grid_axes
@@ -28,11 +30,7 @@ from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.operator_tables import OperatorTables
 
-FILES = {
-    "mla_decode": ("mla", "mla_generation_module"),
-    "mla_prefill": ("mla", "mla_context_module"),
-    "dsa_decode": ("sparse_attention", "dsa_generation_module"),
-}
+PHASES = {"decode": "generation", "prefill": "context"}
 FORMATS = {"bfloat16": "bf16", "fp8_block": "fp8"}
 DEGREES = (1, 2, 4, 8, 16)
 
@@ -41,24 +39,23 @@ def ratios(source: Path, device: str, operator: str, name: str, gemm_type: str, 
     """Predicted over measured seconds of every point with a bf16 cache at one tensor-parallel degree."""
     hardware, model = load_hardware(device), load_model(name)
     profile = load_profile(device, hardware)
-    heads, (folder, file) = block_shape(model, operator, tp), FILES[operator]
+    heads, (kind, phase) = block_shape(model, operator, tp), operator.split("_")
+    file = f"{kind}_{PHASES[phase]}_module"
     grid = profile.measured.grid(operator, "bf16", "bf16", profile.seconds_of(operator, "bf16"), **heads)
-    files = newest_first(find_system(source, hardware) / folder / "vllm", f"{file}_perf.parquet")
+    folder = find_system(source, hardware) / NAMES["files"][file]["family"] / "vllm"
+    files = newest_first(folder, f"{file}_perf.parquet")
     if grid is None or not files:
         return np.empty(0)
-    frame = pq.read_table(files[0]).to_pandas()
-    wanted = {"model": name, "gemm_type": gemm_type, "num_heads": heads["heads"]}
-    wanted |= dict.fromkeys(("mla_dtype", "kv_cache_dtype"), "bfloat16")
-    frame = frame[np.all([frame[name] == value for name, value in wanted.items()], axis=0)]
-    if frame.empty:
+    points = module_rows(pq.read_table(files[0]).to_pandas(), Counter(), operator, (name,), gemm_type)
+    points = points[(points["kv_dtype"] == "bf16") & (points["heads"] == heads["heads"])]
+    if points.empty:
         return np.empty(0)
-    points = frame.assign(batch=frame["batch_size"], q=frame["isl"], context=frame["step"] + frame["isl"])
     rows = (points["batch"] * points["q"]).to_numpy(np.int64)
     tables = OperatorTables(profile, tp, FORMATS[gemm_type])
     matrices = [layer for layer in linear_layers(model, tp) if layer.name in MATRICES]
     seconds = sum((tables.linear(layer, rows).sum(axis=1) / layer.count for layer in matrices), np.zeros(len(rows)))
     log_s, _ = grid.log_seconds(*grid_axes(operator, points).T)
-    return np.asarray((seconds + np.exp(log_s)) / (1e-3 * points["latency"].to_numpy()))
+    return np.asarray((seconds + np.exp(log_s)) / points["seconds"].to_numpy())
 
 
 def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigurator_core")]) -> None:

@@ -100,12 +100,9 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_
     other = (rows["topk"] == 22) | (rows["inter_size"] == 1856) | rows["kernel_source"].str.endswith("_as_silu")
     elsewhere = rows["moe_ep_size"] > 1
     uneven = rows["inter_size"] % rows["moe_tp_size"] != 0
-    for reason, bad in (
-        ("experts that are not gate, up, SiLU and down", other),
-        ("experts of which other ranks hold some", elsewhere & ~other),
-        ("experts whose width the ranks do not divide", uneven & ~other & ~elsewhere),
-    ):
-        left_out[reason] += int(bad.sum())
+    left_out["experts that are not gate, up, SiLU and down"] += int(other.sum())
+    left_out["experts of which other ranks hold some"] += int((elsewhere & ~other).sum())
+    left_out["experts whose width the ranks do not divide"] += int((uneven & ~other & ~elsewhere).sum())
     rows = rows[~(other | elsewhere | uneven)]
     crowded = rows["num_tokens"] * rows["topk"] <= CROWDED * rows["num_experts"]
     rank = rows["distribution"].map(_CROWDED_FIRST).where(crowded, rows["distribution"].map(_BALANCED_FIRST))

@@ -52,13 +52,9 @@ def module_rows(
     """
     names = names or MODULES[operator]
     taken = pd.Series(True, index=raw.index)
-    for column, wanted in (
-        ("model", names),
-        ("gemm_type", (gemm_type,)),
-        ("mla_dtype", ("bfloat16",)),
-        ("kv_cache_dtype", tuple(KV_DTYPES)),
-    ):
-        bad = taken & ~raw[column].isin(wanted)
+    wanted = {"model": names, "gemm_type": (gemm_type,), "mla_dtype": ("bfloat16",), "kv_cache_dtype": tuple(KV_DTYPES)}
+    for column, values in wanted.items():
+        bad = taken & ~raw[column].isin(values)
         left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
     models = {name: load_model(named_format(name)[0]) for name in names}
