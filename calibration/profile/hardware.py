@@ -91,13 +91,9 @@ class HardwareSpec:
 
 @functools.cache
 def _bundled() -> dict[str, HardwareSpec]:
-    devices: dict[str, HardwareSpec] = {}
-    for path in sorted(_FOLDER.glob("*.yaml")):
-        spec = _read(path)
-        for key in (spec.name, *spec.aliases):
-            if devices.setdefault(key.lower(), spec) is not spec:
-                raise HardwareError("claimed by two bundled devices", file=str(path), key="aliases", value=key)
-    return devices
+    """By lower-case name or alias."""
+    devices = map(_read, sorted(_FOLDER.glob("*.yaml")))
+    return {key.lower(): spec for spec in devices for key in (spec.name, *spec.aliases)}
 
 
 def hardware_names() -> list[str]:

@@ -32,9 +32,7 @@ def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     for file in sorted(_FOLDER.glob("*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))
         repositories = [alias.rpartition("/")[2] for alias in config["aliases"]]
-        for key in (file.stem, *config["aliases"], *repositories):
-            if found.setdefault(key.lower(), (file.stem, config))[0] != file.stem:
-                raise ModelError(f"{key} is claimed by two bundled models", file=str(file))
+        found |= {key.lower(): (file.stem, config) for key in (file.stem, *config["aliases"], *repositories)}
     return found
 
 

@@ -55,12 +55,8 @@ def _facts() -> dict[str, dict[str, Any]]:
 @functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     """Lower-case name or alias -> (canonical name, entry)."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, entry in _facts()["heads"].items():
-        for key in (name, *entry["aliases"]):
-            if found.setdefault(key.lower(), (name, entry))[0] != name:
-                raise ModelError(f"{key} is claimed by two bundled heads", file=str(_FILE))
-    return found
+    heads = _facts()["heads"].items()
+    return {key.lower(): (name, entry) for name, entry in heads for key in (name, *entry["aliases"])}
 
 
 def is_bundled_head(name: str) -> bool:

@@ -143,6 +143,12 @@ def test_aliases(alias: str, name: str) -> None:
     assert load_hardware(alias) is load_hardware(name)
 
 
+def test_no_two_bundled_devices_have_a_name_in_common() -> None:
+    specs = [load_hardware(path) for path in FOLDER.glob("*.yaml")]
+    names = [key.lower() for spec in specs for key in (spec.name, *spec.aliases)]
+    assert len(set(names)) == len(names)
+
+
 def test_unknown_device_lists_the_names() -> None:
     with pytest.raises(HardwareError, match=r"h300.*a100-40g.*mi300x"):
         load_hardware("h300")

@@ -10,12 +10,14 @@ import pytest
 from paths import ROOT
 
 from draftcast.errors import ModelError
+from draftcast.kernels.model import heads
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.heads import read_head, resolve_head
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work.layers import elementwise_work, linear_layers, lm_head
 
 QWEN = load_model("Qwen3-8B")
+HEADS = json.loads(Path(heads.__file__).with_name("heads.json").read_text())["heads"]
 EAGLE3 = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "num_hidden_layers": 1,
@@ -289,3 +291,8 @@ def test_bad_configs_are_refused_by_key(change: dict[str, Any], message: str) ->
         read_head([], "a head")
     with pytest.raises(ModelError, match="at most the target's vocab_size"):
         built(EAGLE3 | {"draft_vocab_size": 200_000})
+
+
+def test_no_two_bundled_heads_have_a_name_in_common() -> None:
+    names = [key.lower() for name, entry in HEADS.items() for key in (name, *entry["aliases"])]
+    assert len(set(names)) == len(names)

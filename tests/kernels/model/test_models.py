@@ -330,6 +330,14 @@ def test_aliases(alias: str, name: str) -> None:
     assert canonical_name(alias) == name
 
 
+def test_no_two_bundled_models_have_a_name_in_common() -> None:
+    owners: dict[str, str] = {}
+    for file in (Path(drafters.__file__).parents[1] / "models").glob("*.json"):
+        for name in (file.stem, *json.loads(file.read_text())["aliases"]):
+            for key in (name.lower(), name.lower().rpartition("/")[2]):
+                assert owners.setdefault(key, file.stem) == file.stem
+
+
 def test_a_path_to_a_config_or_its_folder(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config_of("Qwen3-0.6B")), encoding="utf-8")
