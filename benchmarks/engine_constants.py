@@ -66,8 +66,8 @@ def main() -> None:
     ratios, of_ratios = attention_ratios()
     for when, found in of_ratios.items():
         show(when, "other attention off", asdict(found))
-    for (engine, kind), ratio in ratios.items():
-        print(f"{engine} {kind} {ratio:.2f}")
+    for kind, ratio in ratios.items():
+        print(f"{kind} {ratio:.2f}")
     shown = seen(before, slopes)
     for (generation, name), value in values.items():
         if value != stated[generation, name]:
@@ -84,40 +84,34 @@ def show(when: str, kind: str, row: Mapping[str, float]) -> None:
     print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
 
 
-def attention_ratios() -> tuple[dict[tuple[str, str], float], dict[str, FigureErrors]]:
+def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
     """Ratios of `EngineGeneration.attention_ratio` by engine and kind, and the errors before, after and held out.
 
     Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. A kind
     that no source of an engine shows has none.
     """
     stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p)) is not None}
-    logs: dict[tuple[str, str], dict[str, list[float]]] = {}  # of forecast at the kernels' times over measured time
+    rows = []
     for forecast in forecast_points([p for p in points() if p.id in stated]):
         if (error := forecast.error("off")) is not None:
             kind, ratio = stated[forecast.point.id]
-            of_source = logs.setdefault((forecast.point.engine, kind), {}).setdefault(forecast.point.source, [])
-            of_source.append(float(np.log1p(error) - np.log(ratio)))
+            rows.append((f"{forecast.point.engine} {kind}", forecast.point.source, np.log1p(error) - np.log(ratio)))
+    # Logs of forecast at the kernels' times over measured time.
+    logs = pd.DataFrame(rows, columns=["kind", "source", "log"])
 
-    def of(kind: tuple[str, str], without: str = "") -> float:
-        medians = [float(np.median(found)) for source, found in logs[kind].items() if source != without]
-        return float(np.exp(-np.median(medians))) if medians else 1.0
+    def of(kind: str, without: str = "") -> float:
+        others = logs[(logs["kind"] == kind) & (logs["source"] != without)]
+        return float(np.exp(-others.groupby("source")["log"].median().median())) if len(others) else 1.0
 
-    def errors(ratio_of: Callable[[tuple[str, str], str], float]) -> FigureErrors:
-        return errors_by_source(
-            [
-                (source, float(np.exp(log) * ratio_of(kind, source) - 1.0))
-                for kind, sources in logs.items()
-                for source, found in sources.items()
-                for log in found
-            ]
-        )
+    def errors(ratio_of: Callable[[str, str], float]) -> FigureErrors:
+        return errors_by_source([(name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows])
 
     table = {
         "before": errors(lambda _kind, _source: 1.0),
         "after": errors(lambda kind, _source: of(kind)),
         "source held out": errors(of),
     }
-    return {kind: of(kind) for kind in logs}, table
+    return {kind: of(kind) for kind in logs["kind"].unique()}, table
 
 
 def stated_ratio(point: EvidencePoint) -> tuple[str, float] | None:
