@@ -61,7 +61,8 @@ class Team:
     """
 
     def __init__(self, ranks: int, device: str) -> None:
-        store = torch.distributed.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        dist: Any = torch.distributed
+        store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
         self._until = context.RawValue("q", 0)
         self._pipes, self._processes = [], []
@@ -157,7 +158,8 @@ def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any)
     # One core a rank, as an engine's rank has on a CPU that is shared by several.
     torch.set_num_threads(1)
     place = f"cuda:{rank}" if device == "cuda" else "cpu"
-    store = torch.distributed.TCPStore("127.0.0.1", port, ranks, is_master=False)
+    dist: Any = torch.distributed
+    store = dist.TCPStore("127.0.0.1", port, ranks, is_master=False)
     group = _process_group(store, rank, ranks, device, IDLE_S)
     flying: deque[Any] = deque()
     while True:

@@ -47,8 +47,7 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
     Raises HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
     """
     batch, q, context, head_dim = shape["batch"], shape["q"], shape["context"], shape["head_dim"]
-    reason = bad_shape(shape)
-    if reason:
+    if reason := bad_shape(shape):
         raise HardwareError(reason, key="attention", value=dict(shape))
     width = math.ceil(context / BLOCK_SIZE)
     order = torch.randperm(batch * width, device=draw.device, generator=draw.generator)

@@ -7,6 +7,7 @@ are numpy arrays (or scalars), results float64 arrays that broadcast.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import starmap
 from operator import attrgetter
 from typing import Any
 
@@ -55,8 +56,8 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     """
     model.check_tensor_parallel(tp)
     formats = {group: _formats(model, group) for group in QUANTISED}
-    found = matrices(model, tp, expert_tp or tp)
-    return tuple(LinearLayer(*_FIELDS(matrix), formats.get(matrix.group, ())) for matrix in found)
+    chosen = matrices(model, tp, expert_tp or tp)
+    return tuple(starmap(LinearLayer, ((*_FIELDS(matrix), formats.get(matrix.group, ())) for matrix in chosen)))
 
 
 def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:
