@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 
 from draftcast.calibration.microbench.noise import nvidia_smi, processor_name, usable_cores
-from draftcast.calibration.microbench.shapes import Point
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.measured import parts_of
 from draftcast.calibration.profile.table import LatencyTable
@@ -20,7 +19,7 @@ from draftcast.errors import HardwareError
 from draftcast.files import picked
 from draftcast.kernels.extras import require
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
-from draftcast.kernels.operators.registry import Launch, Operator
+from draftcast.kernels.operators.registry import Launch
 
 KINDS = ("cpu", "cuda")
 # Where neither /sys nor the driver tells: larger than the last-level cache of most.
@@ -147,8 +146,6 @@ def _cpu_memory_bytes() -> int:
         return total
 
 
-BURSTS = 4
-_GEMM_SIZE = {"cpu": 1024, "cuda": 8192}
 _LEAST_COPY_BYTES = 256 << 20
 
 
@@ -164,19 +161,6 @@ def stream_launches(device: str, cache_bytes: int) -> dict[str, tuple[int, list[
         "copy": (2 * size, [lambda: target.copy_(source)]),
         "read": (size, [lambda: torch.sum(source, dim=0, out=total)]),
     }
-
-
-def gemm_points(linear: Operator, dtypes: Sequence[str], device: str) -> list[Point]:
-    """A large square matrix product in every format and implementation that runs."""
-    size = _GEMM_SIZE[device]
-    shape = {"m": size, "k": size, "n": size}
-    return [
-        Point("linear", dtype, "", name, tuple(shape.items()))
-        for dtype in dtypes
-        if dtype in linear.dtypes
-        for name, implementation in linear.implementations.items()
-        if not implementation.supports(shape, dtype, "", device)
-    ]
 
 
 def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) -> dict[str, Any]:

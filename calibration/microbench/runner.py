@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import math
 import shlex
 import time
@@ -21,7 +22,7 @@ import pandas as pd
 
 from draftcast.calibration.journal import Journal
 from draftcast.calibration.microbench import noise
-from draftcast.calibration.microbench.device import BURSTS, Device, ceilings, gemm_points, is_alive, stream_launches
+from draftcast.calibration.microbench.device import Device, ceilings, is_alive, stream_launches
 from draftcast.calibration.microbench.noise import Levels, NoiseProbe, NoiseReading, Quietness
 from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Progress, next_point
 from draftcast.calibration.microbench.shapes import Plan, Point
@@ -36,6 +37,7 @@ from draftcast.files import picked
 from draftcast.kernels.operators.registry import Launch, Operator
 
 JOURNAL = "journal.jsonl"
+_RATE_BURSTS, _GEMM_SIZE = 4, {"cpu": 1024, "cuda": 8192}
 # How long a visit waits for a quiet machine, and how often and how long it tries for a burst that stayed quiet.
 _WAIT_S, _TRIES, _TRY_S = 2.0, 4, 0.5
 # Kept back for the table and the fit: under a second for a thousand points, and as much to load pandas and scipy.
@@ -217,22 +219,24 @@ class Calibration:
         self._note(kind="noise", **self._probe.read()._asdict())
 
     def _measure_rates(self) -> None:
-        """Large copies and matrix products, unless the journal has them."""
+        """Large copies and square matrix products in every format and implementation, unless the journal has them."""
         kind, seed = self.device.kind, self.plan.settings.seed
         if not {"copy", "read"} <= self.rates.keys():
             for name, (moved, ready) in stream_launches(kind, self.device.cache_bytes).items():
                 if name not in self.rates:
                     self._measure_rate(name, float(moved), ready)
-        linear = self.operators["linear"]
-        for point in gemm_points(linear, self.plan.settings.dtypes, kind):
-            name = f"gemm {point.dtype} {point.implementation}"
-            if name not in self.rates:
-                flops = float(linear.work(dict(point.shape), point.dtype, "").flops)
+        linear, size = self.operators["linear"], _GEMM_SIZE[kind]
+        shape = {"m": size, "k": size, "n": size}
+        for dtype, (of, implementation) in itertools.product(self.plan.settings.dtypes, linear.implementations.items()):
+            name, runs = f"gemm {dtype} {of}", dtype in linear.dtypes
+            if runs and name not in self.rates and not implementation.supports(shape, dtype, "", kind):
+                point = Point("linear", dtype, "", of, tuple(shape.items()))
+                flops = float(linear.work(shape, dtype, "").flops)
                 self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0))
 
     def _measure_rate(self, name: str, amount: float, ready: Sequence[Launch]) -> None:
         best = math.inf
-        for _ in range(BURSTS):
+        for _ in range(_RATE_BURSTS):
             best = min(best, self._burst(ready)[0].seconds)
             if self._left_s() <= 0.0:
                 break

@@ -243,8 +243,7 @@ def _points(
     for name, implementation in operator.implementations.items():
         if name == "triton" and device.kind != "cuda":  # its interpreter's times mean nothing
             continue
-        reason = implementation.supports(sizes, dtype, kv_dtype, device.kind)
-        if reason:
+        if reason := implementation.supports(sizes, dtype, kv_dtype, device.kind):
             left_out[f"{operator.name} {name}: {reason}"] += 1
             continue
         for graph in graphs:
@@ -270,13 +269,9 @@ def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) 
         if not layer.num_experts:
             yield Series("linear", layer.stored(dtype)[0], "", {"k": layer.k, "n": layer.n}, rows)
     if model.is_moe:
-        experts = {
-            "k": model.hidden_size,
-            "n": math.ceil(model.moe_intermediate_size / tp),
-            "num_experts": model.num_experts,
-            "top_k": model.num_experts_per_tok,
-        }
-        yield Series("moe", dtype, "", experts, rows)
+        sizes = {"k": model.hidden_size, "n": math.ceil(model.moe_intermediate_size / tp)}
+        routing = {"num_experts": model.num_experts, "top_k": model.num_experts_per_tok}
+        yield Series("moe", dtype, "", {**sizes, **routing}, rows)
     if tp > 1:
         messages = tuple(row * model.hidden_size * int(activation_bytes(act)) for row in doublings(1, grid.rows[-1]))
         yield Series("all_reduce", act, "", {"ranks": tp}, {"message_bytes": messages})
