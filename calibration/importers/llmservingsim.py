@@ -148,8 +148,7 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
     rows = read_rows(file)
     if "layer" in rows.frame:
         other = rows.has("layer") & (rows.frame["layer"] != "attention")
-        for name, count in rows.frame.loc[other, "layer"].value_counts().items():
-            left_out[f"layer {name}: no counterpart"] += int(count)
+        left_out.update(f"layer {name}: no counterpart" for name in rows.frame.loc[other, "layer"])
         rows = rows.where(~other)
     chunk, batch = rows.whole("prefill_chunk"), rows.whole("n_decode")
     parts = []
@@ -165,7 +164,7 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
     left_out["attention of a prompt beside several queries a sequence"] += int((~single).sum())
     both = both.where(single)
     m, context = chunk[both.frame.index], both.whole("kv_decode") + 1
-    columns = {"m": m, "k": _prefix(both, m) + m, "n": context, "context": context}
+    columns: Columns = {"m": m, "k": _prefix(both, m) + m, "n": context, "context": context}
     parts.append(_timed(both, "attention_launch", batch=batch[both.frame.index], **columns))
     return [part.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp)) for part in parts]
 
@@ -192,18 +191,15 @@ def _sometimes(rows: Rows, column: str) -> pd.Series[int]:
 
 
 def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
-    return {
-        "heads": model.num_attention_heads // tp,
-        "kv_heads": model.kv_heads_per_rank(tp),
-        "head_dim": model.head_dim,
-    }
+    heads, kv_heads = model.num_attention_heads // tp, model.kv_heads_per_rank(tp)
+    return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
 
 
 def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
     iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
     rows = read_rows(file)
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
-    columns = {"m": m, "k": (rows.whole("kp") + m).where(m > 0, 0), "n": rows.whole("kv_big", 1) + 1}
+    columns: Columns = {"m": m, "k": (rows.whole("kp") + m).where(m > 0, 0), "n": rows.whole("kv_big", 1) + 1}
     columns |= {"batch": rows.whole("n", 1), "context": mean.round().astype(np.int64) + 1}
     launches = _timed(rows, "attention_launch", "t_skew_us", 1e-6 / iterations, **columns)
     return launches.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp))
@@ -221,6 +217,6 @@ def _experts(file: Path, model: ModelSpec, tp: int, dtype: str, left_out: Counte
     unlikely = "experts visited by fewer or more of them than independent routing does"
     left_out["experts of which other ranks hold some"] += len(rows.frame) - len(here.frame)
     left_out[unlikely] += len(here.frame) - len(nearest.frame)
-    sizes = {"k": model.hidden_size, "n": math.ceil(model.moe_intermediate_size / tp)}
-    routing = {"num_experts": model.num_experts, "top_k": model.num_experts_per_tok}
+    sizes: Columns = {"k": model.hidden_size, "n": math.ceil(model.moe_intermediate_size / tp)}
+    routing: Columns = {"num_experts": model.num_experts, "top_k": model.num_experts_per_tok}
     return _timed(nearest, "moe", dtype=dtype, m=tokens, **sizes, **routing)

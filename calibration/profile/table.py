@@ -84,8 +84,7 @@ class LatencyTable:
         Raises HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that
         is not a positive number, the same point twice; ``file`` is named.
         """
-        unknown = [name for name in frame.columns if name not in COLUMNS]
-        if unknown:
+        if unknown := [name for name in frame.columns if name not in COLUMNS]:
             raise HardwareError(f"unknown column; known: {', '.join(COLUMNS)}", file=file, key=str(unknown[0]))
         for name in ("operator", "dtype", "seconds"):
             if name not in frame.columns:
@@ -120,8 +119,7 @@ class LatencyTable:
     def read(cls, path: Path) -> Self:
         """Read what `write` wrote. Raises HardwareError naming the file when it is not such a table."""
         frame = files.read_frame(path, kind=HardwareError)
-        missing = [name for name in COLUMNS if name not in frame]
-        if missing:
+        if missing := [name for name in COLUMNS if name not in frame]:
             raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
         return cls.from_frame(frame, file=str(path))
 
