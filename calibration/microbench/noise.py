@@ -7,6 +7,7 @@ readings and never by their own times, so choosing does not bias them.
 
 import os
 import platform
+import re
 import statistics
 import subprocess
 import time
@@ -168,11 +169,8 @@ def nvidia_smi(*fields: str, units: bool = True) -> list[str]:
 
 def processor_name() -> str:
     """The processor's model as Linux names it, else as Python does."""
-    for line in _text(Path("/proc/cpuinfo")).splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+?)\s*$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:

@@ -111,8 +111,12 @@ class CpuTimer:
         collecting = gc.isenabled()
         gc.disable()
         try:
-            position, first_s = self._warm_up(launches)
-            count = 1
+            began, count = time.perf_counter(), 1
+            launches[0]()
+            first_s, position = time.perf_counter() - began, 1
+            while time.perf_counter() < began + self.limits.warm_s:
+                launches[position % len(launches)]()
+                position += 1
             if seen and first_s >= self.limits.long_s:
                 return Burst(first_s, 1, 1)
             samples: list[float] = []
@@ -132,16 +136,6 @@ class CpuTimer:
         finally:
             if collecting:
                 gc.enable()
-
-    def _warm_up(self, launches: Sequence[Launch]) -> tuple[int, float]:
-        """(launches made, seconds of the first)."""
-        start = time.perf_counter()
-        launches[0]()
-        first_s, done = time.perf_counter() - start, 1
-        while time.perf_counter() < start + self.limits.warm_s:
-            launches[done % len(launches)]()
-            done += 1
-        return done, first_s
 
 
 @dataclass(frozen=True)

@@ -183,8 +183,7 @@ def read_head(values: Any, name: str) -> HeadConfig:
     given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
     given |= {"qk_norm": kind in ("dflash", "dflash2", "dspark"), "tie_word_embeddings": False}
     decoder = ModelSpec(name=name, architecture="LlamaForCausalLM", **decoder_values(config, given))
-    held = [key for key in _SECTIONS if isinstance(config.values.get(key), Mapping)]
-    sections = [config, *(Config(config.values[key], f"{name}: {key}") for key in held)]
+    sections = [config, *(config.section(key) for key in _SECTIONS if isinstance(config.values.get(key), Mapping))]
 
     def count(key: str) -> int:
         return max(section.count(key) for section in sections)
