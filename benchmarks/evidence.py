@@ -8,7 +8,6 @@ of the errors to ``scenarios/compare/model_error.yaml``. ``--write-forecasts`` a
 loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
 """
 
-import csv
 import json
 import sys
 from collections import defaultdict
@@ -104,13 +103,10 @@ def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> 
 
 def write_forecasts(forecasts: list[Forecast]) -> None:
     """What `shipped_forecasts` reads: id, stratum and figures of every forecast."""
-    with Path(summary.__file__).with_name(summary.SHIPPED).open("w") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("id", "stratum", "off", "on"))
-        for f in forecasts:
-            if f.stratum:
-                shown = ("" if value is None else f"{value:.5g}" for value in (f.off, f.on))
-                rows.writerow((f.point.id, f.stratum, *shown))
+    rows = [(f.point.id, f.stratum, f.off, f.on) for f in forecasts if f.stratum]
+    table = pd.DataFrame(rows, columns=["id", "stratum", "off", "on"])
+    path = Path(summary.__file__).with_name(summary.SHIPPED)
+    table.to_csv(path, index=False, float_format="%.5g", lineterminator="\n")
 
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
