@@ -37,7 +37,7 @@ Kind = tuple[str, dict[str, int], int]
 def kinds(model: ModelSpec, batch: int, q: int, context: int) -> Iterator[Kind]:
     """Kernels of one step in which each of ``batch`` sequences has ``q`` rows over ``context`` tokens."""
     rows = batch * q
-    for layer in layers.linear_layers(model):
+    for layer in (*layers.linear_layers(model), layers.lm_head(model)):
         if not layer.num_experts:
             yield "linear", {"m": rows, "k": layer.k, "n": layer.n}, layer.count
     if model.is_moe:
@@ -53,8 +53,6 @@ def kinds(model: ModelSpec, batch: int, q: int, context: int) -> Iterator[Kind]:
         if count:
             cache = {"batch": batch, "q": q, "context": context, "window": window, "tree": 0}
             yield "attention_decode", cache | heads, count
-    head = layers.lm_head(model)
-    yield "linear", {"m": rows, "k": head.k, "n": head.n}, 1
     if q == 1:
         yield "sampler", {"m": rows, "n": model.vocab_size}, 1
     else:
