@@ -4,14 +4,14 @@ import difflib
 import functools
 import math
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter
 
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import ScenarioError
-from draftcast.frozen import Count, Frozen, Probability
+from draftcast.frozen import Count, Faults, Frozen, Probability, wrong
 
 
 class Reference(Frozen):
@@ -37,11 +37,9 @@ class Reference(Frozen):
     source: str
     url: str
 
-    @model_validator(mode="after")
-    def _one_measure(self) -> Self:
+    def faults(self) -> Faults:
         if bool(self.rates) == bool(self.mean_lengths):
-            raise ValueError("needs rates or mean_lengths, and not both")
-        return self
+            yield wrong("rates", self.rates, "needs rates or mean_lengths, and not both")
 
     @property
     def setting(self) -> str:
