@@ -37,9 +37,8 @@ NOT_BUNDLED = "attention of heads or windows that few models have: not bundled"
 def shipped(table: LatencyTable) -> LatencyTable:
     """The rows of an imported table that are bundled, their seconds rounded to `DIGITS` digits."""
     frame = table.frame[table.frame["head_dim"] <= WIDEST_HEAD]
-    used = pd.MultiIndex.from_tuples(sorted(_windowed()), names=["window", "heads", "kv_heads", "head_dim"])
-    windows = pd.MultiIndex.from_frame(frame[used.names])
-    frame = frame[(frame["window"] == 0).to_numpy() | windows.isin(used)]
+    windows = pd.MultiIndex.from_frame(frame[["window", "heads", "kv_heads", "head_dim"]])
+    frame = frame[(frame["window"] == 0).to_numpy() | windows.isin(sorted(_windowed()))]
     return LatencyTable.from_frame(frame.assign(seconds=rounded(frame["seconds"].to_numpy())))
 
 

@@ -123,18 +123,14 @@ def _versions(torch: Any) -> dict[str, str]:
 
 
 def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Size of the highest cache level that /sys names."""
-    sizes: dict[int, int] = {}
+    """Size of the highest cache level that /sys names, of several the largest."""
+    sizes = [(0, _ASSUMED_CACHE_BYTES)]  # by level
     for index in folder.glob("index*"):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             level = int((index / "level").read_text())
-            found = re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip())
-        except (OSError, ValueError):
-            continue
-        if found is not None:
-            factor = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}[found[2]]
-            sizes[level] = max(sizes.get(level, 0), int(found[1]) * factor)
-    return sizes[max(sizes)] if sizes else _ASSUMED_CACHE_BYTES
+            if found := re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()):
+                sizes.append((level, int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]))
+    return max(sizes)[1]
 
 
 def _cpu_memory_bytes() -> int:

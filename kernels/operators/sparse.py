@@ -83,10 +83,8 @@ def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
 
 def index_outputs(inputs: Tensors) -> Outputs:
     """Scores of the chosen tokens in falling order, float32 [batch, q, topk], and which they are, int64."""
-    batch, q = inputs["query"].shape[:2]
-    size = (batch, q, inputs["top_k"])
-    device = inputs["query"].device
-    return {"score": torch.empty(size, device=device), "token": torch.empty(size, dtype=torch.int64, device=device)}
+    query, size = inputs["query"], (*inputs["query"].shape[:2], inputs["top_k"])
+    return {"score": query.new_empty(size, dtype=torch.float32), "token": query.new_empty(size, dtype=torch.int64)}
 
 
 def index_tokens(inputs: Tensors, dtype: Any) -> Outputs:
