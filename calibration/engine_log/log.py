@@ -14,7 +14,6 @@ time stamps say how long a step took; ``--logging-config.formatter json`` stamps
 seconds.
 """
 
-import itertools
 import math
 import re
 from dataclasses import dataclass
@@ -87,21 +86,6 @@ class _Facts:
             self.__dict__.update(vars(_Facts(block_size=float(found[1]) if found else math.nan)))
 
 
-class _Runs:
-    """Numbers the lives of the engines: an index seen twice is a restart, a late one (several front ends) is not."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count()
-        self._lives: dict[tuple[int, str], tuple[int, set[int]]] = {}  # the last of each engine, and its steps so far
-
-    def of(self, engine: int, process: str, step: int) -> int:
-        number, seen = self._lives.get((engine, process), (0, {step}))
-        if step in seen:
-            number, seen = self._lives[engine, process] = next(self._numbers), set()
-        seen.add(step)
-        return number
-
-
 def read_engine_log(path: str | Path) -> pd.DataFrame:
     """Every iteration line of a log (plain or gzip), columns `COLUMNS`, ordered by run and step.
 
@@ -113,7 +97,7 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     itself; file and line are named.
     """
     file = str(path)
-    facts, runs = _Facts(), _Runs()
+    facts = _Facts()
     rows: list[dict[str, Any]] = []
     damaged: list[int] = []
     with open_input(path) as opened:
@@ -128,10 +112,7 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
             if len(found) < text.count("Iteration(") or not whole:
                 damaged.append(number)
                 continue
-            for match in found:
-                row = _row(text, match, file, number)
-                row["run"] = runs.of(row["engine"], row.pop("process"), row["step"])
-                rows.append(row | vars(facts))
+            rows += [_row(text, match, file, number) | vars(facts) for match in found]
     if not rows:
         line = damaged[0] if damaged else None
         message = "no iteration line of vLLM in it; start the server with --enable-logging-iteration-details"
@@ -139,7 +120,11 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     if len(damaged) > max(1.0, _MOST_DAMAGED * len(rows)):
         message = f"not an iteration line of vLLM; {len(damaged)} such lines beside {len(rows)} good ones"
         raise InputError(message, file=file, line=damaged[0])
-    frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
+    frame = pd.DataFrame(rows)
+    # One life of each engine: an index seen again is a restart, a late one (several front ends) is not.
+    process = [frame["engine"], frame["process"]]
+    life = frame.groupby([*process, "step"]).cumcount().groupby(process).cummax()
+    frame = frame.assign(run=frame.groupby([*process, life], sort=False).ngroup())[list(COLUMNS)].astype(COLUMNS)
     frame = frame.sort_values(["run", "step"], kind="stable", ignore_index=True)
     frame.attrs["damaged_lines"] = len(damaged)
     return frame
