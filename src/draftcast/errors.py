@@ -81,20 +81,15 @@ class DraftcastError(Exception):
         given = [cut(key, 200)] if key is not None else []
         if value is not self._MISSING:
             given.append(shown(value))
-        super().__init__(self._text(": ".join(filter(None, [where, " = ".join(given), message]))))
-
-    @staticmethod
-    def _text(text: str) -> str:
-        return text
+        super().__init__(": ".join(filter(None, [where, " = ".join(given), message])))
 
 
 class InputError(DraftcastError):
     """The user's input is wrong; told in one line."""
 
-    @staticmethod
-    def _text(text: str) -> str:
+    def __str__(self) -> str:
         # One line without control characters: what a file holds must not steer the terminal.
-        line = " ".join(text.split())
+        line = " ".join(super().__str__().split())
         return cut("".join(c if c.isprintable() else ascii(c)[1:-1] for c in line), _MOST_CHARACTERS)
 
     def at(self, *, file: str | None = None, key: str | None = None) -> Self:
