@@ -69,7 +69,7 @@ class Client:
     async def run(self) -> None:
         """Carry out the plan.
 
-        Raises:
+        Raises a group of:
             LiveError: the journal cannot be written.
             ServerGone: the server refuses connections and does not answer ``/health``.
         """
@@ -80,18 +80,11 @@ class Client:
             connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trace_configs=[trace], read_bufsize=2**18
         ) as self._session:
             self._start, self._start_unix_s = time.perf_counter(), time.time()
-            tasks = [asyncio.create_task(work) for work in (self._load(), self._report(), self._watch_timer())]
-            try:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-        for result in results:
-            if isinstance(result, ExceptionGroup):  # of the tasks of a loop; all but the first were only stopped
-                raise result.exceptions[0]
-            if isinstance(result, Exception):
-                raise result
+            async with asyncio.TaskGroup() as group:
+                watchers = [group.create_task(work) for work in (self._report(), self._watch_timer())]
+                await self._load()
+                for watcher in watchers:
+                    watcher.cancel()
 
     def summary(self) -> dict[str, Any]:
         """What the client says of itself: its start on the wall clock, its counts and its lateness."""
@@ -287,12 +280,12 @@ async def _main(plan: LoadPlan, journal: Journal) -> int:
     code, reason = DONE, ""
     try:
         await client.run()
-    except asyncio.CancelledError:
+    except* asyncio.CancelledError:
         code, reason = STOPPED, "stopped"
-    except ServerGone:
+    except* ServerGone:
         code, reason = SERVER_GONE, "the server is gone: it refuses connections"
-    except LiveError as error:
-        code, reason = DISK_REFUSED, str(error)
+    except* LiveError as group:
+        code, reason = DISK_REFUSED, str(group.exceptions[0])
     parent.cancel()
     with contextlib.suppress(LiveError):
         journal.close()
