@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Self
 
 import psutil
 
@@ -15,43 +14,15 @@ from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live import run_directory
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server, ServerFacts, get, server_facts
+from draftcast.calibration.live.server import Endpoint, get
 from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary, nvidia_smi
 from draftcast.errors import InputError, LiveError
-from draftcast.files import picked, without_secrets, written
+from draftcast.files import written
 from draftcast.kernels.extras import missing
 
 # A step's line is written a moment after its tokens are sent.
 _LOG_LAG_S = 0.5
 _NOISE_FRESH_S = 3.0
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    url: str  # without ``/v1``
-    facts: ServerFacts  # what it says of itself
-    log: Path | None = None  # its log, growing; None: not here
-    server: Server | None = None  # where we started it
-
-    @classmethod
-    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Self:
-        """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
-        return cls(url, server_facts(url), log, server)
-
-    def trouble(self) -> str:
-        """Why the server cannot go on; "" while it can, as far as can be told."""
-        if self.server is None or self.server.exit_code is None:
-            return ""
-        return self.server.epitaph("during the run")
-
-    def manifest(self) -> dict[str, Any]:
-        return {
-            "command": without_secrets(self.server.command) if self.server is not None else [],
-            "environment": dict(self.server.environment) if self.server is not None else {},
-            "url": self.url,
-            "log": self.log is not None,
-            **picked(self.facts, "model version config"),
-        }
 
 
 class Noise:

@@ -28,7 +28,7 @@ from typing import Any, Self
 from draftcast.calibration.acceptance.metrics import samples
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
-from draftcast.files import value_at
+from draftcast.files import picked, value_at, without_secrets
 
 HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 30.0  # for a server to end after it was asked to; then it is killed
@@ -220,31 +220,51 @@ _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max"
 
 
 @dataclass(frozen=True)
-class ServerFacts:
+class Endpoint:
+    """A server that answers, and what it says of itself."""
+
+    url: str  # without ``/v1``
     model: str  # the name it serves
     version: str  # "" where it does not say
     config: dict[str, Any]  # see `CONFIG`, None: not known
+    log: Path | None = None  # its log, growing; None: not here
+    server: Server | None = None  # where we started it
 
+    @classmethod
+    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Self:
+        """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
+        models = get_json(f"{url}/v1/models")
+        try:
+            first = models["data"][0]
+            model = str(first["id"])
+        except (TypeError, KeyError, IndexError):
+            raise LiveError(f"{url}/v1/models: no model in the answer; is it a vLLM server?") from None
+        config: dict[str, Any] = dict.fromkeys(name for names in CONFIG.values() for name in names)
+        config["max_model_len"] = first.get("max_model_len")
+        version = ""
+        with contextlib.suppress(LiveError):
+            version = str(get_json(f"{url}/version")["version"])
+        with contextlib.suppress(LiveError, InputError):
+            config |= _from_metrics(get(f"{url}/metrics"))
+        with contextlib.suppress(LiveError):
+            # The first answer also collects facts of the system, which takes its time.
+            config |= _from_server_info(get_json(f"{url}/server_info?config_format=json", timeout_s=120.0))
+        return cls(url, model, version, config, log, server)
 
-def server_facts(url: str) -> ServerFacts:
-    """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
-    models = get_json(f"{url}/v1/models")
-    try:
-        first = models["data"][0]
-        model = str(first["id"])
-    except (TypeError, KeyError, IndexError):
-        raise LiveError(f"{url}/v1/models: no model in the answer; is it a vLLM server?") from None
-    config: dict[str, Any] = dict.fromkeys(name for names in CONFIG.values() for name in names)
-    config["max_model_len"] = first.get("max_model_len")
-    version = ""
-    with contextlib.suppress(LiveError):
-        version = str(get_json(f"{url}/version")["version"])
-    with contextlib.suppress(LiveError, InputError):
-        config |= _from_metrics(get(f"{url}/metrics"))
-    with contextlib.suppress(LiveError):
-        # The first answer also collects facts of the system, which takes its time.
-        config |= _from_server_info(get_json(f"{url}/server_info?config_format=json", timeout_s=120.0))
-    return ServerFacts(model, version, config)
+    def trouble(self) -> str:
+        """Why the server cannot go on; "" while it can, as far as can be told."""
+        if self.server is None or self.server.exit_code is None:
+            return ""
+        return self.server.epitaph("during the run")
+
+    def manifest(self) -> dict[str, Any]:
+        return {
+            "command": without_secrets(self.server.command) if self.server is not None else [],
+            "environment": dict(self.server.environment) if self.server is not None else {},
+            "url": self.url,
+            "log": self.log is not None,
+            **picked(self, "model version config"),
+        }
 
 
 def _from_metrics(text: str) -> dict[str, Any]:

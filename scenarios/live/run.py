@@ -17,9 +17,9 @@ from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
 from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget, Prompts
 from draftcast.calibration.live.load import LoadPlan
-from draftcast.calibration.live.record import Endpoint, Noise, record
+from draftcast.calibration.live.record import Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server, ServerFlags
+from draftcast.calibration.live.server import Endpoint, Server, ServerFlags
 from draftcast.calibration.yaml_text import write_yaml, yaml_beside
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
@@ -148,7 +148,7 @@ def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed:
         closed = {"concurrency": loop.concurrency, "think_s": think_s if any(think_s) else None}
     return LoadPlan(
         url=endpoint.url,
-        model=endpoint.facts.model,
+        model=endpoint.model,
         prompts=[prompt.tolist() for prompt in prompts.tokens],
         output_tokens=table.output_tokens.tolist(),
         classes=[table.class_names[class_id] for class_id in table.class_id],

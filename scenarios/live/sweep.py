@@ -26,9 +26,9 @@ from typing import Any
 
 from draftcast.calibration.live.checkpoint import draft_folder
 from draftcast.calibration.live.continuation import DraftLayout
-from draftcast.calibration.live.record import Endpoint, Noise
+from draftcast.calibration.live.record import Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
-from draftcast.calibration.live.server import Server
+from draftcast.calibration.live.server import Endpoint, Server
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.files import is_inside, made, picked, read_json, write_text
 from draftcast.kernels.extras import require

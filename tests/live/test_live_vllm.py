@@ -14,9 +14,8 @@ import pytest
 
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.checkpoint import write_testbed
-from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server
+from draftcast.calibration.live.server import Endpoint, Server
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.live.run import LiveOptions, Progress, live_run, record_scenario, server_flags
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario

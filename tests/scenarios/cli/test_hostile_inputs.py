@@ -24,9 +24,8 @@ from paths import DATA, ROOT
 
 from draftcast import files, load_scenario, simulate
 from draftcast.calibration.engine_log.log import read_engine_log
-from draftcast.calibration.live.record import Endpoint
 from draftcast.calibration.live.run_directory import CHUNKS, REQUESTS, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Server, ServerFacts
+from draftcast.calibration.live.server import Endpoint, Server
 from draftcast.calibration.profile.load import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
 from draftcast.kernels.model.catalog import load_model
@@ -285,7 +284,7 @@ def test_manifests_hold_no_api_key(tmp_path: Path, key: list[str]) -> None:
     words = ["vllm", "serve", "m", *key, "--port", "1"]
     with subprocess.Popen(["true"]) as keeper:
         server = Server(words, {}, "http://127.0.0.1:1", tmp_path / "log", keeper)
-    manifest = Endpoint("http://127.0.0.1:1", ServerFacts("m", "0", {}), None, server).manifest()
+    manifest = Endpoint("http://127.0.0.1:1", "m", "0", {}, None, server).manifest()
     assert not [word for word in manifest["command"] if "sk-1" in word]
     assert manifest["command"][-2:] == ["--port", "1"]
     assert server.command == words
