@@ -26,7 +26,7 @@ from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, ForecastSide, forecast_points, forecast_questions
 from draftcast.scenarios.evidence.point import points, read_points
-from draftcast.scenarios.evidence.question import PointScenarios
+from draftcast.scenarios.evidence.settings import Reading
 from draftcast.scenarios.evidence.summary import by_kind, coverage, errors, estimated_strata, is_moe, residuals, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
 from draftcast.scenarios.run.simulate import simulate_together
@@ -136,7 +136,7 @@ BETTER, WORSE = 0.75, 0.02
 OTHER_LOADS = "off, other loads"
 
 
-def setup_of(question: PointScenarios) -> str:
+def setup_of(question: Reading) -> str:
     """Text that is equal for runs of one source that differ in their load only."""
     data = to_mapping(question.off)
     # How many tokens a request may have follows from the load where it is not given.

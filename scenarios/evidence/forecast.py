@@ -15,8 +15,8 @@ from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.point import RATES, EvidencePoint
-from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
-from draftcast.scenarios.evidence.settings import NAMES
+from draftcast.scenarios.evidence.question import scenarios_of
+from draftcast.scenarios.evidence.settings import NAMES, Reading
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -31,7 +31,7 @@ SIDES: tuple[ForecastSide, ...] = get_args(ForecastSide)
 class Forecast:
     """A point beside its forecast; figures in the metric's unit, None where a side is not known or not expressible."""
 
-    question: PointScenarios
+    question: Reading
     off: float | None
     on: float | None
     reasons: tuple[str, ...]
@@ -78,7 +78,7 @@ def forecast_points(points: Iterable[EvidencePoint], progress: Progress | None =
     return forecast_questions([scenarios_of(point) for point in points], progress)
 
 
-def forecast_questions(questions: Sequence[PointScenarios], progress: Progress | None = None) -> Iterator[Forecast]:
+def forecast_questions(questions: Sequence[Reading], progress: Progress | None = None) -> Iterator[Forecast]:
     """`forecast_points` of scenarios that are made already."""
     figures: dict[str, dict[str, float] | str] = {}
     for index, question in enumerate(questions):

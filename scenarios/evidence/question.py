@@ -6,7 +6,7 @@ row does not give and was assumed is said. Runs are finite, as the measurements 
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from draftcast.calibration.acceptance.references import continued
@@ -29,28 +29,7 @@ from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 
 
-@dataclass(frozen=True)
-class PointScenarios:
-    """A point as scenarios; a side is None where the point has no figure that needs it, or where ``reasons`` say why.
-
-    ``assumed``: what the row does not give, and what was taken.
-    """
-
-    point: EvidencePoint
-    off: Scenario | None
-    on: Scenario | None
-    reasons: tuple[str, ...]
-    assumed: dict[str, str]
-
-    @property
-    def is_expressed(self) -> bool:
-        """Whether any figure of the point can be forecast."""
-        wants_ratio = self.point.off is None and self.point.on is None
-        sides = (self.off is not None, self.on is not None)
-        return all(sides) if wants_ratio else any(sides)
-
-
-def scenarios_of(point: EvidencePoint) -> PointScenarios:
+def scenarios_of(point: EvidencePoint) -> Reading:
     """The scenarios of a point; never raises."""
     reading = Reading(point, dict(point.assumed))
     engine, hardware = read_engine(reading)
@@ -58,23 +37,21 @@ def scenarios_of(point: EvidencePoint) -> PointScenarios:
     if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
         reading.assumed["load.num_prompts"] = "not given"
     if workload is None or reading.reasons:
-        return PointScenarios(point, None, None, tuple(dict.fromkeys(reading.reasons)), reading.assumed)
+        return reading
     has_ratio = point.speedup is not None or point.ratio_range is not None
     raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
-    sides: dict[str, Scenario | None] = {"off": None, "on": None}
-    reasons: list[str] = []
-    for side, figure, spec, given in (
+    for name, figure, spec, given in (
         ("off", point.off, point.off_spec, point.off_acceptance),
         ("on", point.on, point.spec, point.acceptance),
     ):
         if figure is None and not has_ratio:
             continue
-        reading.reasons = []
-        drafting = _drafting(reading, spec, given, engine) if side == "on" or spec.is_on else ({}, None)
-        if drafting is not None:
-            sides[side] = _scenario(reading, raw, *drafting)
-        reasons += reading.reasons
-    return PointScenarios(point, sides["off"], sides["on"], tuple(dict.fromkeys(reasons)), reading.assumed)
+        side = Reading(point, reading.assumed)
+        drafting = _drafting(side, spec, given, engine) if name == "on" or spec.is_on else ({}, None)
+        scenario = _scenario(side, raw, *drafting) if drafting is not None else None
+        reasons = dict.fromkeys(reading.reasons + side.reasons)
+        reading = replace(reading, reasons=tuple(reasons), **{name: scenario})
+    return reading
 
 
 def _scenario(

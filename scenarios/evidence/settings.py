@@ -15,18 +15,28 @@ from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
+from draftcast.scenarios.schema import Scenario
 
 
 @dataclass
 class Reading:
-    """What reading a point found besides the keys: why it (or one side) cannot be expressed, and what was assumed."""
+    """A point as scenarios; a side is None where no figure of the point needs it, or where ``reasons`` say why."""
 
     point: EvidencePoint
-    assumed: dict[str, str]
-    reasons: list[str] = field(default_factory=list)
+    assumed: dict[str, str] = field(default_factory=dict)  # what the row does not give, and what was taken
+    reasons: tuple[str, ...] = ()
+    off: Scenario | None = None
+    on: Scenario | None = None
+
+    @property
+    def is_expressed(self) -> bool:
+        """Whether any figure of the point can be forecast."""
+        wants_ratio = self.point.off is None and self.point.on is None
+        sides = (self.off is not None, self.on is not None)
+        return all(sides) if wants_ratio else any(sides)
 
     def missing(self, name: str, why: str) -> None:
-        self.reasons.append(f"{name}: {why}")
+        self.reasons += (f"{name}: {why}",)
 
 
 # GPUs of one node.

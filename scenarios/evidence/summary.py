@@ -20,8 +20,7 @@ from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import Stratum
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
 from draftcast.scenarios.evidence.point import EvidencePoint, points
-from draftcast.scenarios.evidence.question import PointScenarios
-from draftcast.scenarios.evidence.settings import model_name
+from draftcast.scenarios.evidence.settings import Reading, model_name
 
 BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
@@ -224,7 +223,7 @@ def shipped_forecasts() -> list[Forecast]:
     found = []
     for row in csv.DictReader(Path(__file__).with_name(SHIPPED).read_text("utf-8").splitlines()):
         off, on = (float(row[side]) if row[side] else None for side in ("off", "on"))
-        found.append(Forecast(PointScenarios(by_id[row["id"]], None, None, (), {}), off, on, (), row["stratum"]))
+        found.append(Forecast(Reading(by_id[row["id"]]), off, on, (), row["stratum"]))
     return found
 
 

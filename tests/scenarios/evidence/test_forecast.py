@@ -11,7 +11,7 @@ from evidence_row import BASE
 from draftcast.scenarios.evidence import forecast as module
 from draftcast.scenarios.evidence.forecast import Forecast, forecast_points
 from draftcast.scenarios.evidence.point import EvidencePoint
-from draftcast.scenarios.evidence.question import PointScenarios
+from draftcast.scenarios.evidence.settings import Reading
 from draftcast.scenarios.evidence.summary import errors, signs
 from draftcast.scenarios.show.evidence_report import evidence_figure, page, reason_lines
 
@@ -54,7 +54,7 @@ def test_the_same_setting_is_simulated_once_and_read_in_each_unit(monkeypatch: p
 
 def made(forecast_off: float | None, forecast_on: float | None, **changes: Any) -> Forecast:
     row = point(**changes)
-    return Forecast(PointScenarios(row, None, None, (), {}), forecast_off, forecast_on, ())
+    return Forecast(Reading(row), forecast_off, forecast_on, ())
 
 
 def test_errors_are_of_time_and_those_of_a_range_end_at_it() -> None:

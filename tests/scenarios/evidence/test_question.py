@@ -9,13 +9,14 @@ from evidence_row import BASE
 
 from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.evidence.point import EvidencePoint, points
-from draftcast.scenarios.evidence.question import PointScenarios, scenarios_of
+from draftcast.scenarios.evidence.question import scenarios_of
+from draftcast.scenarios.evidence.settings import Reading
 from draftcast.scenarios.run.deployment import cached_deployment
 
 ROWS = {point.id: point for point in points()}
 
 
-def asked(**changes: Any) -> PointScenarios:
+def asked(**changes: Any) -> Reading:
     return scenarios_of(EvidencePoint.model_validate({**BASE, **changes}))
 
 
