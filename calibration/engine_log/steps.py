@@ -198,21 +198,19 @@ def _blocks(run: pd.DataFrame, more: Sequence[str]) -> pd.DataFrame:
         # A stamp finer than a step will do; of coarser ones, one that has just changed.
         fine = resolution[i] <= typical_s
         sharp = fine or wall_s[i] > 0.0
-        if first is None:
-            if fine:
-                first, spent = i, 0.0  # the stamp of the step before it is the beginning
-            else:
-                if sharp:
-                    first, spent = i + 1, 0.0
-                continue
+        if first is None and sharp:
+            # It begins a block; a fine stamp's step is in the block, which begins with the stamp before it.
+            first, spent = (i if fine else i + 1), 0.0
+        if first is None or i < first:
+            continue
         spent += wall_s[i]
         if sharp and spent >= _BLOCK_UNCERTAINTIES * min(resolution[i], typical_s):
             ends.append((first, i))
             first, spent = i + 1, 0.0
-    summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "draft_passes", "context_tokens", "elapsed_s", "wall_s"]
-    summed += [name for name in more if name not in summed]
     if not ends:
         return run.head(0)
+    summed = ["rows", "kv_tokens", "sequences", "draft_tokens", "draft_passes", "context_tokens", "elapsed_s", "wall_s"]
+    summed = [*dict.fromkeys((*summed, *more))]
     totals = np.vstack([np.zeros(len(summed)), np.cumsum(run[summed].fillna(0.0).to_numpy(), axis=0)])
     unknown = np.r_[0, np.cumsum(run["kv_tokens"].isna())]
     a, b = np.array(ends).T
