@@ -6,7 +6,6 @@ row does not give and was assumed is said. Runs are finite, as the measurements 
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 from draftcast.calibration.acceptance.references import continued
@@ -40,6 +39,7 @@ def scenarios_of(point: EvidencePoint) -> Reading:
         return reading
     has_ratio = point.speedup is not None or point.ratio_range is not None
     raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
+    sides: dict[str, Scenario | None] = {}
     for name, figure, spec, given in (
         ("off", point.off, point.off_spec, point.off_acceptance),
         ("on", point.on, point.spec, point.acceptance),
@@ -48,9 +48,9 @@ def scenarios_of(point: EvidencePoint) -> Reading:
             continue
         side = Reading(point, reading.assumed)
         drafting = _drafting(side, spec, given, engine) if name == "on" or spec.is_on else ({}, None)
-        scenario = _scenario(side, raw, *drafting) if drafting is not None else None
-        reasons = dict.fromkeys(reading.reasons + side.reasons)
-        reading = replace(reading, reasons=tuple(reasons), **{name: scenario})
+        sides[name] = _scenario(side, raw, *drafting) if drafting is not None else None
+        reading.reasons = tuple(dict.fromkeys(reading.reasons + side.reasons))
+    reading.off, reading.on = sides.get("off"), sides.get("on")
     return reading
 
 
