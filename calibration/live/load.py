@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from typing import Any
 from draftcast.errors import LiveError
 from draftcast.files import write_text
 
-_POLL_S = 0.2
 _STOP_S = 20.0
 
 Progress = Callable[[dict[str, Any]], None]
@@ -49,7 +47,7 @@ def run_load(
     """Send the plan's requests, writing to ``journal``.
 
     Args:
-        trouble: asked five times a second whether the server is in trouble; a text stops the load and is the reason.
+        trouble: asked twice a second whether the server is in trouble; a text stops the load and is the reason.
         progress: called with sent, done, failed, tokens, time_s twice a second.
 
     Returns:
@@ -65,7 +63,6 @@ def run_load(
         write_text(file, json.dumps(asdict(plan)), LiveError)
         with subprocess.Popen(
             [sys.executable, "-m", "draftcast.calibration.live.client", str(file), str(journal)],
-            bufsize=0,  # or select would not see lines that wait in a buffer of ours
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -87,17 +84,14 @@ def _watch(
 ) -> tuple[dict[str, Any], str]:
     assert process.stdout is not None
     reason = ""
-    while True:
-        if select.select([process.stdout], [], [], _POLL_S)[0]:
-            line = process.stdout.readline()
-            if not line:
-                return {}, reason
-            state = json.loads(line)
-            if "summary" in state:
-                return state["summary"], reason or state["reason"]
-            progress(state)
+    for line in process.stdout:
+        state = json.loads(line)
+        if "summary" in state:
+            return state["summary"], reason or state["reason"]
+        progress(state)
         if not reason and (reason := trouble()):
             process.terminate()
+    return {}, reason
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
