@@ -28,19 +28,9 @@ from draftcast.kernels.arrays import FloatArray
 FEATURES = (
     "tokens",
     "seqs",
-    "decode_seqs",
-    "decode_tokens",
-    "decode_kv",
-    "decode_qkv",
-    "prefill_seqs",
-    "prefill_tokens",
-    "prefill_kv",
-    "prefill_qkv",
+    *(f"{kind}_{count}" for kind in ("decode", "prefill") for count in ("seqs", "tokens", "kv", "qkv")),
     "logit_rows",
-    "draft_seqs",
-    "draft_tokens",
-    "draft_passes",
-    "draft_kv",
+    *(f"draft_{count}" for count in ("seqs", "tokens", "passes", "kv")),
 )
 """Features by the names of `draftcast.sim.cost.step_time` (``F_TOKENS``, ...), with its meanings."""
 
