@@ -157,7 +157,7 @@ def fit_engine_log(
         of_kv = {name for part in TERMS["log"].values() for name, column in part.items() if column == "kv_tokens"}
         columns = columns.drop(columns=[name for name in wanted if name in of_kv])
     regression = Regression.of(points, columns.fillna(0.0))
-    intervals = regression.intervals("speculative", options.bootstrap, options.confidence, options.seed)
+    intervals = regression.intervals(options.bootstrap, options.confidence, options.seed)
     ratio = points["seconds"] / (regression.x @ regression.fit.coefficients)
     stretch_ratios = ratio.groupby(points["stretch"]).median()
     return EngineLogFit(

@@ -26,7 +26,7 @@ import pandas as pd
 
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
-from draftcast.files import lines_of, open_input
+from draftcast.files import open_input
 
 COLUMNS: dict[str, str] = yaml_beside(__file__, "columns.yaml")
 
@@ -101,8 +101,8 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     damaged: list[int] = []
     with open_input(path) as opened:
-        for number, raw in enumerate(lines_of(opened, _LONGEST_LINE), start=1):
-            text = _ANSI.sub("", raw) if "\x1b" in raw else raw
+        for number, line in enumerate(iter(lambda: opened.readline(_LONGEST_LINE), b""), start=1):
+            text = _ANSI.sub("", line.decode("utf-8", "replace"))
             if "Iteration(" not in text:
                 facts.read(text)
                 continue
@@ -114,9 +114,10 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
                 continue
             rows += [_row(text, match, file, number) | vars(facts) for match in found]
     if not rows:
-        line = damaged[0] if damaged else None
+        if damaged:
+            raise InputError("not a whole iteration line of vLLM", file=file, line=damaged[0])
         message = "no iteration line of vLLM in it; start the server with --enable-logging-iteration-details"
-        raise InputError("not a whole iteration line of vLLM" if line else message, file=file, line=line)
+        raise InputError(message, file=file)
     if len(damaged) > max(1.0, _MOST_DAMAGED * len(rows)):
         message = f"not an iteration line of vLLM; {len(damaged)} such lines beside {len(rows)} good ones"
         raise InputError(message, file=file, line=damaged[0])

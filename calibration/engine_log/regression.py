@@ -142,17 +142,13 @@ class Regression:
             predicted[out] = self.x[out] @ _solve(self.points[~out], self.x[~out]).coefficients
         return predicted
 
-    def intervals(self, strata: str, count: int, confidence: float, seed: int) -> dict[str, tuple[float, float]]:
-        """Percentile intervals by name from ``count`` bootstrap resamples; none for 0.
-
-        Args:
-            strata: column of the points; the stretches (column ``stretch``) of each are drawn with replacement.
-        """
+    def intervals(self, count: int, confidence: float, seed: int) -> dict[str, tuple[float, float]]:
+        """Percentile intervals by name from ``count`` bootstrap resamples of the stretches of each log; none for 0."""
         if count == 0:
             return {}
         rng = np.random.default_rng(seed)
         members = [np.flatnonzero(self.points["stretch"] == s) for s in range(int(self.points["stretch"].max()) + 1)]
-        groups = [group["stretch"].unique() for _, group in self.points.groupby(strata)]
+        groups = [group["stretch"].unique() for _, group in self.points.groupby("speculative")]
         draws = []
         for _ in range(count):
             drawn = np.concatenate([rng.choice(stretches, len(stretches)) for stretches in groups])

@@ -289,9 +289,3 @@ def is_inside(name: str) -> bool:
     """Whether a name that a manifest gives is of something in the manifest's own folder, and leads nowhere else."""
     parts = name.split("/")
     return not ({"", ".", ".."} & set(parts)) and "\0" not in name
-
-
-def lines_of(opened: BinaryIO, longest: int) -> Iterator[str]:
-    """Lines of an opened input, bytes that are no UTF-8 replaced; a longer line than ``longest`` bytes is cut up."""
-    while line := opened.readline(longest):
-        yield line.decode("utf-8", "replace")
