@@ -10,7 +10,6 @@ Stretches and requests of one run are not independent, so with a single round an
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -221,17 +220,14 @@ def _modes(cells: Sequence[Cell]) -> list[str]:
 
 def _effects(cells: Sequence[Cell]) -> list[Effect]:
     """Of every mode at every load that was run off as well, rounds taken together."""
-    names = ("mode", "load_kind", "load", "round")
-    by_key: dict[tuple[Any, ...], Validation] = {tuple(c.entry[name] for name in names): c.validation for c in cells}
-    pairs: dict[tuple[str, str, float], list[tuple[Validation, Validation]]] = defaultdict(list)
-    for (mode, kind, load, turn), on in by_key.items():
-        off = by_key.get((OFF, kind, load, turn))
-        if mode != OFF and off is not None:
-            pairs[mode, kind, load].append((off, on))
+    runs = pd.DataFrame([{**cell.entry, "run": cell.validation} for cell in cells])
+    is_off = runs["mode"] == OFF
+    pairs = runs[~is_off].merge(runs[is_off], on=["load_kind", "load", "round"], suffixes=("", "_off"))
     effects = []
-    for (mode, kind, load), both in sorted(pairs.items()):
+    for (mode, kind, load), both in pairs.groupby(["mode", "load_kind", "load"]):
         rng = np.random.default_rng(0)
-        measured, resampled, forecast = zip(*(_gain(kind, off, on, rng) for off, on in both), strict=True)
+        gains = [_gain(kind, off, on, rng) for off, on in zip(both["run_off"], both["run"], strict=True)]
+        measured, resampled, forecast = zip(*gains, strict=True)
         drawn = rng.integers(0, len(both), (RESAMPLES, len(both)))
         resamples = np.stack(resampled)[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
         replications = np.mean(forecast, axis=0)
