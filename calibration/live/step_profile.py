@@ -213,9 +213,8 @@ def _knots(tokens: FloatArray) -> tuple[int, ...]:
     for knot in (*(each for each in _KNOTS if low < each < high), high):
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= knot)) >= _STEPS_PER_KNOT:
             knots.append(knot)
-    if len(knots) == 1:
-        return (low, high) if high > low else (low,)
-    return (*knots[:-1], high)  # what lies beyond the last full stretch belongs to it
+    # What lies beyond the last full stretch belongs to it.
+    return tuple(dict.fromkeys((low, *knots[1:-1], high)))
 
 
 def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel) -> None:

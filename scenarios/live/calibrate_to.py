@@ -156,7 +156,7 @@ class _Compared:
             tokens = run.output_tokens.mean - 1.0
             e2el_s = run.figures.get("mean_ttft_s", 0.0) + tokens * run.figures["mean_tpot_s"]
             self._in_flight = self._rate_rps * e2el_s
-        self._points: list[tuple[float, float]] = []
+        self._earlier = (math.nan, math.nan)  # requests in the engine, and seconds of an uncorrected step with them
         self.figures: dict[str, float]  # means over replications
         self.spread: float  # relative standard deviation of the target in one replication: the run differs by chance
         self.queue_share: float  # of the time to first token
@@ -200,11 +200,8 @@ class _Compared:
         """
         plain_s = (self.figures["mean_tpot_s"] - seconds) / factor
         in_flight = self._rate_rps * self.figures["mean_e2el_s"]
-        self._points = [*self._points[-1:], (in_flight, plain_s)]
-        if math.isnan(self._in_flight) or len(self._points) < 2:
-            return plain_s
-        (earlier, earlier_s), _ = self._points
-        if abs(in_flight / earlier - 1.0) < 0.005:
+        (earlier, earlier_s), self._earlier = self._earlier, (in_flight, plain_s)
+        if math.isnan(self._in_flight) or not abs(in_flight / earlier - 1.0) >= 0.005:
             return plain_s
         slope = max((plain_s - earlier_s) / (in_flight - earlier), 0.0)
         # A line through two noisy points is not followed far.
