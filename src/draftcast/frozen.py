@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    model_validator,
-)
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from annotated_types import GroupedMetadata
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 _UNIT = re.compile(r"(?<!^)_(ms|us|s|sec|seconds|rps|qps|rpm|tokens|bytes|gb|gib)\Z")
 SYNONYMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text("utf-8"))
@@ -126,8 +119,18 @@ def wrong(key: str, value: Any, message: str) -> PydanticCustomError:
     )
 
 
+def in_schema(names: Callable[[], Collection[str]], pattern: str = "") -> Any:
+    """For the JSON Schema of a field: these names, or any other text of ``pattern`` where it is given."""
+
+    def add(schema: dict[str, Any]) -> None:
+        listed = {"enum": [*names()]}
+        schema.update({"anyOf": [listed, {"pattern": pattern}]} if pattern else listed)
+
+    return Field(json_schema_extra=add)
+
+
 @dataclass(frozen=True, eq=False)
-class OneOf:
+class OneOf(GroupedMetadata):
     """Of a text that must be among ``names``, or hold ``pattern``; ``more``: what else is allowed, for the message."""
 
     what: str
@@ -140,18 +143,5 @@ class OneOf:
             return value
         raise wrong("", value, f"unknown {self.what}; choose from {', '.join(self.names)}{self.more}")
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return handler(schema) | _choices(self.names, self.pattern)
-
-
-def in_schema(names: Callable[[], Collection[str]], pattern: str = "") -> Any:
-    """For the JSON Schema of a field: these names, or any other text of ``pattern`` where it is given."""
-
-    return Field(json_schema_extra=lambda schema: schema.update(_choices(names(), pattern)))
-
-
-def _choices(names: Collection[str], pattern: str) -> dict[str, Any]:
-    return {"anyOf": [{"enum": [*names]}, {"pattern": pattern}]} if pattern else {"enum": [*names]}
+    def __iter__(self) -> Iterator[Any]:
+        return iter((AfterValidator(self.check), in_schema(lambda: self.names, self.pattern)))
