@@ -88,9 +88,9 @@ class EvidencePoint(Frozen):
     pp: Number | None = None
     flags: dict[str, Any] = Field(default_factory=dict)
     spec: Spec = Spec()
-    acceptance: GivenAcceptance | None = None
+    acceptance: GivenAcceptance = GivenAcceptance()
     off_spec: Spec = Spec()
-    off_acceptance: GivenAcceptance | None = None
+    off_acceptance: GivenAcceptance = GivenAcceptance()
     dataset: NonEmpty | None = None
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None

@@ -6,6 +6,7 @@ row does not give and was assumed is said. Runs are finite, as the measurements 
 
 import math
 import re
+from itertools import accumulate
 from typing import Any
 
 from draftcast.calibration.acceptance.references import continued
@@ -128,7 +129,7 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
 
 
 def _drafting(
-    reading: Reading, spec: Spec, given: GivenAcceptance | None, engine: dict[str, Any]
+    reading: Reading, spec: Spec, given: GivenAcceptance, engine: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
     """``speculative_config`` and ``acceptance``; None and reasons where a part is not known."""
     method, k, flags = spec.method, spec.k, flags_of(reading.point)
@@ -194,17 +195,16 @@ def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:
     return {"model": found} | ({"quantization": "fp8" if remark[1] == "fp8" else None} if remark else {})
 
 
-def _mean_length(reading: Reading, given: GivenAcceptance | None, k: int) -> float | None:
+def _mean_length(reading: Reading, given: GivenAcceptance, k: int) -> float | None:
     """Mean acceptance length, bonus token included; None (and a reason) where it can be had from nothing."""
     point = reading.point
-    if given is not None:
-        if given.mean_length is not None:
-            excludes = re.search(r"exclud\w+ (the )?bonus|without (the )?bonus", given.definition or "")
-            return given.mean_length + 1 if excludes else given.mean_length
-        if given.rate is not None:
-            return 1 + given.rate * k
-        if given.per_position is not None and len(given.per_position) >= k:
-            return 1 + sum(given.per_position[:k])
+    if given.mean_length is not None:
+        excludes = re.search(r"exclud\w+ (the )?bonus|without (the )?bonus", given.definition or "")
+        return given.mean_length + 1 if excludes else given.mean_length
+    if given.rate is not None:
+        return 1 + given.rate * k
+    if given.per_position is not None and len(given.per_position) >= k:
+        return 1 + sum(given.per_position[:k])
     chunks = point.more.get("chunks_per_request_on")
     if chunks and point.output_tokens is not None:
         return point.output_tokens / float(chunks)
@@ -220,13 +220,10 @@ def _mean_length(reading: Reading, given: GivenAcceptance | None, k: int) -> flo
 _MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
-def _acceptance(
-    reading: Reading, keys: dict[str, Any], given: GivenAcceptance | None, k: int, mean: float
-) -> dict[str, Any]:
-    positions = given.per_position if given is not None else None
+def _acceptance(reading: Reading, keys: dict[str, Any], given: GivenAcceptance, k: int, mean: float) -> dict[str, Any]:
     rates = None
-    if positions is not None and len(positions) >= k:
-        rates = [min(positions[: index + 1]) for index in range(k)]
+    if given.per_position is not None and len(given.per_position) >= k:
+        rates = list(accumulate(given.per_position[:k], min))
     if keys["method"] in MATCHING_METHODS:
         return _search(reading, given, k, mean, rates)
     alpha = alpha_of(min(mean, k + 1), k)
@@ -238,14 +235,12 @@ def _acceptance(
     return {"model": "constant", "alpha": alpha}
 
 
-def _search(
-    reading: Reading, given: GivenAcceptance | None, k: int, mean: float, rates: list[float] | None
-) -> dict[str, Any]:
+def _search(reading: Reading, given: GivenAcceptance, k: int, mean: float, rates: list[float] | None) -> dict[str, Any]:
     """Of n-gram and suffix: how often a draft is found, and how much of one is accepted."""
     more = reading.point.more
     drafts, accepted = more.get("on_spec_decode_num_drafts_total"), more.get("on_spec_decode_num_accepted_tokens_total")
     emitted = more.get("on_generation_tokens_total")
-    if given is not None and given.match_probability is not None:
+    if given.match_probability is not None:
         share = given.match_probability
     elif drafts and accepted and emitted:
         share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
