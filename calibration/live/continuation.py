@@ -177,19 +177,12 @@ class NgramTarget:
             raise InputError(allowed, key="match_probability", value=self.match_rate)
 
 
-@dataclass(frozen=True, eq=False)
-class Prompts:
-    tokens: tuple[IntArray, ...]  # token ids of each prompt
-    answers: tuple[IntArray, ...] | None  # the greedy answer to each, None where it is not known
-
-
-def random_prompts(prompt_tokens: ArrayLike, vocab_size: int, seed: int) -> Prompts:
+def random_prompts(prompt_tokens: ArrayLike, vocab_size: int, seed: int) -> list[IntArray]:
     """Random tokens for a model of which nothing is known; the first `SPECIAL_TOKENS` ids are left out."""
-    drawn = (
+    return [
         np.random.default_rng([seed, index]).integers(SPECIAL_TOKENS, vocab_size, length)
         for index, length in enumerate(np.asarray(prompt_tokens, dtype=np.int64))
-    )
-    return Prompts(tuple(drawn), None)
+    ]
 
 
 def continuation_prompts(
@@ -199,8 +192,8 @@ def continuation_prompts(
     seed: int,
     layout: DraftLayout | None = None,
     ngram: NgramTarget | None = None,
-) -> Prompts:
-    """Prompts for a testbed target.
+) -> tuple[list[IntArray], list[IntArray]]:
+    """Prompts for a testbed target, and the greedy answer to each.
 
     Args:
         prompt_tokens, output_tokens: lengths, int[n], each 1 or more.
@@ -233,7 +226,7 @@ def continuation_prompts(
             raise InputError(f"request {index} uses up the vocabulary", key="output_tokens", value=outputs)
         prompts.append(np.concatenate((rng.choice(others, length - 1 - len(copied)), copied, [last])))
         answers.append(answer)
-    return Prompts(tuple(prompts), tuple(answers))
+    return prompts, answers
 
 
 class _Pieces:

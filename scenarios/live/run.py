@@ -15,7 +15,7 @@ from typing import Any
 
 from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
-from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget, Prompts
+from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
@@ -23,6 +23,7 @@ from draftcast.calibration.live.server import Endpoint, Server, ServerFlags
 from draftcast.calibration.yaml_text import write_yaml, yaml_beside
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
+from draftcast.kernels.arrays import IntArray
 from draftcast.kernels.extras import require
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import served_models, speculative_config_json, vllm_flags
@@ -112,12 +113,12 @@ def live_requests(scenario: Scenario, seed: int) -> RequestTable:
     return build_requests(workload_spec(scenario), seed, None, limit)
 
 
-def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> Prompts:
+def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> tuple[list[IntArray], list[IntArray] | None]:
     """Prompts of the table's lengths, on a testbed with answers. Raises InputError: too short for the acceptance."""
     folder, spec = Path(scenario.engine.model), scenario.speculative_config
     continuation = Continuation.read(folder)
     if continuation is None:
-        return texts.random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed)
+        return texts.random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed), None
     layout = DraftLayout.read(Path(spec.model)) if spec is not None and spec.model is not None else None
     wanted = ngram_target(scenario)
     return texts.continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, wanted)
@@ -141,7 +142,7 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
 
 
 def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed: int, options: LiveOptions) -> LoadPlan:
-    prompts, loop = live_prompts(scenario, table, seed), scenario.workload.arrivals
+    (prompts, answers), loop = live_prompts(scenario, table, seed), scenario.workload.arrivals
     closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
     if isinstance(loop, ClosedLoopArrivals):
         think_s = loop.draw_think_s(seed, len(table)).tolist()
@@ -149,10 +150,10 @@ def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed:
     return LoadPlan(
         url=endpoint.url,
         model=endpoint.model,
-        prompts=[prompt.tolist() for prompt in prompts.tokens],
+        prompts=[prompt.tolist() for prompt in prompts],
         output_tokens=table.output_tokens.tolist(),
         classes=[table.class_names[class_id] for class_id in table.class_id],
-        answers=[answer.tolist() for answer in prompts.answers] if prompts.answers is not None else None,
+        answers=[answer.tolist() for answer in answers] if answers is not None else None,
         request_timeout_s=options.request_timeout_s,
         send_for_s=options.send_for_s,
         **closed,

@@ -76,8 +76,8 @@ def test_rounds_from_a_block_s_start_accept_the_wanted_shares(rates: tuple[float
     layout = DraftLayout.build(continuation, rates, seed=0)
     target, draft = continuation.next_token, layout.next_token(continuation)
     assert sorted(draft) == list(range(32000))
-    prompts = continuation_prompts([8] * 100, [90] * 100, continuation, seed=3, layout=layout)
-    accepted = [a for prompt in prompts.tokens for a in rounds(target, draft, int(prompt[-1]), 90, len(rates))]
+    prompts, _ = continuation_prompts([8] * 100, [90] * 100, continuation, seed=3, layout=layout)
+    accepted = [a for prompt in prompts for a in rounds(target, draft, int(prompt[-1]), 90, len(rates))]
     found = [float(np.mean(np.array(accepted) >= i)) for i in range(1, len(rates) + 1)]
     assert found == pytest.approx(rates, abs=0.012)
 
@@ -113,10 +113,9 @@ def test_ngram_rounds_match_and_accept_as_wanted(match_rate: float, rates: tuple
     continuation = Continuation.build(32000, seed=0)
     k = len(rates)
     wanted = NgramTarget(match_rate, rates, lookup)
-    prompts = continuation_prompts([160] * 200, [100] * 200, continuation, seed=1, ngram=wanted)
-    assert prompts.answers is not None
+    prompts, answers = continuation_prompts([160] * 200, [100] * 200, continuation, seed=1, ngram=wanted)
     drafted, accepted = [], []
-    for prompt, answer in zip(prompts.tokens, prompts.answers, strict=True):
+    for prompt, answer in zip(prompts, answers, strict=True):
         # Past its end the answer goes on: a draft there is right or wrong as anywhere.
         longer = after(continuation, int(prompt[-1]), 100 + k)
         assert answer.tolist() == longer[:100].tolist()
@@ -134,21 +133,20 @@ def test_ngram_rounds_match_and_accept_as_wanted(match_rate: float, rates: tuple
 
 def test_without_pieces_nothing_is_found() -> None:
     continuation = Continuation.build(9000, seed=0)
-    prompts = continuation_prompts([300] * 5, [100] * 5, continuation, seed=1)
-    assert prompts.answers is not None
-    for prompt, answer in zip(prompts.tokens, prompts.answers, strict=True):
+    prompts, answers = continuation_prompts([300] * 5, [100] * 5, continuation, seed=1)
+    for prompt, answer in zip(prompts, answers, strict=True):
         assert match_positions(prompt, answer, 3, 1, 5)[0].sum() == 0
 
 
 def test_prompts_are_the_seed_s() -> None:
     continuation = Continuation.build(9000, seed=0)
-    first, again, other = (continuation_prompts([20, 30], [40, 50], continuation, seed=seed) for seed in (1, 1, 2))
-    assert [prompt.tolist() for prompt in first.tokens] == [prompt.tolist() for prompt in again.tokens]
-    assert [len(prompt) for prompt in other.tokens] == [20, 30]
-    assert first.tokens[0].tolist() != other.tokens[0].tolist()
+    first, again, other = (continuation_prompts([20, 30], [40, 50], continuation, seed=seed)[0] for seed in (1, 1, 2))
+    assert [prompt.tolist() for prompt in first] == [prompt.tolist() for prompt in again]
+    assert [len(prompt) for prompt in other] == [20, 30]
+    assert first[0].tolist() != other[0].tolist()
     drawn = random_prompts([3, 4], 100, seed=0)
-    assert ([len(prompt) for prompt in drawn.tokens], drawn.answers) == ([3, 4], None)
-    assert drawn.tokens[0].tolist() != random_prompts([3, 4], 100, seed=1).tokens[0].tolist()
+    assert [len(prompt) for prompt in drawn] == [3, 4]
+    assert drawn[0].tolist() != random_prompts([3, 4], 100, seed=1)[0].tolist()
 
 
 def test_too_short_a_prompt_is_named() -> None:
