@@ -80,10 +80,7 @@ def compose(
         decode_tokens=decode_tokens,
         decode_kv=decode_kv,
         decode_qkv=decode_kv * decode_tokens / np.maximum(decode_seqs, 1.0),
-        prefill_seqs=prefill["seqs"],
-        prefill_tokens=prefill["tokens"],
-        prefill_kv=prefill["kv"],
-        prefill_qkv=prefill["qkv"],
+        **{f"prefill_{count}": prefill[count] for count in ("seqs", "tokens", "kv", "qkv")},
         # vLLM samples from every request of a step, unfinished prompts included.
         logit_rows=decode_tokens + prefill["seqs"],
         draft_seqs=np.where(depth > 0.0, drafting, 0.0),
