@@ -101,33 +101,30 @@ for _class in (_Loader, _FastLoader):
 def _check_size(text: str) -> None:
     """Refuse what nests too deeply, or is too large once aliases are written out; one pass over the parser's events."""
     sizes: dict[str | None, int] = {}  # of nodes by anchor, aliases in them written out
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and nodes so far, from the document down
-    expanded = 0
-
-    def close(anchor: str | None, size: int) -> None:
-        sizes[anchor] = size
-        outer, before = open_nodes[-1]
-        open_nodes[-1] = (outer, before + size)
-
+    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # anchor and nodes before it, from the document down
+    nodes = expanded = 0
     for event in yaml.parse(text, Loader=_FastLoader):
         line = event.start_mark.line + 1 if event.start_mark else None
         if isinstance(event, yaml.CollectionStartEvent):
             sizes.pop(event.anchor, None)
-            open_nodes.append((event.anchor, 1))
+            open_nodes.append((event.anchor, nodes))
+            nodes += 1
             if len(open_nodes) > _DEEPEST:
                 raise InputError(f"not valid YAML: nests more than {_DEEPEST} levels deep", line=line)
         elif isinstance(event, yaml.CollectionEndEvent):
-            close(*open_nodes.pop())
+            anchor, before = open_nodes.pop()
+            sizes[anchor] = nodes - before
         elif isinstance(event, yaml.ScalarEvent):
-            close(event.anchor, 1)
+            sizes[event.anchor] = 1
+            nodes += 1
         elif isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes and any(event.anchor == anchor for anchor, _ in open_nodes):
                 raise InputError("not valid YAML: an alias inside of what it stands for", line=line, key=event.anchor)
             size = sizes.get(event.anchor, 1)  # unknown: the loader says so
+            nodes += size
             expanded += size
             if expanded > _MOST_EXPANDED:
                 raise InputError(f"not valid YAML: aliases stand for more than {_MOST_EXPANDED:,} values", line=line)
-            close(None, size)
 
 
 def parse_yaml(text: str, file: str, kind: type[InputError] = InputError) -> Any:
