@@ -160,6 +160,7 @@ class _Compared:
         self.figures: dict[str, float]  # means over replications
         self.spread: float  # relative standard deviation of the target in one replication: the run differs by chance
         self.queue_share: float  # of the time to first token
+        self.forecast({})
 
     def forecast(self, values: dict[str, Any]) -> None:
         off = with_values(self._off, {"correction": self._setup | values}) if values else self._off
@@ -222,8 +223,6 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
             raise InputError(message, file=run.source, value=run.model)
     compared = [_Compared(scenario, run) for run in runs]
     factor, seconds, front_end = 1.0, 0.0, None
-    for each in compared:
-        each.forecast({})
     sigma = np.array([each.sigma() for each in compared])
     for _ in range(_ROUNDS):
         plain_s = np.array([each.plain_s(factor, seconds) for each in compared])
