@@ -226,15 +226,15 @@ def _effects(cells: Sequence[Cell]) -> list[Effect]:
     effects = []
     key: Any
     for key, both in pairs.groupby(["mode", "load_kind", "load"]):
-        rng = np.random.default_rng(0)
-        gains = [_gain(key[1], off, on, rng) for off, on in zip(both["run_off"], both["run"], strict=True)]
+        (mode, kind, load), rng = key, np.random.default_rng(0)
+        gains = [_gain(kind, off, on, rng) for off, on in zip(both["run_off"], both["run"], strict=True)]
         measured, resampled, forecast = zip(*gains, strict=True)
         drawn = rng.integers(0, len(both), (RESAMPLES, len(both)))
         resamples = np.stack(resampled)[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
         replications = np.mean(forecast, axis=0)
         low, high = np.percentile(resamples, _PERCENTILES).tolist()
         figures = float(np.mean(measured)), low, high, float(replications.mean())
-        effects.append(Effect(*key, *figures, resamples, replications))
+        effects.append(Effect(mode, kind, load, *figures, resamples, replications))
     return effects
 
 
