@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Cluster", "Decision", "EngineConfig", "Policy", "Replica", "RequestTable"]
 
-__getattr__, __dir__ = lazily(
-    __name__,
-    {
-        "Batch": "draftcast.sim.policies.batch",
-        "Cluster": "draftcast.sim.cluster.cluster",
-        "Decision": "draftcast.sim.policies.batch",
-        "EngineConfig": "draftcast.sim.cost.engine_config",
-        "Policy": "draftcast.sim.policies.base",
-        "Replica": "draftcast.sim.engine.replica",
-        "RequestTable": "draftcast.sim.workload.request_table",
-    },
-)
+__getattr__, __dir__ = lazily(__name__, __file__)
 
 drop_stale_code(Path(__file__).parents[1])
