@@ -18,10 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from draftcast.calibration.acceptance.metrics import BENCH_KEYS, BENCH_RATES, read_metrics
-from draftcast.calibration.live.run_directory import CHUNKS_DTYPES, LiveRun, LiveRunWriter, tables
+from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, tables
 from draftcast.calibration.live.server import KNOWN
 from draftcast.errors import InputError
 from draftcast.files import json_lines, read_json, read_text
@@ -106,25 +104,17 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
         LiveError: the disk refuses.
     """
     meta = read_json(folder / META)
-    frame = _requests(folder / REQUESTS)
-    offset_s = float((frame["queued_ts"] - frame["arrival_time"]).min())
-    start_s = float(frame["arrival_time"].min()) + offset_s
-    sent_s = frame["arrival_time"] + offset_s - start_s
-    requests = pd.DataFrame(
-        {
-            "request_id": range(len(frame)),
-            "class": "default",
-            "due_s": sent_s,
-            "sent_s": sent_s,
-            "first_token_s": frame["first_token_ts"] - start_s,
-            "finish_s": frame["last_token_ts"] - start_s,
-            "prompt_tokens": frame["input_toks"],
-            "output_tokens_wanted": frame["output_toks"],
-            "output_tokens": frame["output_toks"],
-            "error": "",
-            "wrong_tokens": -1,
-        }
-    )
+    rows = _requests(folder / REQUESTS)
+    offset_s = min(row["queued_ts"] - row["arrival_time"] for row in rows)
+    start_s = min(row["arrival_time"] for row in rows) + offset_s
+    lines: list[list[Any]] = []
+    for number, row in enumerate(rows):
+        sent_s, outputs = row["arrival_time"] + offset_s - start_s, row["output_toks"]
+        lines.append(["r", number, "default", sent_s, row["input_toks"], outputs])
+        lines.append(["s", number, sent_s])
+        lines.append(["c", number, row["first_token_ts"] - start_s, outputs])
+        lines.append(["f", number, row["last_token_ts"] - start_s, -1])
+    requests, chunks = tables(lines)
     # The engine's arguments, what it resolved them to where the file says so, and its KV blocks.
     parts = [part for part in (meta.get("engine_kwargs"), meta.get("kv_cache")) if isinstance(part, dict)]
     known = ((name, part[name]) for part in parts for name in KNOWN["recorded"] if name in part)
@@ -132,10 +122,10 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
     server = _SERVER | {"version": str(meta.get("vllm_version", "")), "config": config}
     client = {"source": f"LLMServingSim's benchmark, {folder.name}"}
     writer = LiveRunWriter.create(out, name=folder.name, server=server, client=client)
-    return writer.finish("", requests, pd.DataFrame({name: [] for name in CHUNKS_DTYPES}))
+    return writer.finish("", requests, chunks.head(0))  # when the pieces came is not known
 
 
-def _requests(file: Path) -> pd.DataFrame:
+def _requests(file: Path) -> list[dict[str, Any]]:
     rows = []
     for number, line in json_lines(read_text(file), str(file)):
         row: dict[str, Any] = {name: line.get(name) for name in (*_COUNTS, *_TIMES)}
@@ -150,4 +140,4 @@ def _requests(file: Path) -> pd.DataFrame:
         rows.append(row)
     if not rows:
         raise InputError("holds no request", file=str(file))
-    return pd.DataFrame(rows)
+    return rows
