@@ -73,10 +73,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         if key in seen:
             raise InputError(f"duplicate key, first given in line {seen[key]}", line=line, key=key)
         seen[key] = line
-    loader.flatten_mapping(node)
-    return {
-        loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value
-    }
+    return loader.construct_mapping(node, deep=True)
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
