@@ -14,24 +14,20 @@ is known; ``["s", request_id, time_s]`` it was sent; ``["c", request_id, time_s,
 failed. Times are seconds since the run's start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
-from draftcast.files import plain, read_bytes, read_frame, read_json, write_text, written
-
-if TYPE_CHECKING:
-    import pandas as pd
+from draftcast.files import made, plain, read_bytes, read_frame, read_json, write_text, written
 
 KIND, SCHEMA_VERSION = "live", 1
 # Seconds of a run, tokens of a request: more is no measurement.
@@ -72,8 +68,6 @@ def read_journal(path: Path) -> list[Sequence[Any]]:
 
 def tables(lines: Iterable[Sequence[Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables ``requests`` and ``chunks`` (see `run_directory`), ordered by request and by time."""
-    import pandas as pd
-
     by_kind: dict[str, list[Sequence[Any]]] = {kind: [] for kind in "rscfe"}
     for kind, *values in lines:
         by_kind[kind].append(values)
@@ -158,7 +152,7 @@ class LiveRun:
         return file if file.is_file() else None
 
     @classmethod
-    def read(cls, folder: str | Path) -> LiveRun:
+    def read(cls, folder: str | Path) -> Self:
         """The run in ``folder``, complete or not.
 
         Raises InputError: no live run, a newer schema, or a part that is missing or damaged; the file is named.
@@ -186,19 +180,14 @@ class LiveRunWriter:
     manifest: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def create(cls, folder: str | Path, **manifest: Any) -> LiveRunWriter:
+    def create(cls, folder: str | Path, **manifest: Any) -> Self:
         """Begin a run in a folder that does not exist or is empty; ``manifest`` holds keys of `MANIFEST_KEYS`.
 
         Raises InputError: the folder has something in it, is a file, or cannot be made.
         """
-        folder = Path(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if any(folder.iterdir()):
-                message = "is not empty; a live run is never written over, name another folder"
-                raise InputError(message, file=str(folder))
-        except OSError as error:
-            raise InputError(f"cannot be made: {error.strerror}", file=str(folder)) from None
+        folder = made(Path(folder))
+        if any(folder.iterdir()):
+            raise InputError("is not empty; a live run is never written over, name another folder", file=str(folder))
         writer = cls(folder)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         writer.update(**{**MANIFEST_KEYS, "created_at": now, "incomplete_reason": "the run did not end", **manifest})
@@ -275,7 +264,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 def _check_tables(folder: Path, requests: pd.DataFrame, chunks: pd.DataFrame) -> None:
     """Refuse what no client can have seen: the same request twice, negative times, unknown pieces."""
 
-    def check(name: str, bad: pd.Series[bool], message: str) -> None:
+    def check(name: str, bad: "pd.Series[bool]", message: str) -> None:
         if bad.any():
             value = (requests if name == REQUESTS else chunks).loc[bad, str(bad.name)].tolist()[0]
             raise InputError(message, file=str(folder / name), key=str(bad.name), value=value)
