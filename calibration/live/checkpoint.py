@@ -14,17 +14,13 @@ import json
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from draftcast.calibration.live.continuation import SPECIAL_TOKENS, Continuation, DraftLayout
 from draftcast.errors import InputError, LiveError, ModelError
 from draftcast.files import picked, write_text
-from draftcast.kernels.extras import require
+from draftcast.kernels.arrays import IntArray
+from draftcast.kernels.extras import require, torch
 from draftcast.kernels.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
 
 TARGET = "target"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -84,10 +80,8 @@ def write_testbed(
         raise LiveError(f"{folder}: cannot be written: {error.strerror or error}") from None
 
 
-def weights(spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed: int) -> dict[str, torch.Tensor]:
+def weights(spec: ModelSpec, next_token: IntArray, dtype: str, seed: int) -> dict[str, torch.Tensor]:
     """All tensors of the checkpoint by Hugging Face's names; ``next_token``: int64[vocab_size], a permutation."""
-    import torch
-
     kind = getattr(torch, DTYPES[dtype])
 
     def random(name: str, *shape: int) -> torch.Tensor:
@@ -137,7 +131,7 @@ def _check_shape(spec: ModelSpec) -> None:
             raise ModelError(needed, file=spec.name, key=key, value=getattr(spec, key))
 
 
-def _write_model(folder: Path, spec: ModelSpec, next_token: np.ndarray[Any, Any], dtype: str, seed: int) -> None:
+def _write_model(folder: Path, spec: ModelSpec, next_token: IntArray, dtype: str, seed: int) -> None:
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True)
