@@ -58,6 +58,8 @@ def run_load(
         LiveError: the client cannot be started.
         KeyboardInterrupt, ...: whatever is raised in here; the client is stopped first.
     """
+    summary: dict[str, Any] = {}
+    reason = ""
     with TemporaryDirectory(prefix="draftcast-") as folder, TemporaryFile() as errors:
         file = Path(folder) / "plan.json"
         write_text(file, json.dumps(asdict(plan)), LiveError)
@@ -69,7 +71,15 @@ def run_load(
             start_new_session=True,
         ) as process:
             try:
-                summary, reason = _watch(process, trouble, progress)
+                assert process.stdout is not None
+                for line in process.stdout:
+                    state = json.loads(line)
+                    if "summary" in state:
+                        summary, reason = state["summary"], reason or state["reason"]
+                        break
+                    progress(state)
+                    if not reason and (reason := trouble()):
+                        process.terminate()
             finally:
                 _stop(process)
         if not summary and not reason:
@@ -77,21 +87,6 @@ def run_load(
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             reason = f"the load client ended with exit code {process.returncode}: {last[0]}"
         return summary, reason
-
-
-def _watch(
-    process: subprocess.Popen[bytes], trouble: Callable[[], str], progress: Progress
-) -> tuple[dict[str, Any], str]:
-    assert process.stdout is not None
-    reason = ""
-    for line in process.stdout:
-        state = json.loads(line)
-        if "summary" in state:
-            return state["summary"], reason or state["reason"]
-        progress(state)
-        if not reason and (reason := trouble()):
-            process.terminate()
-    return {}, reason
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
