@@ -16,7 +16,6 @@ An engine log is compared step by step instead: it has no client and no front en
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,8 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     names = [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
     runs: list[OffRun] = []
     logs: list[pd.DataFrame] = []
-    with ExitStack() as stack:
-        for name in names:
-            file = stack.enter_context(local_copy(name))
+    for name in names:
+        with local_copy(name) as file:
             if is_engine_log(file):
                 logs.append(read_engine_log(file).assign(source=name))
             else:
@@ -161,6 +159,8 @@ class _Compared:
         self.spread: float  # relative standard deviation of the target in one replication: the run differs by chance
         self.queue_share: float  # of the time to first token
         self.forecast({})
+        # Relative standard deviation between measurement and forecast where the forecast is right.
+        self.sigma = math.hypot(REPEAT, run.errors.get(target, 0.0), self.spread)
 
     def forecast(self, values: dict[str, Any]) -> None:
         off = with_values(self._off, {"correction": self._setup | values}) if values else self._off
@@ -184,10 +184,6 @@ class _Compared:
                     f"{simulated:.0f}; counters hold no load, so the scenario's must be the server's"
                 )
                 raise InputError(message, file=self.run.source, key=f"workload.lengths.{kind}_tokens")
-
-    def sigma(self) -> float:
-        """Relative standard deviation between measurement and forecast where the forecast is right."""
-        return math.hypot(REPEAT, self.run.errors.get(self._target, 0.0), self.spread)
 
     def wanted_s(self) -> float:
         """Seconds of a step at which the forecast would be what was measured."""
@@ -223,7 +219,7 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
             raise InputError(message, file=run.source, value=run.model)
     compared = [_Compared(scenario, run) for run in runs]
     factor, seconds, front_end = 1.0, 0.0, None
-    sigma = np.array([each.sigma() for each in compared])
+    sigma = np.array([each.sigma for each in compared])
     for _ in range(_ROUNDS):
         plain_s = np.array([each.plain_s(factor, seconds) for each in compared])
         before, shortest_s = (factor, seconds), min(each.figures["mean_tpot_s"] for each in compared)
