@@ -25,7 +25,7 @@ from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, ForecastSide, forecast_points, forecast_questions
-from draftcast.scenarios.evidence.point import points, read_points
+from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.evidence.settings import Reading
 from draftcast.scenarios.evidence.summary import by_kind, coverage, errors, estimated_strata, is_moe, residuals, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
@@ -48,7 +48,7 @@ def main() -> None:
         return
     write = "--write-model-error" in sys.argv
     paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
-    forecasts = list(forecast_points(read_points(paths) if paths else points()))
+    forecasts = list(forecast_points(points(*paths)))
     print("\n".join(aligned([SUMMARY, *summary_rows(forecasts)])))
     print("\n" + counts_line(forecasts))
     dense = [f for f in forecasts if f.point.tier == "A" and not is_moe(f.point)]

@@ -143,15 +143,10 @@ def _without_null(value: Any) -> Any:
     return {key: item for key, item in inside.items() if item is not None and item != {}}
 
 
-def points() -> tuple[EvidencePoint, ...]:
-    """Every shipped point, by file and line. Raises ScenarioError: a bad row, or an id that stands twice."""
-    folder = Path(__file__).with_name("points")
-    return parse_points((path.name, path.read_text("utf-8")) for path in sorted(folder.glob("*.jsonl")))
-
-
-def read_points(paths: Iterable[Path]) -> tuple[EvidencePoint, ...]:
-    """Points of other files of the same form; errors as of `points`."""
-    return parse_points((str(path), read_text(path, ScenarioError)) for path in paths)
+def points(*paths: Path) -> tuple[EvidencePoint, ...]:
+    """Every point in these files, or every shipped one, in order. Raises ScenarioError: a bad row, or an id twice."""
+    files = paths or sorted(Path(__file__).with_name("points").glob("*.jsonl"))
+    return parse_points((str(path), read_text(path, ScenarioError)) for path in files)
 
 
 def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[EvidencePoint, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.evidence.point import parse_points, points, read_points
+from draftcast.scenarios.evidence.point import parse_points, points
 
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "evidence"
 ROW: dict[str, Any] = {
@@ -31,7 +31,7 @@ ROW: dict[str, Any] = {
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
 def test_every_shared_row_is_shipped() -> None:
     shipped = {point.id: point for point in points()}
-    shared = read_points(sorted(SHARED.glob("*.jsonl")))
+    shared = points(*sorted(SHARED.glob("*.jsonl")))
     assert shared
     for point in shared:
         assert shipped[point.id] == point
