@@ -69,12 +69,9 @@ def _scenario(
         engine["max_num_batched_tokens"] = tokens = _MOST_ROWS
     if not engine.get("enable_chunked_prefill", True) and (tokens or length) < length:
         engine["max_num_batched_tokens"] = length
-    data = raw | {"engine": engine, "workload": workload | {"max_model_len_action": "clip"}}
-    data["statistics"] = {"replications": _replications(workload), "warmup": "none"}
-    if acceptance is not None:
-        data["acceptance"] = acceptance
+    statistics = {"replications": _replications(workload), "warmup": "none"}
     try:
-        return load_scenario(data)
+        return load_scenario(raw | {"engine": engine, "acceptance": acceptance, "statistics": statistics})
     except InputError as error:
         reading.missing("scenario", str(error).removeprefix("scenario: "))
         return None
@@ -125,7 +122,8 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
     if temperature is None:
         temperature = 0.0
         reading.assumed["temperature"] = "0, as vLLM's and SGLang's load clients send"
-    return {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "temperature": temperature}
+    load = {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "max_model_len_action": "clip"}
+    return load | {"temperature": temperature}
 
 
 def _drafting(
