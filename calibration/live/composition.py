@@ -145,15 +145,13 @@ def _prefills(log: pd.DataFrame, requests: pd.DataFrame, time_s: FloatArray, bef
     # The step that made a request's first token: the last one whose line came before that token did.
     made_in = np.searchsorted(time_s - _ROUNDING_S, first_s, side="right") - 1
     made_in[np.isnan(first_s)] = len(time_s)
-    by_step: dict[int, list[int]] = {}
-    for request, step in enumerate(made_in.tolist()):
-        by_step.setdefault(step, []).append(request)
+    by_step = ordered.groupby(made_in).indices
     result = {name: np.zeros(len(log)) for name in ("kv", "qkv", "done", "done_kv")}
     result["sent_s"] = np.full(len(log), np.nan)
     waited = np.zeros(len(log), dtype=np.bool_)
     oldest = 0
     for step in np.flatnonzero(seqs):
-        done = by_step.get(int(step), [])[: seqs[step]]
+        done = by_step.get(int(step), np.zeros(0, dtype=np.int64))[: seqs[step]]
         while oldest < len(ordered) and made_in[oldest] < step:
             oldest += 1
         members = list(done)

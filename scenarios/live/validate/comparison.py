@@ -165,9 +165,8 @@ def validate(
     else:  # a profile of kernels: what the engine's generation takes into the engine
         front_end = FrontEnd(float(front_end_work_s(asked.deployment, asked.table.prompt_tokens).mean()), 0.0, 0.0, 0.0)
     speculates = asked.scenario.speculative_config is not None
-    counts = live.manifest["acceptance"]
-    has_counts = bool(counts and counts["num_drafts"])
-    counted = asked.measured_acceptance() if speculates and (measured or has_counts) else None
+    counts = live.manifest["acceptance"] or {"num_drafts": 0}
+    counted = asked.measured_acceptance() if speculates and (measured or counts["num_drafts"]) else None
     steps = step_times(asked)
     own = None
     if steps is not None:
