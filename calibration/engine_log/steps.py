@@ -77,18 +77,17 @@ def with_kv_tokens(
         return frame
     capacity = frame["kv_capacity_tokens"] if kv_capacity_tokens is None else float(kv_capacity_tokens)
     size = frame["block_size"].fillna(DEFAULT_BLOCK_SIZE) if block_size is None else float(block_size)
-    frame = frame.assign(_used=frame["kv_usage"] * capacity, _slack=(size - 1.0) / 2.0, kv_tokens=np.nan)
-    for _, run in frame.groupby(["source", "run"], sort=False):
-        frame.loc[run.index, "kv_tokens"] = _kv_of_run(run)
-    return frame.drop(columns=["_used", "_slack"])
+    known = frame.assign(used=frame["kv_usage"] * capacity, slack=(size - 1.0) / 2.0)
+    runs = [pd.Series(_kv_of_run(run), run.index) for _, run in known.groupby(["source", "run"], sort=False)]
+    return frame.assign(kv_tokens=pd.concat(runs))
 
 
 def _kv_of_run(run: pd.DataFrame) -> FloatArray:
     follows = np.r_[False, np.diff(run["step"]) == 1]
-    used = np.where(follows, run["_used"].shift().to_numpy(), np.nan)
+    used = np.where(follows, run["used"].shift().to_numpy(), np.nan)
     requests = run["generation_requests"].to_numpy()
     rows = run["context_tokens"].to_numpy() + run["generation_tokens"].to_numpy()
-    kv = used - run["_slack"].to_numpy() * requests - (rows if _allocates_ahead(run) else 0)
+    kv = used - run["slack"].to_numpy() * requests - (rows if _allocates_ahead(run) else 0)
     kv = np.maximum(kv, np.where(np.isnan(kv), np.nan, requests))
     plain = (run["context_requests"].to_numpy() == 0) & (requests == run["generation_tokens"].to_numpy())
     same = follows & plain & np.r_[False, plain[:-1] & (np.diff(requests) == 0)]
@@ -100,7 +99,7 @@ def _kv_of_run(run: pd.DataFrame) -> FloatArray:
 
 def _allocates_ahead(run: pd.DataFrame) -> bool:
     """Whether a prompt's blocks show in the usage one line before its step: asynchronous scheduling."""
-    used = run["_used"].to_numpy()
+    used = run["used"].to_numpy()
     prompts = run["context_tokens"].to_numpy()[2:]
     rise = np.diff(used)
     known = (prompts > 0) & ~np.isnan(rise[1:]) & ~np.isnan(rise[:-1])
