@@ -1,6 +1,5 @@
 """Runs the load client (`draftcast.calibration.live.client`) as a process and watches over it and the server."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -81,20 +80,13 @@ def run_load(
                     if not reason and (reason := trouble()):
                         process.terminate()
             finally:
-                _stop(process)
+                # The client ends when its standard input closes; the journal is whole then.
+                try:
+                    process.communicate(timeout=_STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
         if not summary and not reason:
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
             reason = f"the load client ended with exit code {process.returncode}: {last[0]}"
         return summary, reason
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The client ends when its standard input closes; the journal is whole then."""
-    assert process.stdin is not None
-    with contextlib.suppress(OSError):
-        process.stdin.close()
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
