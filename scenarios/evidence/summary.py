@@ -135,8 +135,7 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
     """Log errors of one figure, of the tiers that are fit to judge by."""
     found: Residuals = defaultdict(lambda: defaultdict(list))
     for forecast in forecasts:
-        error = forecast.error(side)
-        if error is not None and forecast.point.tier in JUDGED_TIERS:
+        if (error := forecast.error(side)) is not None and forecast.point.tier in JUDGED_TIERS:
             found[forecast.stratum][forecast.point.source].append(math.log1p(error))
     return found
 
@@ -155,9 +154,8 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
     return float(np.interp(CONFIDENCE * weights.sum(), middle, errors[order])) / DEVIATIONS
 
 
-def estimated_strata(forecasts: Iterable[Forecast]) -> dict[str, Stratum]:
+def estimated_strata(forecasts: Sequence[Forecast]) -> dict[str, Stratum]:
     """What ``model_error.yaml`` should say."""
-    forecasts = list(forecasts)
     off, speedup = residuals(forecasts, "off"), residuals(forecasts, "speedup")
     return {
         name: Stratum(
