@@ -209,8 +209,7 @@ def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:
     notes = []
     if not live.complete:
         notes.append(f"the run is incomplete: {manifest['incomplete_reason']}")
-    left_out = len(live.requests) - len(asked.table)
-    if left_out:
+    if left_out := len(live.requests) - len(asked.table):
         notes.append(f"{left_out} of {len(live.requests)} requests were not answered and are left out on both sides")
     if steps is None:
         notes.append("no server log: only what the client saw is compared, and step time is not told from scheduling")
@@ -219,10 +218,8 @@ def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:
     profile = asked.deployment.profile
     if not isinstance(profile, AffineProfile) or profile.front_end is None:
         notes.append(f"profile {profile.name} has no front end measured: the forecast's client is at the engine itself")
-    late = manifest["client"].get("lateness_p99_s")
-    if late is not None and late > 0.01:
+    if (late := manifest["client"].get("lateness_p99_s") or 0.0) > 0.01:
         notes.append(f"the client sent late, by {late * 1e3:.0f} ms at p99; forecast and run begin at the sending")
-    others = manifest["noise"].get("others_cores")
-    if others is not None and others > _MANY_OTHERS:
+    if (others := manifest["noise"].get("others_cores") or 0.0) > _MANY_OTHERS:
         notes.append(f"other processes used {others:.2f} cores of the server's machine meanwhile")
     return tuple(notes)
