@@ -23,7 +23,7 @@ from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
-from draftcast.sim.state.engine import STOP_DECIDE, STOP_FINISHED, STOP_IDLE
+from draftcast.sim.state.engine import STOP_DECIDE, STOP_IDLE
 from draftcast.sim.workload.build_requests import build_requests, load_traces
 
 try:
@@ -100,9 +100,7 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         (replica,) = build_replicas(self._scenario, [self._deployment], table, run_seed)
         (self._replica,) = replica.ranks
         self._replica.submit(np.arange(len(table), dtype=np.uint32))
-        self._arrived = self._in_system = self._emitted = 0
-        self._now_s = 0.0
-        self._ended_s: list[float] = []
+        self._so_far = (0.0, 0.0, 0)  # the clock, seconds that requests lived, tokens; at the last action
         self._run(self._replica)
         return self._observation(), {"now_s": float(self._replica.state.engine[0]["host_s"])}
 
@@ -113,40 +111,21 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
             raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")
         write_decision(replica.state, self._batch.num_seqs, int(action), "action")
         self._run(replica)
-        before_s = self._now_s
-        request_seconds, tokens = self._account(replica)
-        info = {"now_s": self._now_s, "elapsed_s": self._now_s - before_s, "tokens": tokens}
+        engine = replica.state.engine[0]
+        # Requests that have not finished have NaN there.
+        lived_s = np.fmin(replica.state.requests["finish_s"], engine["host_s"]) - self._arrival_s
+        before = self._so_far
+        self._so_far = float(engine["host_s"]), float(np.maximum(lived_s, 0.0).sum()), int(engine["emitted_tokens"])
+        elapsed_s, request_seconds, tokens = (now - was for now, was in zip(self._so_far, before, strict=True))
+        info = {"now_s": self._so_far[0], "elapsed_s": elapsed_s, "tokens": tokens}
         return self._observation(), -request_seconds, self._batch is None, False, info
 
     def _run(self, replica: Replica) -> None:
-        """Up to the next decision or the end, noting when requests end."""
-        while True:
-            stop = replica.run(math.inf, stop_on_finish=True)
-            if stop == STOP_FINISHED:
-                self._ended_s += replica.state.requests["finish_s"][replica.just_finished].tolist()
-            elif stop == STOP_DECIDE:
-                self._batch = Batch(replica.state)
-                return
-            elif stop == STOP_IDLE:
-                self._batch = None
-                return
-            else:
-                raise SimulationError("the engine can run nothing although requests wait")
-
-    def _account(self, replica: Replica) -> tuple[float, int]:
-        """Request-seconds and tokens since the last time, and the clock set to now."""
-        engine = replica.state.engine[0]
-        now_s = float(engine["host_s"])
-        arrived = int(np.searchsorted(self._arrival_s, now_s, side="right"))
-        new = self._arrival_s[self._arrived : arrived]
-        spent = self._in_system * (now_s - self._now_s) + float((now_s - new).sum())
-        spent -= sum(now_s - at for at in self._ended_s)
-        self._in_system += len(new) - len(self._ended_s)
-        self._ended_s.clear()
-        tokens = int(engine["emitted_tokens"]) - self._emitted
-        self._emitted += tokens
-        self._arrived, self._now_s = arrived, now_s
-        return spent, tokens
+        """Up to the next decision or the end."""
+        stop = replica.run(math.inf)
+        if stop not in (STOP_DECIDE, STOP_IDLE):
+            raise SimulationError("the engine can run nothing although requests wait")
+        self._batch = Batch(replica.state) if stop == STOP_DECIDE else None
 
     def _observation(self) -> NDArray[np.float32]:
         batch = self._batch
