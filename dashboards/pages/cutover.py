@@ -13,7 +13,7 @@ from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.widgets.controls import WORDS, view_choice
 from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.limits import ceilings, operating_tracks
+from draftcast.scenarios.compare.limits import operating_tracks
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.cutover.axis import AXES
@@ -166,4 +166,5 @@ def _refusal_shown() -> Iterator[None]:
 def _roofline(report: Report, own: Answer) -> None:
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
     tracks = operating_tracks(own.scenario, own.deployment, own.run)
-    report.figure("roofline", roofline_figure(ceilings(own.scenario, own.deployment), tracks))
+    device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
+    report.figure("roofline", roofline_figure(device, dtype, tracks))

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftcast.calibration.profile.measured import FAMILY
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
@@ -109,12 +108,12 @@ def _limits(scenario: Scenario, fluid: Fluid, in_system: float, kv_share: float)
         flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
         compute_s += float(work.flops) / flops_per_s
         memory_s += float(work.bytes) / bytes_per_s
-    device_s = step.draft_s + step.target_s + step.sample_s
+    draft_s, target_s, sample_s = (float(step.times[part]) for part in ("draft_s", "target_s", "sample_s"))
     shares: dict[Limit, float] = {
         "memory bandwidth": memory_s / step.seconds,
         "compute": compute_s / step.seconds,
-        "draft": step.draft_s / step.seconds,
-        "host": max(step.seconds - device_s, 0.0) / step.seconds,
+        "draft": draft_s / step.seconds,
+        "host": max(step.seconds - (draft_s + target_s + sample_s), 0.0) / step.seconds,
     }
     slots = fluid.engines * fluid.deployment.settings.max_num_seqs
     limit = max(shares, key=lambda name: shares[name])
@@ -150,27 +149,6 @@ class OperatingPoint:
     def flops_per_s(self) -> float:
         """Achieved on one rank."""
         return self.flops / self.seconds
-
-
-@dataclass(frozen=True)
-class DeviceCeilings:
-    """What the device can do at the scenario's number format."""
-
-    device: str
-    flops_per_s: float
-    bytes_per_s: float
-
-    @property
-    def ridge(self) -> float:
-        """FLOP per byte from which compute is the ceiling."""
-        return self.flops_per_s / self.bytes_per_s
-
-
-def ceilings(scenario: Scenario, deployment: Deployment) -> DeviceCeilings:
-    """Peak and bandwidth of the device, as its profile knows them where that measured them."""
-    device = getattr(deployment.profile, "hardware", deployment.hardware)
-    peak, bandwidth = device.ceilings(FAMILY["linear"], scenario.engine.weight_dtype)
-    return DeviceCeilings(device.name, peak, bandwidth)
 
 
 def operating_point(

@@ -109,10 +109,7 @@ class MeanStep:
     """A mean step: its seconds and what they go to."""
 
     seconds: float  # of the step, the host's where it does not hide behind the device
-    # draft_s, target_s, sample_s: of its parts, hidden or not
-    draft_s: float
-    target_s: float
-    sample_s: float
+    times: st.Record  # of its parts, hidden or not, a record of `draftcast.sim.cost.step_time.TIMES`
     tokens: float  # output tokens of a request
     features: st.Record  # what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`
 
@@ -150,8 +147,7 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
         f["win_prefill_kv"] += rows
         f["win_prefill_qkv"] += rows * (seen + 1.0) / 2.0
     st.step_time(cost, f, out)
-    draft, target, sample = (float(out[part]) for part in ("draft_s", "target_s", "sample_s"))
-    return MeanStep(float(st.step_seconds(cost, out)), draft, target, sample, tokens, f)
+    return MeanStep(float(st.step_seconds(cost, out)), out, tokens, f)
 
 
 SAMPLE_REQUESTS = 2000

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import FAMILY, parts_of
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.scenarios.compare.limits import DeviceCeilings, OperatingPoint
+from draftcast.scenarios.compare.limits import OperatingPoint
 from draftcast.scenarios.run.coverage import Coverage
 from draftcast.scenarios.show.plots import COLOURS, DECADES, LIMIT, OFF, ON, label_axes, panels, series, styled
 from draftcast.scenarios.show.profile_view import OpenProfile, held_out_predictions
@@ -86,17 +87,17 @@ LABEL_SHARE = 0.06
 """Of a picture's width and height that a label of one digit takes on a phone."""
 
 
-def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
+def roofline_figure(device: HardwareSpec, dtype: str, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
     """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
 
-    ``tracks``: see `draftcast.scenarios.compare.limits.operating_tracks`.
+    ``dtype``: the number format of the ceilings. ``tracks``: see `draftcast.scenarios.compare.limits.operating_tracks`.
     """
-    figure = panels()
-    intensities = [point.intensity for points in tracks.values() for point in points]
-    low, high = min(*intensities, device.ridge / 100) / 1.5, max(*intensities, device.ridge * 4) * 1.5
-    x = np.array([low, device.ridge, high])
-    y = np.minimum(x * device.bytes_per_s, device.flops_per_s) / 1e12
-    name = f"{device.device}: {device.bytes_per_s / 1e12:.2f} TB/s, {device.flops_per_s / 1e12:,.0f} TFLOP/s"
+    figure, (peak, bandwidth) = panels(), device.ceilings(FAMILY["linear"], dtype)
+    ridge, intensities = peak / bandwidth, [point.intensity for points in tracks.values() for point in points]
+    low, high = min(*intensities, ridge / 100) / 1.5, max(*intensities, ridge * 4) * 1.5
+    x = np.array([low, ridge, high])
+    y = np.minimum(x * bandwidth, peak) / 1e12
+    name = f"{device.name}: {bandwidth / 1e12:.2f} TB/s, {peak / 1e12:,.0f} TFLOP/s"
     series(figure, name, OFF, x.round(4), y.round(5), mode="lines", line_width=2, hoverinfo="skip")
     text = {"mode": "lines+markers+text", "textposition": "top left", "textfont_size": 11}
     hover = (
@@ -104,7 +105,7 @@ def roofline_figure(device: DeviceCeilings, tracks: Mapping[int, Sequence[Operat
         "<br>%{x:.3g} FLOP/byte, %{y:.3g} TFLOP/s"
     )
     rates = [point.flops_per_s for points in tracks.values() for point in points]
-    spans = math.log10(high / low), math.log10(max(device.flops_per_s, *rates) / min(rates))
+    spans = math.log10(high / low), math.log10(max(peak, *rates) / min(rates))
     labels: list[tuple[float, float]] = []
 
     def label(point: OperatingPoint) -> str:

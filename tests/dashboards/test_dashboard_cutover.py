@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.session.session import View
 from draftcast.scenarios.compare.comparison import simulate
-from draftcast.scenarios.compare.limits import ceilings, operating_tracks
+from draftcast.scenarios.compare.limits import operating_tracks
 from draftcast.scenarios.compare.recommend import recommend
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.run.deployment import deploy
@@ -95,7 +95,7 @@ def test_more_drafts_move_along_the_roofline() -> None:
         assert [point.k for point in points] == list(range(8))
         intensities = [point.intensity for point in points]
         assert intensities == sorted(intensities)
-    drawn = roofline_figure(ceilings(scenario, deployment), tracks)
+    drawn = roofline_figure(deployment.profile.hardware, scenario.engine.weight_dtype, tracks)
     assert len(drawn.data) == 1 + len(tracks)
     first = next(iter(tracks.values()))
     assert drawn.data[1].x[3] == pytest.approx(first[3].intensity, rel=1e-3)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from draftcast.scenarios.compare.comparison import difference, simulate
-from draftcast.scenarios.compare.limits import ceilings, limits_at, operating_point, target_work
+from draftcast.scenarios.compare.limits import limits_at, operating_point, target_work
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side, judge, side
 from draftcast.scenarios.run.coverage import fidelity
@@ -121,7 +121,7 @@ def test_fidelity_in_a_word(measured: float, interpolated: float, extrapolated: 
 def test_verifying_more_drafts_moves_towards_compute() -> None:
     scenario = load_scenario()
     deployment = deploy(scenario)
-    device = ceilings(scenario, deployment)
+    peak, bandwidth = deployment.profile.hardware.ceilings("linear", "bf16")
     points = [operating_point(scenario, deployment, 16, k, 512.0) for k in range(4)]
     assert [point.rows for point in points] == [16.0, 32.0, 48.0, 64.0]
     # Weights and KV are read once whatever k is: the bytes barely grow, the FLOPs in proportion to the rows.
@@ -129,10 +129,10 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
     assert points[3].bytes / points[0].bytes == pytest.approx(1.0, rel=0.04)
     weights = deployment.model.weight_bytes("bf16")
     assert points[0].bytes == pytest.approx(weights, rel=0.15)
-    assert all(point.bytes / point.seconds < device.bytes_per_s for point in points)
-    assert points[3].intensity < device.ridge
+    assert all(point.bytes / point.seconds < bandwidth for point in points)
+    assert points[3].intensity < peak / bandwidth
     crowded = operating_point(scenario, deployment, 1024, 3, 512.0)
-    assert crowded.flops_per_s / device.flops_per_s > crowded.bytes / crowded.seconds / device.bytes_per_s
+    assert crowded.flops_per_s / peak > crowded.bytes / crowded.seconds / bandwidth
 
 
 @pytest.mark.usefixtures("rough_capacity")
