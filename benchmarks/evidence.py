@@ -91,9 +91,8 @@ def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> 
     """The spreads of the errors as the data file that every verdict reads."""
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    strata = {name: stratum.model_dump() for name, stratum in estimated_strata(forecasts).items()}
-    known = model_error.error_spreads().strata
-    missing = {name: stratum.model_dump() for name, stratum in known.items() if name not in strata}
+    strata = estimated_strata(forecasts)
+    missing = {name: known for name, known in model_error.SPREADS["strata"].items() if name not in strata}
     others = calibrations[calibrations["figure"] == OTHER_LOADS]
     share = round(float((others["with_it"] / others["without"]).median()), 2)
     values = {"schema_version": 1, "calibrated_share": share, "strata": strata | missing}

@@ -16,12 +16,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from draftcast.calibration.profile.hardware import NotNegative
 from draftcast.calibration.profile.load import profiles_of
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import picked
-from draftcast.frozen import Frozen
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
@@ -37,18 +35,12 @@ DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
+SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
+"""By stratum, standard deviations of the logarithm of two factors, and what they were estimated from;
+``calibrated_share``: what of a step's error a calibration leaves at other loads."""
 _SENTENCES = yaml_beside(__file__, "sentences.yaml")
 UNCERTAIN: Mapping[Source, str] = _SENTENCES["uncertain"]
 NEXT_MEASUREMENT: Mapping[Source, str] = _SENTENCES["next_measurement"]
-
-
-class Stratum(Frozen):
-    """Standard deviations of the logarithm of two factors, and what they were estimated from."""
-
-    step: NotNegative
-    speculation: NotNegative
-    points: int
-    sources: int
 
 
 @dataclass(frozen=True)
@@ -64,19 +56,6 @@ class RelativeErrors:
     def with_speculation(self) -> float:
         """Of the time that the setting with speculation takes for a token."""
         return math.hypot(self.step, self.speculation, self.acceptance)
-
-
-class Spreads(Frozen):
-    """``model_error.yaml``; ``calibrated_share``: what of a step's error a calibration leaves at other loads."""
-
-    schema_version: Literal[1]
-    calibrated_share: NotNegative
-    strata: dict[str, Stratum]
-
-
-@functools.cache
-def error_spreads() -> Spreads:
-    return Spreads.model_validate(yaml_beside(__file__, "model_error.yaml"))
 
 
 def stratum_of(deployment: Deployment) -> str:
@@ -95,14 +74,14 @@ def stratum_of(deployment: Deployment) -> str:
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
-    found = error_spreads().strata[name]
+    found = SPREADS["strata"][name]
     measured, (of_step, of_speculation) = scenario.correction, _disagreement(scenario, deployment)
-    step = math.hypot(found.step, of_step)
+    step = math.hypot(found["step"], of_step)
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
-        step = math.hypot(of_the_factor, error_spreads().calibrated_share * found.step)
-    return RelativeErrors(name, step, math.hypot(found.speculation, of_speculation), _acceptance_error(scenario))
+        step = math.hypot(of_the_factor, SPREADS["calibrated_share"] * found["step"])
+    return RelativeErrors(name, step, math.hypot(found["speculation"], of_speculation), _acceptance_error(scenario))
 
 
 def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, float]:

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.compare.model_error import Stratum
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.settings import Reading, model_name
@@ -154,16 +153,16 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
     return float(np.interp(CONFIDENCE * weights.sum(), middle, errors[order])) / DEVIATIONS
 
 
-def estimated_strata(forecasts: Sequence[Forecast]) -> dict[str, Stratum]:
+def estimated_strata(forecasts: Sequence[Forecast]) -> dict[str, dict[str, float]]:
     """What ``model_error.yaml`` should say."""
     off, speedup = residuals(forecasts, "off"), residuals(forecasts, "speedup")
     return {
-        name: Stratum(
-            step=round(spread(sharing(off, name)), 3),
-            speculation=round(spread(sharing(speedup, name)), 3),
-            points=sum(map(len, off.get(name, {}).values())),
-            sources=len(off.get(name, {})),
-        )
+        name: {
+            "step": round(spread(sharing(off, name)), 3),
+            "speculation": round(spread(sharing(speedup, name)), 3),
+            "points": sum(map(len, off.get(name, {}).values())),
+            "sources": len(off.get(name, {})),
+        }
         for name in sorted(off.keys() | speedup.keys())
     }
 

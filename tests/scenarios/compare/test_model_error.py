@@ -9,9 +9,9 @@ import pytest
 from draftcast import InputError, load_scenario
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
+    SPREADS,
     RelativeErrors,
     Response,
-    error_spreads,
     model_error,
     predicted,
     response,
@@ -143,7 +143,7 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
     asked = (scenario, sheet, latent)
     errors = [times_error(each, cached_deployment(each)) for each in asked]
     assert errors[0] < errors[1] < errors[2]
-    assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(error_spreads().strata)
+    assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(SPREADS["strata"])
     assert times_error(with_values(scenario, {"statistics.model_error": "none"}), cached_deployment(scenario)) == 0.0
     assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
 
@@ -182,6 +182,6 @@ def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold
     error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
     before = times_error(without_speculation(scenario), cached_deployment(scenario))
     of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
-    elsewhere = error_spreads().calibrated_share * error_spreads().strata["dense, measured"].step
+    elsewhere = SPREADS["calibrated_share"] * SPREADS["strata"]["dense, measured"]["step"]
     assert error == pytest.approx(math.hypot(of_the_factor, elsewhere), rel=1e-4)
     assert error < before
