@@ -148,7 +148,7 @@ class _Page:
         result = self.answer(words, "Drawing the map", lambda progress: make(progress=progress))
         picture = on_page(map_figure(result), height=380)
         picture.update_yaxes(rangemode="normal", tickvals=result.ys)
-        self.report.figure(f"map-{against}", picture, metric=result.metric.label, against=against)
+        self.report.figure(f"map-{against}", picture, metric=question.compared.label, against=against)
         with st.expander("Break-even in numbers"):
             st.caption("  \n".join(map(literal, contour_lines(result))))
         self.summary["maps"].append(result.summary())

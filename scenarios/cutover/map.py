@@ -14,7 +14,6 @@ import numpy as np
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_length
-from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label
@@ -31,33 +30,23 @@ NOT_LOOKED_AT = "not looked at: budget spent"
 
 
 @dataclass(frozen=True)
-class BreakEven:
-    """One point of the contour: at this k the crossing over the load, or at this load the crossing over acceptance."""
-
-    at: float
-    crossing: Crossing
-
-
-@dataclass(frozen=True)
 class SpeedupMap(Plotted):
     """Advantage by load and draft length or acceptance."""
 
-    scenario: Scenario = field(repr=False)
+    question: CutoverQuestion = field(repr=False)
     label: str  # the method, and its draft length where that does not vary
-    # over, unit: the load axis; ``xs`` are its values
-    over: str
-    unit: str
     against: str  # ``k`` or ``acceptance``; ``ys`` are its values
-    metric: Metric
-    xs: tuple[float, ...]
+    xs: tuple[float, ...]  # on the question's axis
     ys: tuple[float, ...]
     # One for each of ``ys``, a probe for each of ``xs``; a cell whose interval excludes 1 has a sign
     rows: tuple[tuple[Probe, ...], ...]
-    contour: tuple[BreakEven, ...]  # one point per row (``k``) or per column (``acceptance``)
+    # Break-even: the crossing over the load at each k, or over the acceptance at each load
+    contour: tuple[tuple[float, Crossing], ...]
     confidence: float
     requests: int  # simulated in all
 
     def summary(self) -> dict[str, Any]:
+        over = self.question.over
         cells = [
             {
                 **picked(probe, "x note"),
@@ -68,15 +57,15 @@ class SpeedupMap(Plotted):
             for y, row in zip(self.ys, self.rows, strict=True)
             for probe in row
         ]
-        fixed, found = ("k", self.over) if self.against == "k" else (self.over, "acceptance")
+        fixed, found = ("k", over) if self.against == "k" else (over, "acceptance")
         contour = [
-            {fixed: point.at, found: point.crossing.best, **picked(point.crossing, "kind low high")}
-            for point in self.contour
+            {fixed: at, found: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
         ]
         return {
-            **picked(self, "over unit against confidence"),
+            **picked(self.question, "over metric"),
+            **picked(self, "against confidence"),
+            "unit": self.question.axis.unit,
             "setting": self.label,
-            "metric": self.metric.name,
             "cells": cells,
             "break_even": contour,
             "requests_simulated": self.requests,
@@ -128,16 +117,13 @@ def speedup_map(
         columns = [[dataclasses.replace(row[index], x=y) for y, row in lines] for index in range(len(xs))]
         lines = list(zip(xs, columns, strict=True))
     return SpeedupMap(
-        scenario,
+        question,
         scenario.method if against == "k" else label(scenario),
-        axis.name,
-        axis.unit,
         against,
-        question.compared,
         tuple(xs),
         tuple(ys),
         rows,
-        tuple(BreakEven(at, locate(line, confidence)) for at, line in lines),
+        tuple((at, locate(line, confidence)) for at, line in lines),
         confidence,
         sum(prober.spent_requests for prober in probers),
     )

@@ -8,7 +8,7 @@ knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import Crossing, CrossingSearch, Found, Probe, Stopped, between, locate
+from draftcast.sim.statistics.crossing import CrossingKind, CrossingSearch, Found, between, locate
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
@@ -34,13 +34,7 @@ BUDGET_REQUESTS = 1_000_000
 PREDICTED_POINTS = 80
 """Points at which the probability that speculation is better is looked at."""
 CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
-_WORDS: dict[str, CutoverVerdict] = {
-    "crosses": "crosses",
-    "always": "always pays",
-    "never": "never pays",
-    "even": "no difference",
-    "more than once": "more than once",
-}
+_WORDS: dict[CrossingKind, CutoverVerdict] = dict(zip(get_args(CrossingKind), get_args(CutoverVerdict), strict=True))
 
 
 @dataclass(frozen=True)
@@ -122,8 +116,8 @@ class PredictedCutover:
 
 
 @dataclass(frozen=True)
-class Cutover(Plotted):
-    """The answer for one method and draft length."""
+class Cutover(Found, Plotted):
+    """The answer for one method and draft length: what the search found, and what it means."""
 
     scenario: Scenario = field(repr=False)
     label: str  # method and draft length
@@ -131,10 +125,7 @@ class Cutover(Plotted):
     over: str
     unit: str
     metric: Metric
-    crossing: Crossing  # the statistics behind the verdict, see `draftcast.sim.statistics.crossing.Crossing`
-    # probes, looks: what was looked at, by x, and the figures behind each
-    probes: tuple[Probe, ...]
-    looks: tuple[PairedRun, ...]
+    looks: tuple[PairedRun, ...]  # the figures behind each of ``probes``
     # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
     capacity_on: Estimate | None
     capacity_off: Estimate | None
@@ -146,7 +137,6 @@ class Cutover(Plotted):
     upper: Place | None
     costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
     requests: int  # simulated in all
-    stopped: Stopped  # why the search ended
     # Where it pays and costs with the errors of step times and acceptance counted in; None as of a verdict's
     prediction: PredictedCutover | None = None
 
@@ -155,7 +145,7 @@ class Cutover(Plotted):
         """``always pays`` and ``never pays`` hold wherever it was looked; ``cannot tell``: nothing else is true."""
         if self.stopped == "budget spent" and self.crossing.kind in ("always", "never", "even"):
             return "cannot tell"  # not everything that was to be looked at was
-        return _WORDS.get(self.crossing.kind, "cannot tell")
+        return _WORDS[self.crossing.kind]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -267,13 +257,12 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         on, off = prober.sides(found.probes[0].x)
         capacities = (on.known.capacity_rps if on else None, off.known.capacity_rps if off else None)
     return Cutover(
+        *vars(found).values(),
         scenario,
         label(scenario),
         axis.name,
         axis.unit,
         prober.metric,
-        found.crossing,
-        found.probes,
         tuple(prober.looks[probe.x] for probe in found.probes),
         *capacities,
         prober.step_level_crossing(grid),
@@ -281,7 +270,6 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         *_either_side(prober, found),
         _costs(prober, found, price) if price is not None and prober.metric.name == "cost" else (),
         prober.spent_requests,
-        found.stopped,
         _predicted(prober, found, capacities),
     )
 

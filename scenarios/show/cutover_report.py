@@ -191,11 +191,11 @@ def cell_text(probe: Probe, confidence: float) -> str:
 
 def contour_lines(speedups: SpeedupMap) -> list[str]:
     """The break-even contour, one line per draft length or load."""
-    over = speedups.unit if speedups.against == "k" else "acceptance"
+    unit = speedups.question.axis.unit
+    over = unit if speedups.against == "k" else "acceptance"
     lines = []
-    for point in speedups.contour:
-        where = f"k={number(point.at)}" if speedups.against == "k" else f"At {number(point.at)} {speedups.unit}"
-        crossing = point.crossing
+    for at, crossing in speedups.contour:
+        where = f"k={number(at)}" if speedups.against == "k" else f"At {number(at)} {unit}"
         outcome = {
             "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",
             "always": "pays everywhere on the map",
@@ -209,12 +209,13 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
 
 def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
     """A map as the terminal shows it: one row per draft length or acceptance, one column per load."""
-    yield title(speedups.scenario)
-    rows = [[speedups.against, *(f"{number(x)} {speedups.unit}" for x in speedups.xs)]]
+    question = speedups.question
+    yield title(question.scenario)
+    rows = [[speedups.against, *(f"{number(x)} {question.axis.unit}" for x in speedups.xs)]]
     for y, probes in zip(speedups.ys, speedups.rows, strict=True):
         rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
     yield make_table(rows)
-    yield f"Advantage in {speedups.metric.label}; * its {speedups.confidence:.0%} interval excludes 1."
+    yield f"Advantage in {question.compared.label}; * its {speedups.confidence:.0%} interval excludes 1."
     yield from contour_lines(speedups)
 
 
@@ -323,7 +324,8 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
 
 def map_figure(speedups: SpeedupMap) -> Any:
     """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
-    confidence, figure = speedups.confidence, panels()
+    confidence, figure, question = speedups.confidence, panels(), speedups.question
+    unit = question.axis.unit
     ticks = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["1/2", "0.71", "1", "1.41", "2"]}
     cells = [[_map_cell(probe, confidence) for probe in row] for row in speedups.rows]
     figure.add_heatmap(
@@ -331,22 +333,22 @@ def map_figure(speedups: SpeedupMap) -> Any:
         y=speedups.ys,
         **{name: [[cell[name] for cell in row] for row in cells] for name in ("z", "text", "customdata")},
         texttemplate="%{text}",
-        hovertemplate=f"%{{x}} {speedups.unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
+        hovertemplate=f"%{{x}} {unit}, {speedups.against} %{{y}}: %{{customdata}}<extra></extra>",
         colorscale="RdBu",
         **{"zmin": -RANGE, "zmax": RANGE, "xgap": 1, "ygap": 1},
         colorbar={"title": "advantage", **ticks},
     )
-    points = [point for point in speedups.contour if point.crossing.kind == "crosses"]
+    points = [(at, crossing) for at, crossing in speedups.contour if crossing.kind == "crosses"]
     if points:
-        at, crossing = [point.at for point in points], [point.crossing.best for point in points]
-        bars = plots.error_bars([(p.crossing.low, p.crossing.best, p.crossing.high) for p in points], color=CONTOUR)
-        x, y, axis = (crossing, at, "x") if speedups.against == "k" else (at, crossing, "y")
+        places, best = [at for at, _ in points], [crossing.best for _, crossing in points]
+        bars = plots.error_bars([(c.low, c.best, c.high) for _, c in points], color=CONTOUR)
+        x, y, axis = (best, places, "x") if speedups.against == "k" else (places, best, "y")
         style = {"mode": "lines+markers", "line_width": 2, f"error_{axis}": bars}
         series(figure, "break-even", CONTOUR, x, y, **style)
-    label_axes(figure, speedups.unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
-    figure.update_xaxes(type="log" if speedups.over in LOGARITHMIC else "linear")
-    note = f"{speedups.label}: advantage in {speedups.metric.label}; * its {confidence:.0%} interval excludes 1"
-    return plots.in_file(figure, title(speedups.scenario), [f"{note}; line: break-even"], height=560)
+    label_axes(figure, unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
+    figure.update_xaxes(type="log" if question.over in LOGARITHMIC else "linear")
+    note = f"{speedups.label}: advantage in {question.compared.label}; * its {confidence:.0%} interval excludes 1"
+    return plots.in_file(figure, title(question.scenario), [f"{note}; line: break-even"], height=560)
 
 
 def _map_cell(probe: Probe, confidence: float) -> dict[str, Any]:

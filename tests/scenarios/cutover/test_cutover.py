@@ -312,9 +312,9 @@ def test_the_map_over_k(tmp_path: Path) -> None:
     signs = [[probe.sign(0.95) for probe in row] for row in found.rows]
     assert [row[0] for row in signs] == [1, 1, 1]
     assert [row[-1] for row in signs] == [-1, -1, -1]
-    best = [point.crossing.best for point in found.contour]
+    best = [crossing.best for _, crossing in found.contour]
     assert best == sorted(best, reverse=True)  # the longer the draft, the earlier it stops paying
-    assert [point.at for point in found.contour] == [1, 3, 6]
+    assert [at for at, _ in found.contour] == [1, 3, 6]
     assert contour_lines(found)[1].startswith("k=3: break-even ")
     poor = mapped(scenario, against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
     assert all(probe.note == "not looked at: budget spent" for row in poor.rows for probe in row)
@@ -323,8 +323,8 @@ def test_the_map_over_k(tmp_path: Path) -> None:
 def test_the_map_over_acceptance(tmp_path: Path) -> None:
     scenario = easy(tmp_path, "statistics.replications=3")
     found = mapped(scenario, against="acceptance", over="concurrency", at=[8, 32], values=[0.2, 0.5, 0.9])
-    assert [point.at for point in found.contour] == [8, 32]
-    few, many = (point.crossing for point in found.contour)
+    assert [at for at, _ in found.contour] == [8, 32]
+    few, many = (crossing for _, crossing in found.contour)
     assert few.kind == many.kind == "crosses"
     assert few.high < many.low  # the fuller the engine, the more must be accepted
     summary = found.summary()
