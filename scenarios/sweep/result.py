@@ -112,12 +112,12 @@ class SweepCell:
         return cls(values, key, error, "error" if error else "not run")
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], key: str, rows: Sequence[Mapping[str, Any]]) -> Self:
-        """A cell from its rows in the data set. Raises InputError: not what `run_task` of ``cells.py`` writes."""
+    def of(cls, key: str, rows: Sequence[Mapping[str, Any]]) -> Self:
+        """A cell, of no point yet, from its rows in the data set. Raises InputError: not what `run_task` writes."""
         try:
             first = rows[0]
             if first[STATUS] == ERROR:
-                return cls.without_figures(values, key, str(first[MESSAGE]))
+                return cls.without_figures({}, key, str(first[MESSAGE]))
             own = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
             if "advantage" in first:
                 mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
@@ -130,7 +130,7 @@ class SweepCell:
             own["offered_tokens_per_s"] = tuple(
                 row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row
             )
-            cell = cls(values, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
+            cell = cls({}, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
             return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=key) from None

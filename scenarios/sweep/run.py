@@ -81,27 +81,37 @@ class _Run:
         self.began_s = time.monotonic()
         self.scenario, self.axes = scenario, tuple(axes)
         self.progress, self.stop = progress, stop
-        self.points = grid_points(scenario, axes)
-        # By point: the task, or why there is none. Several points may ask the same question (k = 0 of two methods).
-        self.tasks, self.refused = zip(*(_task(point) for point in self.points), strict=True)
-        if not any(self.tasks):
-            raise InputError(f"no point of the grid can be asked; the first: {self.refused[0]}", file="--grid")
+        self.tasks: dict[str, Task] = {}  # by key: several points may ask the same question (k = 0 of two methods)
+        self.points = [self._asked(point) for point in grid_points(scenario, axes)]
+        if not self.tasks:
+            raise InputError(f"no point of the grid can be asked; the first: {self.points[0].error}", file="--grid")
         self.store = ResultStore(folder)
-        self.points_of = Counter(task.address.key for task in self.tasks if task is not None)
-        self.cells = {key: SweepCell.of({}, key, rows) for key, rows in self.store.rows(self.points_of).items()}
+        self.points_of = Counter(point.key for point in self.points)
+        self.cells = {key: SweepCell.of(key, rows) for key, rows in self.store.rows(self.tasks).items()}
         self.reused = frozenset(self.cells)
-        self.failures: dict[str, str] = {}
+        self.failed = 0  # cells that a worker could not compute
         # Cells finished when the first were, and when that was: time left is told from the pace since then, for
         # before it workers were starting.
         self.first: tuple[int, float] | None = None
         self.reported_s = -math.inf
         self.workers = 0
 
+    def _asked(self, point: GridPoint) -> SweepCell:
+        """The cell of a point before anything is computed: to be computed by its task, or why it cannot be asked."""
+        if point.scenario is None:
+            return SweepCell.without_figures(point.values, "", point.error)
+        try:
+            task = task_of(point.scenario)
+        except InputError as error:
+            return SweepCell.without_figures(point.values, "", str(error))
+        self.tasks[task.address.key] = task
+        return SweepCell(point.values, task.address.key)
+
     def result(self, count: int | None, cluster: str | None, kept: bool) -> SweepResult:
         """Compute what is missing and answer."""
-        missing = {t.address.key: t for t in self.tasks if t is not None and t.address.key not in self.cells}
+        missing = [task for key, task in self.tasks.items() if key not in self.cells]
         # Neighbours share an engine: a worker that gets them one after the other resolves it once.
-        waiting = sorted(missing.values(), key=lambda task: engine_key(task.scenario), reverse=True)
+        waiting = sorted(missing, key=lambda task: engine_key(task.scenario), reverse=True)
         self._report()
         complete = True
         if waiting:
@@ -113,9 +123,9 @@ class _Run:
         return SweepResult(
             self.scenario,
             self.axes,
-            tuple(self._cell(*each) for each in zip(self.points, self.tasks, self.refused, strict=True)),
+            tuple(replace(self.cells.get(point.key, point), values=point.values) for point in self.points),
             self.store.folder if kept else None,
-            computed=len(self.cells) - len(self.reused),
+            computed=len(self.cells) - len(self.reused) - self.failed,
             reused=len(self.reused),
             complete=complete,
             elapsed_s=time.monotonic() - self.began_s,
@@ -150,20 +160,17 @@ class _Run:
         if rows:
             self.store.append(rows)
         for outcome in outcomes:
-            if outcome.failure:
-                self.failures[outcome.key] = outcome.failure
-            else:
-                self.cells[outcome.key] = SweepCell.of({}, outcome.key, outcome.rows)
+            self.failed += bool(outcome.failure)
+            broken = SweepCell.without_figures({}, outcome.key, outcome.failure)
+            self.cells[outcome.key] = broken if outcome.failure else SweepCell.of(outcome.key, outcome.rows)
         if outcomes:
             self._report()
 
     def _report(self) -> None:
         if self.progress is None:
             return
-        refused = sum(map(bool, self.refused))
-        broken = [key for key, cell in self.cells.items() if cell.error]
-        finished = len(self.cells) - len(self.reused) + len(self.failures)
-        left = len(self.points_of) - len(self.reused) - finished
+        refused = sum(bool(point.error) for point in self.points)
+        finished, left = len(self.cells) - len(self.reused), len(self.tasks) - len(self.cells)
         now_s = self.reported_s = time.monotonic()
         if finished and self.first is None:
             self.first = (finished, now_s)
@@ -173,20 +180,14 @@ class _Run:
         self.progress(
             SweepProgress(
                 total=len(self.points),
-                done=refused + sum(self.points_of[key] for key in (*self.cells, *self.failures)),
+                done=refused + sum(self.points_of[key] for key in self.cells),
                 reused=sum(self.points_of[key] for key in self.reused),
-                failed=refused + sum(self.points_of[key] for key in (*broken, *self.failures)),
+                failed=refused + sum(self.points_of[key] for key, cell in self.cells.items() if cell.error),
                 elapsed_s=now_s - self.began_s,
                 left_s=left_s,
                 workers=self.workers,
             )
         )
-
-    def _cell(self, point: GridPoint, task: Task | None, refused: str) -> SweepCell:
-        key = task.address.key if task is not None else ""
-        if key in self.cells:
-            return replace(self.cells[key], values=point.values)
-        return SweepCell.without_figures(point.values, key, refused or self.failures.get(key, ""))
 
 
 def _outcome(future: Future[Outcome], key: str) -> Outcome:
@@ -194,12 +195,3 @@ def _outcome(future: Future[Outcome], key: str) -> Outcome:
         return future.result()
     except Exception as error:  # what `run_task` does not catch: a lost worker, code that the worker lacks
         return Outcome.failed(key, error)
-
-
-def _task(point: GridPoint) -> tuple[Task | None, str]:
-    if point.scenario is None:
-        return None, point.error
-    try:
-        return task_of(point.scenario), ""
-    except InputError as error:
-        return None, str(error)
