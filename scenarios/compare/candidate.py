@@ -38,10 +38,6 @@ class Candidate:
         return load_hardware(self.scenario.hardware)
 
     @property
-    def tensor_parallel_size(self) -> int:
-        return self.scenario.engine.tensor_parallel_size
-
-    @property
     def method(self) -> str:
         """Method and draft length: ``eagle3 k=3``, with ``schedule`` where the length follows the batch; or ``off``."""
         spec = self.scenario.speculative_config

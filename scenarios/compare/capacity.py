@@ -24,7 +24,7 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema import Scenario, members, to_mapping, without_speculation
+from draftcast.scenarios.schema import Scenario, members, to_mapping, with_values, without_speculation
 from draftcast.scenarios.schema.references import put_checksums
 from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
@@ -82,7 +82,7 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     spec = workload_spec(scenario).model_copy(update={"duration_s": None})
     cluster, groups = scenario.cluster, members(scenario)
     sizes = [group.cluster.replicas for group in groups]
-    alike = [_with_replicas(group, cluster.replicas) for group in groups]
+    alike = [with_values(group, {"cluster.replicas": cluster.replicas}) for group in groups]
     keys = [_key_of(each, spec) for each in alike]
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
     count = REPLICATIONS
@@ -102,10 +102,6 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
             return answer
         count *= 2
-
-
-def _with_replicas(scenario: Scenario, replicas: int) -> Scenario:
-    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update={"replicas": replicas})})
 
 
 def _key_of(scenario: Scenario, spec: Workload) -> str:
@@ -137,7 +133,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     engines = replicas * settings.data_parallel_size
     waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, held))
     think_s = float(few.think_s.mean()) if few.think_s is not None else 0.0
-    one = _with_replicas(scenario, replicas)
+    one = with_values(scenario, {"cluster.replicas": replicas})
     guess_rps = 0.0
     if think_s:
         guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(one, deployment).capacity_rps()

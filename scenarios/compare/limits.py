@@ -155,9 +155,7 @@ def operating_point(
     scenario: Scenario, deployment: Deployment, num_seqs: int, k: int, mean_context: float
 ) -> OperatingPoint:
     """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
-    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
-    st.decode_features(deployment.cost, num_seqs, k, mean_context, f)
-    st.step_time(deployment.cost, f, out)
+    f, out = _decode_step(deployment, num_seqs, k, mean_context)
     parts = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
     flops, moved = sum(float(work.flops) for work in parts), sum(float(work.bytes) for work in parts)
     seconds = float(out["target_s"] + out["sample_s"])
@@ -229,9 +227,9 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
         return None
     asked = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
     tokens, memory = asked.tokens_per_round(k), deployment.memory
-    decoding_s = _decode_s(deployment, 0, asked.context_tokens, 0.0)[1]
     kept = asked.kept_share(k) if deployment.method.drafts_ahead else 0.0
-    drafting = _decode_s(deployment, k, asked.context_tokens, kept)[0] / decoding_s
+    without, drafted = (_decode_step(deployment, 1, drafts, asked.context_tokens, kept)[1] for drafts in (0, k))
+    drafting = float(drafted["draft_s"] / without["target_s"])
     passes = k if deployment.method.plan == DraftPlan.AUTOREGRESSIVE else 1
     reading = passes * memory.draft_weight_bytes / memory.weight_bytes
     if deployment.method.drafts_ahead and deployment.draft is not None:
@@ -241,13 +239,16 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
     return ClosedForm(tokens, drafting / k, tokens / (1 + drafting), tokens / (1 + reading))
 
 
-def _decode_s(deployment: Deployment, k: int, context_tokens: float, kept: float) -> tuple[float, float]:
-    """Seconds of the drafts and of the target in a step of one decoding request."""
+def _decode_step(
+    deployment: Deployment, num_seqs: int, k: int, mean_context: float, kept: float = 0.0
+) -> tuple[st.Record, st.Record]:
+    """Features and times of a step of so many decoding requests; ``kept``: as of `step_time.expect_ahead`."""
     features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
-    st.decode_features(deployment.cost, 1, k, context_tokens, features)
-    st.expect_ahead(features, kept)
+    st.decode_features(deployment.cost, num_seqs, k, mean_context, features)
+    if kept:
+        st.expect_ahead(features, kept)
     st.step_time(deployment.cost, features, times)
-    return float(times["draft_s"]), float(times["target_s"])
+    return features, times
 
 
 def break_even(scenario: Scenario) -> float:

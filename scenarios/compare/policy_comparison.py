@@ -7,7 +7,8 @@ knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC, speculative_va
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.run.deployment import assumptions, policy_of
-from draftcast.scenarios.run.simulate import RunResult, simulate_together
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.scenario import POLICIES
 from draftcast.sim.progress import Progress, part_of, parts_of
@@ -27,7 +28,8 @@ from draftcast.sim.statistics.intervals import Estimate, paired_difference, pair
 
 ORACLE = "oracle"
 PLACE = "--policies"
-_OPEN, _CLOSE = "([{", ")]}"
+_INNERMOST = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|{[^()\[\]{}]*}")
+"""A pair of brackets without any inside."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,6 @@ class Standing:
     @property
     def label(self) -> str:
         return self.policy.label
-
-    @property
-    def run(self) -> RunResult:
-        assert self.side.run is not None
-        return self.side.run
 
 
 @dataclass(frozen=True)
@@ -300,19 +297,12 @@ def _policy(text: str) -> AskedPolicy:
     return AskedPolicy(name.strip(), parameters)
 
 
-def _split(text: str) -> Iterator[str]:
+def _split(text: str) -> list[str]:
     """Parts between the commas that stand in no brackets."""
-    start = 0
-    closing: list[str] = []
-    for at, character in enumerate(text):
-        if character in _OPEN:
-            closing.append(_CLOSE[_OPEN.index(character)])
-        elif character in _CLOSE:
-            if not closing or closing.pop() != character:
-                raise InputError("brackets do not match", file=PLACE, value=text)
-        elif character == "," and not closing:
-            yield text[start:at].strip()
-            start = at + 1
-    if closing:
+    outside = text
+    while pair := _INNERMOST.search(outside):
+        outside = outside.replace(pair[0], "_" * len(pair[0]))
+    if re.search(r"[()\[\]{}]", outside):
         raise InputError("brackets do not match", file=PLACE, value=text)
-    yield text[start:].strip()
+    commas = [-1, *(comma.start() for comma in re.finditer(",", outside)), len(text)]
+    return [text[before + 1 : after].strip() for before, after in itertools.pairwise(commas)]

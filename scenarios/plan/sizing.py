@@ -101,7 +101,8 @@ class Sizing:
     def summary(self) -> dict[str, Any]:
         largest, check = self.largest, self.check
         return {
-            **picked(self.candidate, "tensor_parallel_size method"),
+            **picked(self.candidate, "method"),
+            **picked(self.candidate.scenario.engine, "tensor_parallel_size"),
             **picked(self, "feasible reason replicas replicas_interval num_gpus headroom cost_per_hour price notes"),
             "hardware": self.candidate.hardware.name,
             "spare_replicas": self.spare,

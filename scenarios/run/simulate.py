@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -94,8 +94,8 @@ class RunResult(Plotted):
     def frame(self) -> pd.DataFrame:
         """Every figure with its interval, a row each, in SI units: columns ``mean``, ``low``, ``high``."""
         figures = self.summary["figures"]
-        rows = [(each.mean, each.low, each.high) for each in figures.values()]
-        return pd.DataFrame(rows, index=pd.Index(figures, name="figure"), columns=["mean", "low", "high"])
+        rows = [picked(each, "mean low high") for each in figures.values()]
+        return pd.DataFrame(rows, index=pd.Index(figures, name="figure"))
 
     def save(self, path: str | Path, **more: Any) -> Path:
         """Write the run directory of ``--out`` (`draftcast.scenarios.run.run_directory`), ``more`` in the summary."""
@@ -432,10 +432,6 @@ def _engine_summary(deployment: Deployment, mean_tokens: float) -> dict[str, Any
     }
 
 
-def _unique(names: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
-
-
 def _result(served: Served, cut: int | None) -> RunResult:
     scenario, deployments, done = served.scenario, served.deployments, served.replications
     state, warmup = served.state, served.warmup
@@ -488,7 +484,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "engine": {
             name: value if all(each[name] == value for each in engines) else None for name, value in engines[0].items()
         },
-        "profile": _unique(deployment.profile.name for deployment in deployments),
+        "profile": ", ".join(dict.fromkeys(deployment.profile.name for deployment in deployments)),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": notes,
     }
@@ -512,7 +508,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, _unique(each.profile_checksum for each in deployments))
+        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(each.profile_checksum for each in deployments)))
         | {"engine": _engine_facts(deployments)},
         state=state,
         slo_met=slo_met,

@@ -88,7 +88,7 @@ def basis_line(answer: CapacityPlan) -> str:
 
 def _cells(sizing: Sizing, priced: bool) -> list[str]:
     candidate = sizing.candidate
-    cells = [candidate.hardware.name, str(candidate.tensor_parallel_size), candidate.method]
+    cells = [candidate.hardware.name, str(candidate.scenario.engine.tensor_parallel_size), candidate.method]
     if not sizing.feasible or sizing.largest is None or sizing.check is None:
         return [*cells, "-", "-", "-", "-", *(["-", "-"] if priced else []), "-", sizing.reason]
     replicas = f"{sizing.replicas}+{sizing.spare}" if sizing.spare else str(sizing.replicas)

@@ -18,6 +18,7 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.policy_comparison import (
     AskedPolicy,
     PolicyComparison,
+    Standing,
     applicable_policies,
     compare_policies,
     parse_policies,
@@ -179,6 +180,11 @@ def test_replications_that_do_not_differ_are_exact() -> None:
 # ---- real runs ----
 
 
+def run_of(standing: Standing) -> RunResult:
+    assert standing.side.run is not None
+    return standing.side.run
+
+
 def test_policies_meet_the_same_requests_and_the_figures_are_those_of_simulate() -> None:
     scenario = question(f"{RATE}=20")
     answer = compare_policies(scenario, ["fixed,off"])
@@ -188,8 +194,8 @@ def test_policies_meet_the_same_requests_and_the_figures_are_those_of_simulate()
     for name, standing in found.items():
         alone = simulate(with_policy(scenario, AskedPolicy(name)))
         for figure in ("mean_e2el_s", "mean_tpot_s", "output_throughput"):
-            assert [r[figure] for r in standing.run.replications] == [r[figure] for r in alone.replications]
-    arrivals = [standing.run.requests["arrival_s"].tolist() for standing in found.values()]
+            assert [r[figure] for r in run_of(standing).replications] == [r[figure] for r in alone.replications]
+    arrivals = [run_of(standing).requests["arrival_s"].tolist() for standing in found.values()]
     assert arrivals[0] == arrivals[1] == arrivals[2]
     assert found["off"].difference is not None
     assert found["off"].difference.low > 0
@@ -203,7 +209,7 @@ def test_the_example_policy_follows_the_batch() -> None:
         f"batch_schedule(schedule=[[1, 1, 3]]),{name}(busy=1000),{name}",
     ]
     answer = compare_policies(question(f"{RATE}=30"), asked)
-    found = {s.label: s.run.requests["finish_s"].tolist() for s in answer.standings}
+    found = {s.label: run_of(s).requests["finish_s"].tolist() for s in answer.standings}
     half, full = "batch_schedule(schedule=[[1, 1, 1]])", "batch_schedule(schedule=[[1, 1, 3]])"
     assert found[half] == found[f"{name}(busy=1)"]
     assert found[full] == found[f"{name}(busy=1000)"]

@@ -164,7 +164,7 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
     large = load_scenario(overrides=[*SMALL, "engine.model=llama-3.1-70b", f"{SPEC}=null"])
     both = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[1, 4])
     assert [sizing.feasible for sizing in both.sizings] == [True, False]
-    assert both.sizings[1].candidate.tensor_parallel_size == 1
+    assert both.sizings[1].candidate.scenario.engine.tensor_parallel_size == 1
     assert "does not fit into h100-sxm" in both.sizings[1].reason
     assert both.sizings[1].reason.endswith("fits with tensor_parallel_size 2 or with quantization awq")
     assert both.sizings[1].summary()["feasible"] is False
