@@ -180,8 +180,6 @@ def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
 
 def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
     """The scenario under one policy. A schedule is vLLM's key: it goes there, and away for every other policy."""
-    spec = scenario.speculative_config
-    assert spec is not None
     config = speculative_values(scenario)
     parameters = dict(asked.parameters)
     if asked.name == "batch_schedule":

@@ -24,9 +24,6 @@ _HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOT
 _PROGRAMS: dict[str, str] = COMMANDS["programs"]
 _SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
-_THOUSANDS = {letter: 1000 ** (power + 1) for power, letter in enumerate("kmgt")} | {
-    letter: 1024 ** (power + 1) for power, letter in enumerate("KMGT")
-}
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 
@@ -213,7 +210,8 @@ def _readable(value: Any) -> Any:
     found = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", value) if isinstance(value, str) else None
     if found is None:
         return value
-    return int(float(found[1] or found[3]) * _THOUSANDS[found[2] or found[4]])
+    number, letter = float(found[1] or found[3]), found[2] or found[4]
+    return int(number * (1000 if letter.islower() else 1024) ** ("kmgt".index(letter.lower()) + 1))
 
 
 def _complete_sglang_drafts(flags: Words) -> None:

@@ -102,9 +102,8 @@ def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
         names = ("alpha",) if own.alpha_good is None else ("alpha_good", "alpha_bad")
         model = {**own.model_dump(exclude_none=True), "rates": None, "factors": None, **dict.fromkeys(names, x)}
     classes = [index for index, entry in enumerate(scenario.workload.classes) if entry.acceptance is not None]
-    return with_values(
-        scenario, {"acceptance": model} | {f"workload.classes.{index}.acceptance": None for index in classes}
-    )
+    replaced = {f"workload.classes.{index}.acceptance": None for index in classes}
+    return with_values(scenario, {"acceptance": model} | replaced)
 
 
 def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:

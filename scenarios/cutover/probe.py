@@ -5,6 +5,7 @@ cluster can complete where the fluid estimate says that x may be close to it.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -219,30 +220,28 @@ class Prober:
         if axis.name == "rate":
             most = max(fluid.capacity_rps() for fluid in self.fluids())
             points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
-        before: tuple[float, float] | None = None
-        for x in points:
-            value = self._log_advantage(x)
-            if value is None:
-                return None
-            if before is not None and before[1] * value < 0:
-                low, high = before[0], x
+        values = [self._log_advantage(x) for x in points]
+        if any(map(math.isnan, values)):
+            return None
+        signed = [(x, value) for x, value in zip(points, values, strict=True) if value]
+        for (left, before), (right, after) in itertools.pairwise(signed):
+            if before * after < 0:
+                low, high = left, right
                 for _ in range(12):
                     middle = (low + high) / 2
                     inside = self._log_advantage(round(middle) if axis.is_whole else middle)
-                    assert inside is not None
-                    low, high = (middle, high) if inside * before[1] > 0 else (low, middle)
-                return float((low + high) / 2)
-            if value:
-                before = (x, value)
+                    low, high = (middle, high) if inside * before > 0 else (low, middle)
+                return (low + high) / 2
         return math.nan
 
-    def _log_advantage(self, x: float) -> float | None:
+    def _log_advantage(self, x: float) -> float:
+        """By mean steps; NaN where they say nothing about metric, policy or arrivals."""
         metric, with_sd, (on, off) = self.metric, self.scenarios(x)[0], self.fluids(x)
         closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
         # At one number of clients, latencies are as the inverse of throughputs (Little's law).
         known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
         if not known or not on.exact_policy or (rate is None and not closed):
-            return None
+            return math.nan
         if rate is None:
             clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
             advantage = off.latency_s(clients) / on.latency_s(clients)

@@ -12,7 +12,6 @@ from typing import Any
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
-from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import State
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
@@ -79,14 +78,13 @@ class SimulatedCluster:
     """Clusters of one engine under one workload, of any number of replicas; every load is simulated once."""
 
     scenario: Scenario  # with arrivals that have a single rate
-    deployment: Deployment
     objectives: tuple[Objective, ...]  # none: the scenario's own ``slo``
     progress: Progress | None = None  # called after every simulation, with a share that nears 1
     _checks: dict[tuple[int, float], Check] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def replica(self) -> Fluid:
-        return Fluid.of(with_values(self.scenario, {"cluster.replicas": 1}), self.deployment)
+        return Fluid.of(with_values(self.scenario, {"cluster.replicas": 1}))
 
     def check(self, replicas: int, rate_rps: float) -> Check:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""

@@ -20,7 +20,7 @@ from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
-from draftcast.scenarios.run.deployment import assumptions, check_alike, deploy
+from draftcast.scenarios.run.deployment import assumptions, cached_deployment, check_alike
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import with_rate
 from draftcast.sim.progress import Progress, parts_of
@@ -164,9 +164,8 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
     """
     check_alike(question.scenario)
     target_rps = question.target_rps()
-    variants = candidates(
-        with_rate(question.scenario, target_rps), question.hardware, question.tensor_parallel_sizes, question.methods
-    )
+    scenario = with_rate(question.scenario, target_rps)
+    variants = candidates(scenario, question.hardware, question.tensor_parallel_sizes, question.methods)
     _prices(question.prices, variants)  # refused before anything is simulated
     sizings = [_sized(candidate, question, target_rps, part) for candidate, part in parts_of(progress, variants)]
     return with_prices(CapacityPlan(question, target_rps, tuple(sizings)), question.prices)
@@ -189,13 +188,13 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     tolerance, max_gpus = question.tolerance, question.max_gpus
     infeasible = Sizing(candidate, 0, question.spare, None, None, "", target_rps)
     try:
-        deployment = deploy(candidate.scenario)
+        deployment = cached_deployment(candidate.scenario)
     except (CapacityError, ModelError) as refusal:
         # Too little memory, or heads that do not split over so many ranks: this candidate's own; the rest is not.
         if isinstance(refusal, ModelError) and not str(refusal.key).endswith("tensor_parallel_size"):
             raise
         return replace(infeasible, reason=str(refusal))
-    cluster = SimulatedCluster(candidate.scenario, deployment, tuple(question.objectives), progress)
+    cluster = SimulatedCluster(candidate.scenario, tuple(question.objectives), progress)
     estimate = cluster.replica.rate_rps(cluster.replica.slots)  # with a full batch
     idle = cluster.check(1, IDLE_SHARE * estimate)
     if not idle.met:
@@ -272,7 +271,7 @@ def goodput_curve(
     """
     if sizing.largest is None:
         return ()
-    cluster = SimulatedCluster(sizing.candidate.scenario, deploy(sizing.candidate.scenario), objectives)
+    cluster = SimulatedCluster(sizing.candidate.scenario, objectives)
     rates = sorted({sizing.target_rps, *(share * sizing.largest.met for share in SHARES)})
     return tuple(cluster.check(sizing.replicas, rate) for rate, _ in parts_of(progress, rates))
 

@@ -132,9 +132,8 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
     if model in ("per_position", "chain"):
         rates = [round(alpha ** (position + 1), 4) for position in range(max(k, DEFAULT_K))]
         return {"acceptance": {"model": model, "rates": rates} | ({"concentration": 10.0} if model == "chain" else {})}
-    raise ScenarioError(
-        f"choose from {', '.join(ACCEPTANCE_MODELS)}; others come with a scenario file", key="acceptance", value=model
-    )
+    message = f"choose from {', '.join(ACCEPTANCE_MODELS)}; others come with a scenario file"
+    raise ScenarioError(message, key="acceptance", value=model)
 
 
 def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> dict[str, Any]:

@@ -202,9 +202,8 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
             # Of every class in the order of their ids, 0 where it has none.
             parameters["tpot_s"] = [(limit or 0.0) / 1000.0 for limit in limits]
         if isinstance(given, list | tuple) and len(given) != classes:
-            raise ScenarioError(
-                f"must be one number, or one for each of {classes} classes", key="policy.tpot_s", value=given
-            )
+            message = f"must be one number, or one for each of {classes} classes"
+            raise ScenarioError(message, key="policy.tpot_s", value=given)
     try:
         policy = load_policy(asked.name, **parameters)
         policy.compile(1, 1)  # what it is made of has to be numbers

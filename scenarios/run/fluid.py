@@ -9,7 +9,7 @@ where to look and a reader what the step cost alone implies.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -263,10 +263,9 @@ class MixedFluid(Fluid):
     def of_groups(cls, scenario: Scenario) -> Self:
         groups = tuple((member, Fluid.of(member)) for member in members(scenario))
         lead = next((fluid for member, fluid in groups if member.speculative_config is not None), groups[0][1])
-        own = {each.name: getattr(lead, each.name) for each in fields(lead) if each.name != "_steps"}
-        own["engines"] = sum(fluid.engines for _, fluid in groups)
-        own["exact_policy"] = all(fluid.exact_policy for _, fluid in groups)
-        return cls(**own, groups=groups, router=scenario.cluster.router)
+        together = {"engines": sum(fluid.engines for _, fluid in groups), "_steps": {}}
+        together["exact_policy"] = all(fluid.exact_policy for _, fluid in groups)
+        return cls(**vars(lead) | together, groups=groups, router=scenario.cluster.router)
 
     @property
     def slots(self) -> int:

@@ -100,9 +100,8 @@ class RunResult(Plotted):
     def save(self, path: str | Path, **more: Any) -> Path:
         """Write the run directory of ``--out`` (`draftcast.scenarios.run.run_directory`), ``more`` in the summary."""
         manifest = self.manifest | {"result": picked(self, _KEPT)}
-        return write_run_directory(
-            path, manifest=manifest, summary=self.summary | more, requests=self.requests, steps=self.steps
-        )
+        tables = picked(self, "requests steps")
+        return write_run_directory(path, manifest=manifest, summary=self.summary | more, **tables)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -117,9 +116,8 @@ class RunResult(Plotted):
             kept = manifest.pop("result")
             for part in (summary, *summary.get("groups", ())):
                 part["figures"] = {name: Estimate(**_numbers(each)) for name, each in part["figures"].items()}
-            own = {name: kept[name] for name in _KEPT.split()} | {
-                "replications": tuple(map(_numbers, kept["replications"]))
-            }
+            own = {name: kept[name] for name in _KEPT.split()}
+            own["replications"] = tuple(map(_numbers, kept["replications"]))
         except (AttributeError, KeyError, TypeError):
             message = "is no run of this version: a manifest with a result and a summary with figures are needed"
             raise InputError(message, file=str(folder)) from None

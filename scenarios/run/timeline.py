@@ -31,10 +31,9 @@ def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int
         requests, steps: as of ``Replication``; None: steps were not recorded.
         num_blocks: KV blocks that a replica has for requests.
     """
-    arrival, scheduled, finish = (
-        requests[name].to_numpy(np.float64) for name in ("arrival_s", "first_scheduled_s", "finish_s")
-    )
-    end = float(np.nanmax(np.concatenate([arrival, scheduled, finish])))
+    moments = requests[["arrival_s", "first_scheduled_s", "finish_s"]].to_numpy(np.float64)
+    arrival, scheduled, finish = moments.T
+    end = float(np.nanmax(moments))
     edges, started = np.linspace(float(arrival.min()), end, STRETCHES + 1), np.isfinite(scheduled)
     waiting = _means(arrival, scheduled, np.ones_like(arrival), edges)
     running = _means(scheduled[started], finish[started], np.ones(np.count_nonzero(started)), edges)

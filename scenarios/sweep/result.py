@@ -127,9 +127,8 @@ class SweepCell:
                 {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(ENGINE)}
                 for row in rows
             )
-            own["offered_tokens_per_s"] = tuple(
-                row["offered_tokens_per_s"] for row in rows if "offered_tokens_per_s" in row
-            )
+            offered = "offered_tokens_per_s"
+            own[offered] = tuple(row[offered] for row in rows if offered in row)
             cell = cls({}, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
             return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -30,20 +30,16 @@ class LocalWorkers:
     """So many processes of this machine; they start when the first tasks are submitted."""
 
     def __init__(self, count: int) -> None:
-        self._places = count
+        self.count = count
         self._threads = ThreadPoolExecutor(count)
         self._own = threading.local()
         self._running: list[_Process] = []
         self._lock = threading.Lock()
         self._closed = False
 
-    @property
-    def count(self) -> int:
-        return len(self._running)
-
     def places(self) -> int:
         """How many tasks to have under way at once."""
-        return self._places
+        return self.count
 
     def submit(self, task: Task) -> Future[Outcome]:
         return self._threads.submit(self._compute, task)
