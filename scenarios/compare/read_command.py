@@ -16,7 +16,7 @@ from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
-from draftcast.scenarios.compare.server_table import COMMANDS, Row, Server, Words, servers
+from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Words
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
 
 FILE = "--serve-command"
@@ -73,7 +73,7 @@ def read_command(text: str) -> ReadCommand:
         flags = (_yaml(_content(file, documents), file) if file else {}) | flags
     if server == "vllm":
         return _read_vllm(plain, flags)
-    table = servers()[server]
+    table = TABLES[server]
     if server == "sglang":
         known = (_known(name.replace("_", "-"), table.names) for name in flags)
         flags = {name: value for name, value in zip(known, flags.values(), strict=True) if value is not False}
@@ -222,7 +222,7 @@ def _complete_sglang_drafts(flags: Words) -> None:
     if isinstance(steps, int) and flags.get("speculative-eagle-topk") == 1:
         flags["speculative-num-draft-tokens"] = steps + 1
     if flags.get("speculative-algorithm") == "NGRAM" and flags.get("speculative-ngram-max-bfs-breadth") != 1:
-        for name, default in servers()["sglang"].ngram_defaults.items():
+        for name, default in TABLES["sglang"].ngram_defaults.items():
             flags.setdefault(name, default)
         names = ("num-draft-tokens", "ngram-max-trie-depth", "ngram-min-bfs-breadth", "ngram-max-bfs-breadth")
         nodes, depth, least, most = (_whole(flags, f"speculative-{name}") for name in names)

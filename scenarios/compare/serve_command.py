@@ -20,7 +20,7 @@ from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
 from draftcast.kernels.model.heads import says_kind
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
-from draftcast.scenarios.compare.server_table import COMMANDS, Row, Server, Units, Words, servers
+from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Units, Words
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.support import RESEARCH, cannot_run
@@ -191,7 +191,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         if spec is not None:
             flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
         return ServerCommand(VLLM, ("vllm", "serve", served.target, *flags), notes=_common_notes(scenario, server))
-    table = servers()[server]
+    table = TABLES[server]
     words, notes = _engine_words(table, scenario)
     words |= _parallel_words(server, scenario)
     drafts, files, environment = Words(), dict[str, str](), dict[str, str]()
@@ -272,7 +272,7 @@ def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
 
 def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Words, list[str]]:
     """Words of the speculation, and notes on what has none. Raises ScenarioError: the server cannot run it."""
-    table, spec = servers()[server], scenario.speculative_config
+    table, spec = TABLES[server], scenario.speculative_config
     assert spec is not None
     # EAGLE's trees are told apart by their heads.
     method = "eagle3_tree" if spec.drafting == "eagle_tree" and says_kind("eagle3", spec.model) else spec.drafting
@@ -419,7 +419,7 @@ def _release(version: str) -> tuple[int, ...]:
 def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     """Of every server: models to fill in, and what of the scenario stands in no server's command."""
     notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
-    mine = VLLM if server == "vllm" else servers()[server].version
+    mine = VLLM if server == "vllm" else TABLES[server].version
     engine, number, _ = parse_version(version)
     if engine != server or any(own != theirs for own, theirs in zip(number, _release(mine), strict=False)):
         notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")

@@ -5,7 +5,6 @@
 Knows names and values, not whether a server accepts them together.
 """
 
-import functools
 import json
 import re
 from collections.abc import Mapping
@@ -111,7 +110,5 @@ class Server(Frozen):
         return [f"{name} {json.dumps(fixed[name])}" if name in fixed else name for name in needed]
 
 
-@functools.cache
-def servers() -> dict[str, Server]:
-    """Every server of the table by its name: sglang, trtllm."""
-    return TypeAdapter(dict[str, Server]).validate_python(yaml_beside(__file__, "servers.yaml"))
+TABLES = TypeAdapter(dict[str, Server]).validate_python(yaml_beside(__file__, "servers.yaml"))
+"""Every server's by its name: sglang, trtllm."""

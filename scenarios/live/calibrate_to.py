@@ -83,7 +83,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
 
 def with_correction(scenario: Scenario, values: dict[str, Any], sources: Sequence[str]) -> Scenario:
     source = ", ".join(name if "://" in name else Path(name).name for name in sources)
-    checksum = deploy(with_values(scenario, _OFF)).profile_checksum
+    checksum = deploy(with_values(scenario, _OFF)).profile.checksum()
     return with_values(scenario, {"correction": _setup(scenario, source) | values | {"profile_checksum": checksum}})
 
 

@@ -91,8 +91,7 @@ class SimulatedCluster:
         key = (replicas, rate_rps)
         if key not in self._checks:
             asked = cluster_scenario(self.scenario, replicas, rate_rps)
-            run = simulate(asked)
-            self._checks[key] = check_load(asked, side(asked, run), self.objectives)
+            self._checks[key] = check_load(asked, side(asked, simulate(asked)), self.objectives)
             if self.progress is not None:
                 self.progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
         return self._checks[key]

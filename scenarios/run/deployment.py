@@ -3,7 +3,6 @@
 Everything that does not depend on the seed is resolved here once, however many replications follow.
 """
 
-import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,11 +84,6 @@ class Deployment:
     settings: EngineConfig
     policy: Policy
     cost: StepCost
-
-    @functools.cached_property
-    def profile_checksum(self) -> str:
-        """The profile's; a deployment is asked for it by every run on it."""
-        return self.profile.checksum()
 
 
 deployments: Kept[Deployment] = Kept(MOST_KEPT)

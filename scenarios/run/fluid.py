@@ -257,7 +257,6 @@ class MixedFluid(Fluid):
     """
 
     groups: tuple[tuple[Scenario, Fluid], ...] = ()
-    router: str = ""
 
     @classmethod
     def of_groups(cls, scenario: Scenario) -> Self:
@@ -265,7 +264,7 @@ class MixedFluid(Fluid):
         lead = next((fluid for member, fluid in groups if member.speculative_config is not None), groups[0][1])
         together = {"engines": sum(fluid.engines for _, fluid in groups), "_steps": {}}
         together["exact_policy"] = all(fluid.exact_policy for _, fluid in groups)
-        return cls(**vars(lead) | together, groups=groups, router=scenario.cluster.router)
+        return cls(**vars(lead) | together, groups=groups)
 
     @property
     def slots(self) -> int:
@@ -294,4 +293,4 @@ class MixedFluid(Fluid):
     def capacity_rps(self) -> float:
         sizes = [(member.cluster.replicas, fluid) for member, fluid in self.groups]
         rates = [fluid.capacity_rps() / size for size, fluid in sizes for _ in range(size)]
-        return cluster_capacity(self.router, rates)
+        return cluster_capacity(self.groups[0][0].cluster.router, rates)

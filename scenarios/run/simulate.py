@@ -212,19 +212,16 @@ def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: Re
     of sessions wait for its work alone.
     """
     servers = front_end_servers(scenario, deployments)
-    work_s = np.empty(len(table))
+    work_s, done_s = np.empty(len(table)), np.empty(len(table))
     for server, deployment in enumerate(servers):
         mine = slice(server, None, len(servers))
         work_s[mine] = front_end_work_s(deployment, table.prompt_tokens[mine])
-    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-    if scenario.is_closed_loop or table.session is not None:
-        return np.full(len(table), work_s.mean() + more_s)
-    done_s = np.empty(len(table))
-    for server in range(len(servers)):
-        mine = slice(server, None, len(servers))
         busy_s = np.cumsum(work_s[mine])
         # Lindley (1952): work that began after some earlier sending and never paused since; the latest such end.
         done_s[mine] = busy_s + np.maximum.accumulate(table.arrival_s[mine] - busy_s + work_s[mine])
+    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+    if scenario.is_closed_loop or table.session is not None:
+        return np.full(len(table), work_s.mean() + more_s)
     return np.maximum.accumulate(done_s) - table.arrival_s + more_s
 
 
@@ -405,11 +402,8 @@ def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | No
     return True
 
 
-def _engine_facts(deployments: Sequence[Deployment]) -> dict[str, Any]:
+def _engine_facts(deployment: Deployment) -> dict[str, Any]:
     """Which engine's step times were assumed, for the manifest; a whole-step fit holds its own."""
-    if len(deployments) > 1:
-        return {"groups": [_engine_facts([deployment]) for deployment in deployments]}
-    (deployment,) = deployments
     settings, generation = deployment.settings, deployment.settings.generation
     facts = {"version": settings.version, "generation": generation.name, "checksum": generation.checksum()}
     if isinstance(deployment.profile, AffineProfile):
@@ -462,6 +456,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
     engines = [_engine_summary(deployment, mean_tokens) for deployment in deployments]
+    facts = [_engine_facts(deployment) for deployment in deployments]
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
         "stability": {
@@ -506,8 +501,8 @@ def _result(served: Served, cut: int | None) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(each.profile_checksum for each in deployments)))
-        | {"engine": _engine_facts(deployments)},
+        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(each.profile.checksum() for each in deployments)))
+        | {"engine": facts[0] if len(facts) == 1 else {"groups": facts}},
         state=state,
         slo_met=slo_met,
         replications=figures,

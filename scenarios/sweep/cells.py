@@ -180,8 +180,7 @@ class ResultStore:
                 if self.folder.is_dir() and not _is_fresh(self.folder) and not manifest.is_file():
                     raise InputError("is not empty and no data set of a sweep; name another one", file=str(folder))
                 (self.folder / RESULTS).mkdir(parents=True, exist_ok=True)
-                text = json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION}) + "\n"
-                write_text(manifest, text)
+                write_text(manifest, json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION}) + "\n")
         except OSError as error:
             raise InputError(f"cannot be used: {error.strerror or error}", file=str(folder)) from None
         said = read_json(manifest)

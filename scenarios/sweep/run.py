@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,23 +69,21 @@ def sweep(
         return _Run(scenario, axes, Path(place), progress, stop).result(workers, cluster, kept=folder is not None)
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        scenario: Scenario,
-        axes: Sequence[Axis],
-        folder: Path,
-        progress: Callable[[SweepProgress], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
+    scenario: Scenario
+    axes: Sequence[Axis]
+    folder: Path
+    progress: Callable[[SweepProgress], None] | None
+    stop: Callable[[], bool] | None
+
+    def __post_init__(self) -> None:
         self.began_s = time.monotonic()
-        self.scenario, self.axes = scenario, tuple(axes)
-        self.progress, self.stop = progress, stop
         self.tasks: dict[str, Task] = {}  # by key: several points may ask the same question (k = 0 of two methods)
-        self.points = [self._asked(point) for point in grid_points(scenario, axes)]
+        self.points = [self._asked(point) for point in grid_points(self.scenario, self.axes)]
         if not self.tasks:
             raise InputError(f"no point of the grid can be asked; the first: {self.points[0].error}", file="--grid")
-        self.store = ResultStore(folder)
+        self.store = ResultStore(self.folder)
         self.points_of = Counter(point.key for point in self.points)
         self.cells = {key: SweepCell.of(key, rows) for key, rows in self.store.rows(self.tasks).items()}
         self.reused = frozenset(self.cells)
@@ -122,7 +120,7 @@ class _Run:
         self.store.compact()
         return SweepResult(
             self.scenario,
-            self.axes,
+            tuple(self.axes),
             tuple(replace(self.cells.get(point.key, point), values=point.values) for point in self.points),
             self.store.folder if kept else None,
             computed=len(self.cells) - len(self.reused) - self.failed,

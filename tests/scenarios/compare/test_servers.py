@@ -20,7 +20,7 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.terminal import UNSTABLE
 from draftcast.scenarios.compare.read_command import read_command, split_flags
 from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand, bench_note, server_command
-from draftcast.scenarios.compare.server_table import servers
+from draftcast.scenarios.compare.server_table import TABLES
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
@@ -284,7 +284,7 @@ def test_no_field_is_missing_from_these_tests() -> None:
     one_method_only = {"use_heterogeneous_vocab", "enable_adaptive_verification"}
     one_method_only |= {"enable_suffix_decoding", "suffix_cache_max_depth"}
     assert set(DRAFT_FIELDS) | said | one_method_only == set(SpeculativeConfig.model_fields)
-    for server, table in servers().items():
+    for server, table in TABLES.items():
         unknown = {method for name, method in LACKS if name == server} | set(RESEARCH)
         assert set(table.methods) | unknown >= set(METHODS)
 
