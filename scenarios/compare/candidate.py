@@ -15,7 +15,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fluid import Fluid, token_seconds
+from draftcast.scenarios.run.fluid import Fluid, mean_step
 from draftcast.scenarios.schema import Scenario, to_mapping, with_values, without_speculation
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
@@ -138,7 +138,8 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     while sizes[-1] < most:  # every one to 16, then steps of a sixteenth
         sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
     lengths = range(longest + 1)
-    seconds = np.array([[token_seconds(deployment.cost, asked, size, k) for k in lengths] for size in sizes])
+    steps = [[mean_step(deployment.cost, asked, size, k) for k in lengths] for size in sizes]
+    seconds = np.array([[step.seconds_per_token for step in of_size] for of_size in steps])
     chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
     firsts = {k: sizes[chosen.index(k)] for k in dict.fromkeys(chosen)}
     lasts = [first - 1 for first in list(firsts.values())[1:]] + sizes[-1:]

@@ -227,12 +227,12 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
         return None
     asked = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
     tokens, memory = asked.tokens_per_round(k), deployment.memory
-    kept = asked.kept_share(k) if deployment.method.drafts_ahead else 0.0
+    kept = asked.kept_share(k) if deployment.settings.method.drafts_ahead else 0.0
     without, drafted = (_decode_step(deployment, 1, drafts, asked.context_tokens, kept)[1] for drafts in (0, k))
     drafting = float(drafted["draft_s"] / without["target_s"])
-    passes = k if deployment.method.plan == DraftPlan.AUTOREGRESSIVE else 1
+    passes = k if deployment.settings.method.plan == DraftPlan.AUTOREGRESSIVE else 1
     reading = passes * memory.draft_weight_bytes / memory.weight_bytes
-    if deployment.method.drafts_ahead and deployment.draft is not None:
+    if deployment.settings.method.drafts_ahead and deployment.draft is not None:
         own = memory_ahead(deployment.settings, deployment.draft, deployment.hardware)
         ratio = own.weight_bytes / memory.weight_bytes
         reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept) * k * ratio

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,10 +121,8 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
 
 def _plain(text: str) -> Any:
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
@@ -273,11 +272,9 @@ class _Reader:
             return
         if row.times:
             word = _whole({row.name: word}, row.name)
-        try:
+        with suppress(LookupError):  # without a counterpart it is named, not read
             into[name] = row.read(word, units)
             read.add(row.name)
-        except LookupError:
-            return
 
     def _speculation(self, read: set[str]) -> Words | None:
         """``speculative_config``, its schedule left out; None without one."""

@@ -281,7 +281,7 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
         _refuse_unknown(server, version, spec)
     deployment = cached_deployment(scenario)
     model = deployment.model
-    named = deployment.draft if deployment.method.needs_draft_model else None
+    named = deployment.draft if deployment.settings.method.needs_draft_model else None
     if named is not None and named.vocab_size != model.vocab_size:
         message = f"{version} maps no drafts of another vocabulary to the target's"
         raise ScenarioError(message, key=f"{SPEC}.use_heterogeneous_vocab", value=True)

@@ -257,7 +257,9 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         on, off = prober.sides(found.probes[0].x)
         capacities = (on.known.capacity_rps if on else None, off.known.capacity_rps if off else None)
     return Cutover(
-        *vars(found).values(),
+        found.crossing,
+        found.probes,
+        found.stopped,
         scenario,
         label(scenario),
         axis.name,

@@ -145,10 +145,8 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         if own.state == "not settled":
             found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
     elif objectives:
-        found = []
-        for each in objectives:
-            ratio = each.ratio(figures) / (1.0 - run.shortfall)
-            found.append(Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio))
+        ratios = {each: each.ratio(figures) / (1.0 - run.shortfall) for each in objectives}
+        found = [Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio) for each, ratio in ratios.items()]
         # A figure that the run does not have (no request with two output tokens) breaks no bound.
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
         met = not any(each.used > 1.0 for each in found)

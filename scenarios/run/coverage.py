@@ -17,6 +17,7 @@ from draftcast.calibration.profile.measured import measured_dtype, of_nearest_he
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
+from draftcast.files import picked
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.sparse import sparse_decode_shape
 from draftcast.kernels.work.layers import linear_layers, lm_head
@@ -31,22 +32,13 @@ TOLERATED = 1 / 3
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A matrix of the model on one rank."""
-
-    name: str
-    k: int
-    n: int
-    measured: bool  # its very shape is in the table, for some number of rows
-    inside: bool  # its shape lies between measured ones
-
-
-@dataclass(frozen=True)
 class Coverage:
     """What was measured, and what the scenario asks."""
 
     matrices: pd.DataFrame  # measured (k, n) of dense layers, a row each, with ``rows_low`` and ``rows_high``
-    layers: tuple[Layer, ...]  # the model's own matrices
+    # The model's own matrices on one rank: name, k, n; measured: the very shape is in the table, for some number of
+    # rows; inside: it lies between measured ones
+    layers: pd.DataFrame
     # By phase, "decode" and "prefill", measured points (``batch``, ``q``, ``context``) of the nearest heads
     attention: dict[str, pd.DataFrame]
     # Ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts
@@ -63,11 +55,10 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
     shapes = points.groupby(["k", "n"])["m"].agg(rows_low="min", rows_high="max").reset_index()
     tp = engine.tensor_parallel_size
     dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
-    layers = []
-    for layer in dense:
-        same = (shapes["k"] == layer.k) & (shapes["n"] == layer.n)
-        inside = [shapes[axis].min() <= getattr(layer, axis) <= shapes[axis].max() for axis in ("k", "n")]
-        layers.append(Layer(layer.name, layer.k, layer.n, bool(same.any()), all(inside)))
+    layers = pd.DataFrame([picked(layer, "name k n") for layer in dense])
+    own, known = layers[["k", "n"]], shapes[["k", "n"]]
+    layers["measured"] = pd.MultiIndex.from_frame(own).isin(pd.MultiIndex.from_frame(known))
+    layers["inside"] = (own.ge(known.min()) & own.le(known.max())).all(axis=1)
     attention = {}
     for phase in ("decode", "prefill"):
         operator, heads = layer_shape(model, phase, tp)
@@ -78,7 +69,7 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
         if len(rows):
             _, rows = of_nearest_heads(rows, heads)
         attention[phase] = rows[["batch", "q", "context"]].drop_duplicates()
-    return Coverage(shapes, tuple(layers), attention, _asked(deployment, requests))
+    return Coverage(shapes, layers, attention, _asked(deployment, requests))
 
 
 def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -77,7 +77,6 @@ class Deployment:
     model: ModelSpec
     draft: ModelSpec | None
     assumed: tuple[str, ...]
-    method: Method
     hardware: HardwareSpec
     profile: HardwareProfile
     memory: MemoryBudget
@@ -446,7 +445,7 @@ def deploy(scenario: Scenario) -> Deployment:
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
-    return Deployment(model, draft, tuple(assumed), method, hardware, profile, memory, config, policy, cost)
+    return Deployment(model, draft, tuple(assumed), hardware, profile, memory, config, policy, cost)
 
 
 def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> MemoryBudget:

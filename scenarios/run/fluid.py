@@ -113,15 +113,14 @@ class MeanStep:
     tokens: float  # output tokens of a request
     features: st.Record  # what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`
 
-
-def token_seconds(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> float:
-    """Mean seconds per output token of a request while ``num_seqs`` decode with k drafts each (for a tree: depth k)."""
-    step = mean_step(cost, asked, num_seqs, k)
-    return step.seconds / step.tokens
+    @property
+    def seconds_per_token(self) -> float:
+        """Of output, of each request."""
+        return self.seconds / self.tokens
 
 
 def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanStep:
-    """The mean step of ``num_seqs`` decoding requests with k drafts each, and the prompts that come along."""
+    """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts."""
     f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
     drafted = asked.draft_share(k) if k else 0.0
@@ -210,8 +209,7 @@ class Fluid:
 
     def latency_s(self, in_system: float) -> float:
         """Seconds from first to last token of a mean request with so many requests in the system."""
-        step = self.step(in_system)
-        return self.traffic.output_tokens * step.seconds / step.tokens
+        return self.traffic.output_tokens * self.step(in_system).seconds_per_token
 
     def rate_rps(self, in_system: float) -> float:
         """Requests per second that end with so many in the system (Little's law)."""

@@ -40,7 +40,7 @@ def coverage_figure(covered: Coverage) -> Any:
         dots = {"marker_size": 4, "marker_opacity": 0.5, "showlegend": col == 1}
         series(figure, "measured", OFF, x, y, cell=(1, col), hover=hover, **dots)
         label_axes(figure, x_name, y_name, cell=(1, col), **DECADES)
-    for layer in covered.layers:
+    for layer in covered.layers.itertuples():
         word = "measured" if layer.measured else "between measured shapes" if layer.inside else "outside"
         symbol = "diamond" if layer.measured else "diamond-open"
         diamond = {"marker_symbol": symbol, "marker_size": 11, "marker_line_width": 2}
