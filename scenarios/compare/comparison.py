@@ -192,12 +192,10 @@ class Comparison(Plotted):
     @property
     def capacities(self) -> dict[str, Estimate | None]:
         """Both sides' capacity, where the loads asked for it; the one of the highest rate."""
-        known: dict[str, Estimate | None] = {"on": None, "off": None}
-        for point in self.points:
-            known["on"] = point.own.capacity_rps or known["on"]
-            if point.verdict is not None:
-                known["off"] = point.verdict.off.capacity_rps or known["off"]
-        return known
+        own = [point.own for point in self.points]
+        off = [point.verdict.off for point in self.points if point.verdict is not None]
+        known = {"on": [each.capacity_rps for each in own], "off": [each.capacity_rps for each in off]}
+        return {name: next(filter(None, reversed(rates)), None) for name, rates in known.items()}
 
 
 def simulate(

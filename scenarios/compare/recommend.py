@@ -14,17 +14,10 @@ import numpy as np
 
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import picked
+from draftcast.scenarios.compare import serve_command
 from draftcast.scenarios.compare.candidate import MAX_K, NEGLIGIBLE, Candidate, candidates
 from draftcast.scenarios.compare.limits import ClosedForm, break_even, cliffs, closed_form
 from draftcast.scenarios.compare.metric import Metric, metric_named
-from draftcast.scenarios.compare.serve_command import (
-    SERVERS,
-    ServerCommand,
-    bench_note,
-    class_notes,
-    server_command,
-    speculative_config_json,
-)
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
@@ -84,7 +77,8 @@ class Recommendation:
     chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
-    commands: Mapping[str, ServerCommand | ScenarioError]  # by server; of groups ``vllm of cluster.groups.0``
+    # By server; of groups ``vllm of cluster.groups.0``
+    commands: Mapping[str, serve_command.ServerCommand | ScenarioError]
     notes: tuple[str, ...]
 
     @property
@@ -123,7 +117,7 @@ class Recommendation:
             "gain": self.chosen.gain,
             "largest_tried": self.largest_tried is not None,
             "commands": {
-                server: command.summary() if isinstance(command, ServerCommand) else {"refused": str(command)}
+                server: {"refused": str(command)} if isinstance(command, ScenarioError) else command.summary()
                 for server, command in self.commands.items()
             },
             "candidates": rows,
@@ -235,32 +229,32 @@ def _answer(
     elif best.gain is None and len(loads) == 1:
         reason = best.verdicts[0].why
     tuned = chosen.candidate.scenario
-    notes = (*class_notes(tuned), *assumptions(tuned))
+    notes = (*serve_command.class_notes(tuned), *assumptions(tuned))
     loaded = with_values(tuned, loads[-1].values)
     places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
     commands = {
         f"{server}{place}": _command(member, server, loaded if place == "" else None)
-        for server in SERVERS
+        for server in serve_command.SERVERS
         for place, member in zip(places, members(tuned), strict=True)
     }
-    known = all(isinstance(commands[f"vllm{place}"], ServerCommand) for place in places)
-    config = speculative_config_json(tuned) if known else None
+    known = all(isinstance(commands[f"vllm{place}"], serve_command.ServerCommand) for place in places)
+    config = serve_command.speculative_config_json(tuned) if known else None
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
     notes += cliffs(with_values(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
 
 
-def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> ServerCommand | ScenarioError:
+def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> serve_command.ServerCommand | ScenarioError:
     """``loaded``: at the last load; None: of what a replica gets of it nothing is known."""
     spec = scenario.speculative_config
     try:
-        command = server_command(scenario, server)
+        command = serve_command.server_command(scenario, server)
     except ScenarioError as error:
         return error
     if spec is None or spec.synthetic_rates is not None:
         return command
     rates = Fluid.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
-    notes = (*command.notes, bench_note(server, rates, is_tree=spec.tree is not None))
+    notes = (*command.notes, serve_command.bench_note(server, rates, is_tree=spec.tree is not None))
     if server == "trtllm" and loaded is not None:
         below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
         notes += (

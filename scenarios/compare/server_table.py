@@ -20,7 +20,6 @@ Words = dict[str, Any]
 Units = Mapping[str, float]
 COMMANDS: dict[str, Any] = yaml_beside(__file__, "commands.yaml")
 _TERM = re.compile(r"(k|width|nodes|lookup|narrowest)(\+1)?")
-_PLAIN = {"true": True, "false": False}
 
 
 class Row(Frozen):
@@ -46,7 +45,7 @@ class Row(Frozen):
             found = next((key for key, word in self.values.items() if word == value), None)
             if found is None:
                 raise LookupError(value)
-            return _PLAIN.get(found, found)
+            return {"true": True, "false": False}.get(found, found)
         return round(value / units[self.times]) if self.times else value
 
 

@@ -272,5 +272,4 @@ class Prober:
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = [name for name in rows[0] if all(name in row for row in rows)]
-    means = np.array([[row[name] for row in rows] for name in names]).mean(axis=1)
-    return dict(zip(names, means.tolist(), strict=True))
+    return {name: sum(row[name] for row in rows) / len(rows) for name in names}

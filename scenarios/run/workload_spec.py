@@ -29,8 +29,7 @@ def acceptance_models(scenario: Scenario) -> tuple[AcceptanceModel, ...]:
     tree = scenario.speculative_config.tree if scenario.speculative_config is not None else None
     k, models = scenario.num_speculative_tokens, list[AcceptanceModel]()
     for entry in scenario.request_classes:
-        model = scenario.acceptance_of(entry.name) if entry.speculation else None
-        model = model or Chain(alpha=0.0)
+        model = (scenario.acceptance_of(entry.name) if entry.speculation else None) or Chain(alpha=0.0)
         models.append(_shaped(model, tree, k) if isinstance(model, Tree) and tree is not None else model)
     return tuple(models)
 

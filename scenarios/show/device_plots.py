@@ -46,7 +46,7 @@ def coverage_figure(covered: Coverage) -> Any:
         diamond = {"marker_symbol": symbol, "marker_size": 11, "marker_line_width": 2}
         text = {"mode": "markers+text", "text": [layer.name], "textposition": "top center", "showlegend": False}
         hover, colour = f"k {layer.k} x n {layer.n}, {word}", LIMIT if word == "outside" else ON
-        series(figure, layer.name, colour, [layer.k], [layer.n], hover=hover, **diamond, **text)
+        series(figure, str(layer.name), colour, [layer.k], [layer.n], hover=hover, **diamond, **text)
 
     def needed(col: int, x: list[float], y: list[float], inside: bool, **style: Any) -> None:
         colour, hover = ON if inside else LIMIT, "%{x:,.0f}, %{y:,.0f}"

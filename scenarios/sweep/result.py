@@ -51,11 +51,8 @@ def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], conf
     order = np.argsort(-logs.mean(axis=2).sum(axis=1), kind="stable")
     known, logs = known[order], logs[order]
     blocks = [logs[start : start + BLOCK] for start in range(0, len(logs), BLOCK)]
-    return sorted(
-        int(index)
-        for index, own in zip(known, logs, strict=True)
-        if not any(_beats(block, own, confidence).any() for block in blocks)
-    )
+    beaten = [any(_beats(block, own, confidence).any() for block in blocks) for own in logs]
+    return sorted(known[~np.array(beaten, bool)].tolist())
 
 
 def _beats(rivals: FloatArray, own: FloatArray, confidence: float) -> BoolArray:
