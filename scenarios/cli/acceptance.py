@@ -9,20 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from draftcast.errors import InputError
 from draftcast.files import check_new, write_text
-from draftcast.scenarios.cli.options import option_groups
+from draftcast.scenarios.cli.options import Commands
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.acceptance.measure import Measurement
 
-app = typer.Typer(
+app = Commands(
     help="Measure how many draft tokens are accepted, as the acceptance: section of a scenario.",
     no_args_is_help=True,
-    rich_markup_mode=None,
 )
 
 
@@ -77,7 +74,6 @@ class Sampling:
 
 
 @app.command()
-@option_groups
 def measure(
     *,
     method: Literal["ngram", "suffix", "arctic"],
@@ -144,7 +140,6 @@ def measure(
 
 
 @app.command("fit")
-@option_groups
 def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: Output) -> None:
     """Rates, spread between requests and stretches of a recorded acceptance, as one acceptance model."""
     from draftcast.sim.acceptance.fit import fit_chain, round_moments
@@ -171,7 +166,6 @@ def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_ea
 
 
 @app.command("from-metrics")
-@option_groups
 def from_metrics(file: Path, output: Output, before: Path | None = None) -> None:
     """Acceptance rates from a server's spec_decode counters."""
     from draftcast.calibration.acceptance import fit
@@ -195,7 +189,6 @@ def from_metrics(file: Path, output: Output, before: Path | None = None) -> None
 
 
 @app.command("list")
-@option_groups
 def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json: bool = False) -> None:
     """Acceptance that others measured, by name: for acceptance: {reference: NAME} in a scenario."""
     from draftcast.calibration.acceptance.references import references

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_json, print_lines, progress_bar
 
 if TYPE_CHECKING:
@@ -104,7 +103,6 @@ OPTIONS = {
 _IN_MS = ("fixed_s", "draft_fixed_s", "draft_pass_s", "ngram_step_s")
 
 
-@option_groups
 def calibrate(
     context: typer.Context,
     *,

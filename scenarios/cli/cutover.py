@@ -41,7 +41,6 @@ class Search:
         return CutoverQuestion(scenario, self.over, self.metric, values_of(self.at, "--at"), self.budget, price)
 
 
-@options.option_groups
 def cutover(
     question: Question,
     search: Search,

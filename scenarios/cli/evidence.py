@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_json, progress_bar
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ class Choice:
         )
 
 
-@option_groups
 def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:
     """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points

@@ -123,9 +123,7 @@ class _Terminated(KeyboardInterrupt):
     """By SIGTERM."""
 
 
-app = typer.Typer(
-    help="Run scenarios on a real vLLM server and record what happens.", no_args_is_help=True, rich_markup_mode=None
-)
+app = options.Commands(help="Run scenarios on a real vLLM server and record what happens.", no_args_is_help=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +134,6 @@ class Draft:
 
 
 @app.command()
-@options.option_groups
 def checkpoint(
     folder: Path,
     rates: str,
@@ -175,7 +172,6 @@ class Endpoint:
 
 
 @app.command()
-@options.option_groups
 def run(subject: options.Subject, out: Path, endpoint: Endpoint, server: ServerOptions, as_json: bool = False) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
@@ -192,7 +188,6 @@ def run(subject: options.Subject, out: Path, endpoint: Endpoint, server: ServerO
 
 
 @app.command("import")
-@options.option_groups
 def import_result(
     result: Path,
     out: Path,
@@ -248,7 +243,6 @@ class SweepOptions:
 
 
 @app.command()
-@options.option_groups
 def sweep(
     scenario: str,
     out: Path,

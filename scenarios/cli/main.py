@@ -25,7 +25,7 @@ from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import Subject, option_groups
+from draftcast.scenarios.cli.options import Commands, Subject
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.simulate import compare, simulate
@@ -33,7 +33,7 @@ from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
 from draftcast.scenarios.cli.validate import validate
 
-app = typer.Typer(
+app = Commands(
     name="draftcast",
     help="Forecast whether speculative decoding pays on an LLM serving cluster, and at which load it stops paying.",
     no_args_is_help=True,
@@ -43,7 +43,6 @@ app = typer.Typer(
 )
 
 
-@option_groups
 def serve(
     subject: Subject,
     port: int = 8000,
@@ -66,7 +65,6 @@ def serve(
         run_server(loaded, host, port, speed, tokenizer, tell)
 
 
-@option_groups
 def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
     """Write the default scenario with a comment at every key, to be changed."""
     from draftcast.scenarios.schema.describe import commented_scenario
@@ -76,7 +74,6 @@ def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
     print_lines(as_json, {"written": str(file)}, [f"written: {file}", f"next: draftcast simulate {file}"])
 
 
-@option_groups
 def schema(command: list[str] | None = None) -> None:
     """Print the JSON Schema of a scenario file, or of a command's --json, for editors and checks."""
     print_json({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema_of(" ".join(command or ()))})
@@ -141,7 +138,6 @@ def _options(
 
 
 @app.command()
-@option_groups
 def scenarios(as_json: bool = False) -> None:
     """List the embedded scenarios."""
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
@@ -151,7 +147,6 @@ def scenarios(as_json: bool = False) -> None:
 
 
 @app.command()
-@option_groups
 def models(as_json: bool = False) -> None:
     """List the bundled models; any Hugging Face config.json works as well."""
     from draftcast.kernels.model.catalog import load_model, model_names
@@ -162,7 +157,6 @@ def models(as_json: bool = False) -> None:
 
 
 @app.command()
-@option_groups
 def hardware(as_json: bool = False) -> None:
     """List the bundled devices."""
     from draftcast.calibration.profile.hardware import hardware_names, load_hardware
@@ -187,7 +181,6 @@ ADDRESS = "127.0.0.1"
 
 
 @app.command()
-@option_groups
 def dashboard(
     scenarios: list[Path] | None = None, port: int | None = None, address: str = ADDRESS, open_browser: bool = False
 ) -> None:

@@ -1,4 +1,4 @@
-"""Groups of options that several commands share, and `option_groups`, which lets a command take them.
+"""Groups of options that several commands share, and `Commands`, whose commands take such groups.
 
 What an option says of itself stands in ``options.yaml``.
 """
@@ -157,6 +157,14 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return flat
+
+
+class Commands(typer.Typer):
+    """Commands that may take groups of options, see `option_groups`."""
+
+    def command(self, *arguments: Any, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        register = super().command(*arguments, **settings)
+        return lambda command: register(option_groups(command))
 
 
 # Completes the value of an option for a shell; by their names in ``options.yaml``.

@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from draftcast.errors import InputError, naming
-from draftcast.scenarios.cli.options import Question, method_of, option_groups, parse_prices
+from draftcast.scenarios.cli.options import Question, method_of, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
@@ -31,7 +31,6 @@ class Candidates:
         }
 
 
-@option_groups
 def plan(
     question: Question,
     candidates: Candidates,

@@ -7,14 +7,13 @@ from typing import Any
 import typer
 
 from draftcast.errors import HardwareError
-from draftcast.scenarios.cli.options import option_groups
+from draftcast.scenarios.cli.options import Commands
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
-app = typer.Typer(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
+app = Commands(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
 
 
 @app.command("list")
-@option_groups
 def list_profiles(as_json: bool = False) -> None:
     """The bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
@@ -28,7 +27,6 @@ def list_profiles(as_json: bool = False) -> None:
 
 
 @app.command()
-@option_groups
 def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_json: bool = False) -> None:
     """Provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
@@ -74,7 +72,6 @@ class StepOptions:
 
 
 @app.command()
-@option_groups
 def compare(first: str, second: str, step: StepOptions, hardware: str | None = None, as_json: bool = False) -> None:
     """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
     from draftcast.scenarios.show import profile_view as view
@@ -94,7 +91,6 @@ def compare(first: str, second: str, step: StepOptions, hardware: str | None = N
 
 
 @app.command()
-@option_groups
 def plot(profile: str, out: Path, as_json: bool = False) -> None:
     """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
 
 
-@options.option_groups
 def recommend(
     question: Question,
     rates: str | None = None,

@@ -10,7 +10,7 @@ import typer
 from draftcast.errors import InputError, naming
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Question, option_groups, values_of
+from draftcast.scenarios.cli.options import Question, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from draftcast.scenarios.schema import Scenario
 
 
-@option_groups
 def simulate(
     question: Question,
     rates: str | None = None,
@@ -108,7 +107,6 @@ def _export(exports: Mapping[str, Path | None], scenario: "Scenario", single: "R
             write_bytes(path, content)
 
 
-@option_groups
 def compare(question: Question, policies: str | None = None, metric: str = "e2e") -> None:
     """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
     from draftcast.scenarios.compare.policy_comparison import compare_policies

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from draftcast.files import written
-from draftcast.scenarios.cli.options import Question, check_target, option_groups
+from draftcast.scenarios.cli.options import Question, check_target
 from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, progress_bar
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ class Output:
     metric: str = "mean_e2el_s"
 
 
-@option_groups
 def sweep(
     *, grid: list[str], workers: int | None = None, cluster: str | None = None, question: Question, output: Output
 ) -> None:

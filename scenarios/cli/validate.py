@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
-from draftcast.scenarios.cli.options import option_groups
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
 
 
-@option_groups
 def validate(
     scenario: str,
     live: Path,
@@ -39,7 +37,6 @@ def validate(
     print_lines(as_json, report.summary(validation) if as_json else {}, lines)
 
 
-@option_groups
 def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None, as_json: bool = False) -> None:
     """Fit a server's step time, with and without speculation, and its front end to live runs."""
     from draftcast.calibration.live.run_directory import LiveRun
@@ -58,7 +55,6 @@ def calibrate(runs: list[Path], out: Path | None = None, name: str | None = None
     print_lines(as_json, calibration.report(), [*calibration_lines(calibration), *written])
 
 
-@option_groups
 def report(
     folder: Path,
     profile: str | None = None,
@@ -90,7 +86,6 @@ def report_sweep(
     return sweep_report.summary(sweep), shown
 
 
-@option_groups
 def summary(report: Path, out: Path, command: str = "", as_json: bool = False) -> None:
     """Summarise a validated sweep without its runs: verdicts, misses, step times, cutovers, effects."""
     from draftcast.scenarios.show.validation_sweep_summary import read_summary
