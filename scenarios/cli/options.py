@@ -162,7 +162,7 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
 class Commands(typer.Typer):
     """Commands that may take groups of options, see `option_groups`."""
 
-    def command(self, *arguments: Any, **settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def command(self, *arguments: Any, **settings: Any) -> Callable[[Any], Any]:
         register = super().command(*arguments, **settings)
         return lambda command: register(option_groups(command))
 
