@@ -6,8 +6,9 @@ an embedded scenario; 128 colours are enough for it and keep the files small.
 
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -20,20 +21,7 @@ from draftcast.calibration.yaml_text import yaml_beside  # noqa: E402
 
 IMAGES = Path(__file__).parent / "img"
 COLOURS = 128
-
-
-@dataclass(frozen=True)
-class Shot:
-    """One picture."""
-
-    query: dict[str, str]  # of the link
-    press: tuple[str, ...] = ()  # buttons, in this order; the page is waited for after each
-    until: str = ".dc-footer"  # CSS of what the page shows in the end
-    width: int = 1280
-    dark: bool = False
-
-
-SHOTS = {name: Shot(**shot) for name, shot in yaml_beside(__file__, "screenshots.yaml").items()}
+SHOTS = yaml_beside(__file__, "screenshots.yaml")
 
 
 def main(names: list[str]) -> None:
@@ -42,20 +30,22 @@ def main(names: list[str]) -> None:
     server = Server()
     try:
         for name in names or SHOTS:
-            photograph(server, SHOTS[name], IMAGES / f"dashboard-{name}.png")
+            photograph(server.url, IMAGES / f"dashboard-{name}.png", **SHOTS[name])
     finally:
         server.stop()
 
 
-def photograph(server: Server, shot: Shot, target: Path) -> None:
-    """Open the page, press what is to be pressed, and write the whole page as a small PNG."""
-    page = Browser(server.url, width=shot.width, dark=shot.dark)
+def photograph(
+    url: str, target: Path, query: dict[str, str], press: Sequence[str] = (), until: str = ".dc-footer", **look: Any
+) -> None:
+    """Open the page of ``query``, press buttons, wait for ``until`` (CSS), and write the whole page as a small PNG."""
+    page = Browser(url, **look)
     page.wait_s = 600.0
     try:
-        page.open(query=shot.query)
-        for label in shot.press:
+        page.open(query=query)
+        for label in press:
             page.press(label)
-        page.find(shot.until)
+        page.find(until)
         page.settled()
         with tempfile.TemporaryDirectory() as folder:
             raw = Path(folder) / "page.png"
