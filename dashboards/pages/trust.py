@@ -11,7 +11,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import has_profile, usual_profile
-from draftcast.calibration.profile.measured import Part
+from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors
 from draftcast.dashboards.session.answers import Answer, answers
 from draftcast.dashboards.session.session import Session, View, literal
@@ -90,7 +90,7 @@ def _points(checksum: str, part: Part, _opened: profile_view.OpenProfile) -> Ope
 
 
 def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> None:
-    parts = {str(part): part for part in profile_view.modelled_parts(opened.table)}
+    parts = {str(part): part for part, _ in parts_of(opened.table.frame) if part.operator in FAMILY}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):

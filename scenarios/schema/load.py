@@ -383,24 +383,19 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Raw mapping and the name errors give it."""
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source)), "scenario"
-    embedded = embedded_scenarios()
-    path = Path(source)
-    if str(source) in embedded and not os.path.isfile(path):
-        file = f"{source}.yaml (embedded)"
-        return _mapping_of(embedded[str(source)], file), file
-    if not os.path.exists(path):
-        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=str(source))
-    data = _mapping_of(read_text(path, ScenarioError), str(source))
-    resolve_paths(data, path.parent)
-    return data, str(source)
-
-
-def _mapping_of(text: str, file: str) -> dict[str, Any]:
+    embedded, file = embedded_scenarios(), str(source)
+    is_embedded = file in embedded and not os.path.isfile(source)
+    if not is_embedded and not os.path.exists(source):
+        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=file)
+    text = embedded[file] if is_embedded else read_text(source, ScenarioError)
+    file = f"{source}.yaml (embedded)" if is_embedded else file
     data = parse_yaml(text, file, ScenarioError)
     if not isinstance(data, dict):
         message = "must be a mapping of sections (schema_version, engine, hardware, workload, ...)"
         raise ScenarioError(message, file=file)
-    return data
+    if not is_embedded:
+        resolve_paths(data, Path(source).parent)
+    return data, file
 
 
 def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:

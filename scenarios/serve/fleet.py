@@ -129,6 +129,7 @@ class Fleet:
         self.scenario, self.speed = scenario, speed
         deployments = deployments_of(scenario)
         self.deployment = deployments[0]
+        self.max_model_len = self.deployment.settings.max_model_len
         groups = list(zip(members(scenario), deployments, strict=True))
         self._replicas = [member for member, _ in groups for _ in range(member.cluster.replicas)]
         table, self._outputs = ring_table(scenario, self.deployment)
@@ -143,10 +144,6 @@ class Fleet:
         self.metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
         self._links: list[_Link] = []
         self._listeners: list[asyncio.Task[None]] = []
-
-    @property
-    def max_model_len(self) -> int:
-        return self.deployment.settings.max_model_len
 
     @property
     def healthy(self) -> bool:

@@ -51,10 +51,10 @@ def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
 
 def plan_rows(answer: CapacityPlan) -> list[list[str]]:
     """Header and a row per candidate, the best first; costs only where there are prices."""
-    priced = any(sizing.price is not None for sizing in answer.sizings)
     head = ["hardware", "TP", "method", "GPUs", "replicas", "largest req/s", "headroom"]
-    head += [*(["cost/h", "cost/Mtok"] if priced else []), "kWh/Mtok", "tightest"]
-    return [head, *(_cells(sizing, priced) for sizing in answer.sizings)]
+    rows = [[*head, "cost/h", "cost/Mtok", "kWh/Mtok", "tightest"], *map(_cells, answer.sizings)]
+    priced = any(sizing.price is not None for sizing in answer.sizings)
+    return rows if priced else [[*row[: len(head)], *row[-2:]] for row in rows]
 
 
 def answer_line(answer: CapacityPlan) -> str:
@@ -86,18 +86,17 @@ def basis_line(answer: CapacityPlan) -> str:
     )
 
 
-def _cells(sizing: Sizing, priced: bool) -> list[str]:
+def _cells(sizing: Sizing) -> list[str]:
     candidate = sizing.candidate
     cells = [candidate.hardware.name, str(candidate.scenario.engine.tensor_parallel_size), candidate.method]
     if not sizing.feasible or sizing.largest is None or sizing.check is None:
-        return [*cells, "-", "-", "-", "-", *(["-", "-"] if priced else []), "-", sizing.reason]
+        return [*cells, *["-"] * 7, sizing.reason]
     replicas = f"{sizing.replicas}+{sizing.spare}" if sizing.spare else str(sizing.replicas)
     cells += [str(sizing.num_gpus), replicas, f"{sizing.largest.met:.4g}", f"{sizing.headroom:+.0%}"]
     hourly, tokens, energy = sizing.cost_per_hour, sizing.cost_per_million_tokens, sizing.kwh_per_million_tokens
-    costs = [("-" if hourly is None else f"{hourly:,.2f}"), ("-" if tokens is None else f"{tokens:.3g}")]
+    cells += ["-" if hourly is None else f"{hourly:,.2f}", "-" if tokens is None else f"{tokens:.3g}"]
     limit = sizing.check.tightest
-    cells += [*(costs if priced else []), "-" if energy is None else f"{energy:.3g}"]
-    return [*cells, f"{_constraint(limit)}, {limit.used:.0%} used"]
+    return [*cells, "-" if energy is None else f"{energy:.3g}", f"{_constraint(limit)}, {limit.used:.0%} used"]
 
 
 def _constraint(limit: Constraint) -> str:

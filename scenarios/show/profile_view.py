@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from draftcast.calibration.profile import load
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, graphs_hold_prompts
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.measured import Part, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, LatencyTable
@@ -148,10 +148,6 @@ def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
 def _predictions(opened: OpenProfile, part: Part, rows: pd.DataFrame) -> OperatorErrors:
     assert isinstance(opened.profile, RooflineProfile)  # as every profile with a table
     return interpolation_errors(part, rows, opened.profile.seconds_of(*part.roofline))
-
-
-def modelled_parts(table: LatencyTable) -> list[Part]:
-    return [part for part, _ in parts_of(table.frame) if part.operator in FAMILY]
 
 
 def coverage(table: LatencyTable) -> list[dict[str, Any]]:

@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 
 from draftcast import __version__
-from draftcast.files import plain, read_text
+from draftcast.files import picked, plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES
 from draftcast.scenarios.live.validate.sweep import Cell, Cutover, SweepValidation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
 from draftcast.scenarios.show.validation_report import bars, figure_summaries, percent, steps_hold, write_files
-from draftcast.scenarios.show.validation_sweep_summary import STEP_TIME, SweepSummary, Table, load_text
+from draftcast.scenarios.show.validation_sweep_summary import STEP_TIME, EffectSummary, SweepSummary, Table, load_text
 
 STEM = "sweep-validation"
 CAUSES_TITLE = "What the errors are made of: medians of the absolute values over the judged runs"
 RUNS = "Runs: error of the forecast; in brackets with the run's own step times, acceptance and front end"
-# Of an effect; too many to be written out.
-_DRAWS = ("resamples", "replications")
 _FIGURES = {"output_throughput": "tok/s", "mean_tpot_s": "TPOT", "mean_e2el_s": "E2E", "median_ttft_s": "TTFT p50"}
 Check = tuple[str, str, bool]  # name of the bar, what is held to it, whether it holds
 Verdicts = dict[str, dict[str, Any]]  # by bar: ``{"held": ..., "of": ..., "missed": [...]}``
@@ -70,19 +68,13 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "created_at": first["created_at"],
         "machine": first["machine"],
         "server_version": first["server"].get("version"),
-        "profile": found.profile,
-        "calibrated_on": list(found.calibrated_on),
+        **picked(found, "profile calibrated_on steps acceptance"),
         "verdicts": verdicts(found),
         "verdicts_with_own_step_times": _counted(_figure_checks(found, own_step_times=True)),
-        "steps": found.steps,
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
-        "acceptance": [vars(accepted) for accepted in found.acceptance],
         # JSON has no infinity: in words beside the numbers.
         "cutovers": [{**vars(c), "within_bar": c.within_bar, "shown": _in_words(c)} for c in found.cutovers],
-        "effects": [
-            {**{name: value for name, value in vars(effect).items() if name not in _DRAWS}, "sign": effect.sign}
-            for effect in found.effects
-        ],
+        "effects": [picked(effect, " ".join(EffectSummary.model_fields)) for effect in found.effects],
         "cells": list(map(_cell, found.cells)),
         "notes": _notes(found),
     }
@@ -189,8 +181,8 @@ def _run_rows(found: SweepValidation) -> list[list[str]]:
 def _cell(cell: Cell) -> dict[str, Any]:
     run = cell.validation
     steps = run.steps.summary() if run.steps is not None else None
-    judged = {"capacity_share": cell.capacity_share, "judged": cell.judged, "acceptance": run.acceptance}
-    return {**cell.entry, **judged, "figures": figure_summaries(run), "steps": steps}
+    facts = picked(cell, "capacity_share judged") | picked(run, "acceptance")
+    return {**cell.entry, **facts, "figures": figure_summaries(run), "steps": steps}
 
 
 def effects_figure(found: SweepValidation) -> Any:
