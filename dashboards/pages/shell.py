@@ -3,7 +3,6 @@
 Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
@@ -18,18 +17,8 @@ from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
-
-
-RENDER: dict[str, Callable[[Session, Report], None]] = {
-    "start": start.render,
-    "what-if": what_if.render,
-    "cutover": cutover.render,
-    "capacity": capacity.render,
-    "sweep": sweep.render,
-    "compare": compare.render,
-    "trust": trust.render,
-}
-"""What draws each page; it raises InputError where there is no answer."""
+DRAWN_BY = dict(zip(PAGES, (start, what_if, cutover, capacity, sweep, compare, trust), strict=True))
+"""The module of each page, whose ``render`` raises InputError where there is no answer."""
 
 
 def run_app(files: tuple[str, ...] = ()) -> None:
@@ -57,7 +46,7 @@ def run_app(files: tuple[str, ...] = ()) -> None:
         what_if.begin(session, report)
     sidebar(session)
     try:
-        RENDER[session.page](session, report)
+        DRAWN_BY[session.page].render(session, report)
     except InputError as error:
         cannot_run(session, error)
     with top:

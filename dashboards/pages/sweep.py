@@ -71,7 +71,7 @@ class SweepJob(threading.Thread):
         self.progress: SweepProgress | None = None
         self.result: SweepResult | None = None
         self.error: InputError | None = None
-        self._scenario, self._grid, self._folder = scenario, {axis.name: axis.values for axis in axes}, folder
+        self._sweep = partial(sweep, scenario, {axis.name: axis.values for axis in axes}, folder=folder)
         weakref.finalize(owner, self.stopping.set)
         self.start()
 
@@ -80,9 +80,7 @@ class SweepJob(threading.Thread):
             if self.stopping.is_set():
                 return
         try:
-            report = partial(setattr, self, "progress")
-            stop = self.stopping.is_set
-            self.result = sweep(self._scenario, self._grid, folder=self._folder, progress=report, stop=stop)
+            self.result = self._sweep(progress=partial(setattr, self, "progress"), stop=self.stopping.is_set)
         except InputError as error:
             self.error = error
         finally:

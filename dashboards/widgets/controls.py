@@ -6,7 +6,7 @@ reach it too. Type and bounds of a scenario's key come from the schema.
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import streamlit as st
 from pydantic import BaseModel
@@ -23,17 +23,9 @@ Words = Callable[[Any], str]
 LARGEST = 2**53 - 1
 
 
-class Look(NamedTuple):
-    """How a control looks: label, help, pixels, step of the buttons, and what stands where nothing is given."""
-
-    label: str
-    help: str
-    width: int | None = None
-    step: float | None = None
-    placeholder: str | None = None
-
-
-LOOKS = {name: Look(**look) for name, look in yaml_beside(__file__, "looks.yaml").items()}
+Look = Mapping[str, Any]
+"""Options of a Streamlit widget: ``label``, ``help``; of some ``width`` (pixels), ``step``, ``placeholder``."""
+LOOKS: dict[str, Look] = yaml_beside(__file__, "looks.yaml")
 """Of every key of a scenario and every setting of a page that has a control of its own."""
 WORDS: dict[str, dict[str, str]] = yaml_beside(__file__, "words.yaml")
 """What a page calls things, by what the program calls them."""
@@ -41,13 +33,12 @@ WORDS: dict[str, dict[str, str]] = yaml_beside(__file__, "words.yaml")
 
 def filled(name: str, **words: object) -> Look:
     """The look of this name with words of the page in its label and help."""
-    look = LOOKS[name]
-    return look._replace(label=look.label.format(**words), help=look.help.format(**words))
+    return {**LOOKS[name], **{part: LOOKS[name][part].format(**words) for part in ("label", "help")}}
 
 
 def label_of(key: str) -> str:
     """What a key is called: by its control, else its last part in words."""
-    return LOOKS[key].label if key in LOOKS else key.rpartition(".")[2].replace("_", " ")
+    return str(LOOKS[key]["label"]) if key in LOOKS else key.rpartition(".")[2].replace("_", " ")
 
 
 def control(
@@ -62,8 +53,7 @@ def control(
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
     key = f"control:{name}"
     st.session_state[key] = value
-    looks = {part: text for part, text in (look or LOOKS[name])._asdict().items() if text is not None}
-    widget(key=key, on_change=lambda: write(st.session_state[key]), **looks | options)
+    widget(key=key, on_change=lambda: write(st.session_state[key]), **{**(look or LOOKS[name]), **options})
 
 
 def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:
@@ -72,7 +62,7 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
     ``change``: from the number to changes of the scenario; that of the key alone where there is none.
     """
     value, schema = _value_and_schema(session.question.scenario, key)
-    kind, scale, step = int if schema["type"] == "integer" else float, 100 if percent else 1, LOOKS[key].step
+    kind, scale, step = int if schema["type"] == "integer" else float, 100 if percent else 1, LOOKS[key].get("step")
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
 
@@ -126,10 +116,8 @@ def uploader(session: Session, upload: Upload) -> None:
         files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
         st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
 
-    look = LOOKS[upload.key]
     options: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
-    options |= {"type": list(upload.types), "on_change": received}
-    st.file_uploader(look.label, key=upload.key, help=look.help, **options)
+    st.file_uploader(key=upload.key, type=list(upload.types), on_change=received, **LOOKS[upload.key], **options)
     receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
