@@ -116,9 +116,9 @@ def measure(
         else:
             options = matchers.SUFFIX._replace(**keys)
             measured = matchers.measure_suffix(requests, num_speculative_tokens, options, **settings)
-    if model == "per_position" and measured.figures["draft_share"].value == 0:
-        raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
     if model == "per_position":
+        if measured.figures["draft_share"].value == 0:
+            raise InputError("no round has a draft, so there is no rate by position", file="--model", value=model)
         section = fit.per_position_model([rate.value for rate in measured.rates])
     else:
         section = fit.arctic_model(measured, head) if method == "arctic" else fit.ngram_model(measured)

@@ -29,22 +29,19 @@ class Choice:
         """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
-        found = [point for point in points() if self._holds(point)]
+        texts = {"model": self.model, "gpu": self.device, "engine": self.engine, "source": self.source}
+        found = [
+            point
+            for point in points()
+            if (self.tier is None or point.tier in self.tier.upper().split(","))
+            and self.method in (None, point.spec.method or "none")
+            and self.load in (None, point.load.kind)
+            and all((text or "").lower() in (getattr(point, field) or "").lower() for field, text in texts.items())
+        ]
         if not found:
             given = ", ".join(f"--{name} {value}" for name, value in vars(self).items() if value is not None)
             raise InputError(f"no point has {given}", file="evidence")
         return found
-
-    def _holds(self, point: "EvidencePoint") -> bool:
-        tiers = self.tier.upper().split(",") if self.tier is not None else [point.tier]
-        texts = (self.model, self.device, self.engine, self.source)
-        values = (point.model, point.gpu, point.engine, point.source)
-        return (
-            point.tier in tiers
-            and self.method in (None, point.spec.method or "none")
-            and self.load in (None, point.load.kind)
-            and all((text or "").lower() in (value or "").lower() for text, value in zip(texts, values, strict=True))
-        )
 
 
 def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:

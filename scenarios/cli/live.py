@@ -19,13 +19,12 @@ import typer
 
 from draftcast.errors import InputError, LiveError
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, print_lines, progress_bar
+from draftcast.scenarios.cli.terminal import INTERRUPTED, TERMINATED, ShownProgress, print_lines, progress_bar
 from draftcast.scenarios.cli.validate import calibrate, report, report_sweep
 from draftcast.scenarios.cli.validate import summary as report_summary
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
-    from draftcast.scenarios.cli.terminal import ShownProgress
     from draftcast.scenarios.live.run import LiveOptions, Progress
     from draftcast.scenarios.live.sweep import SweepPlan
 

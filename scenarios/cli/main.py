@@ -54,13 +54,10 @@ def serve(
     from draftcast.scenarios.serve.app import run_server
 
     loaded = subject.load(calibrate_to=calibrate_to)
-    replicas = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}"
-
-    def tell(address: str) -> None:
-        typer.echo(f"{loaded.engine.model} at {address} ({replicas}, {speed:g}x speed)")
-
+    model = loaded.engine.model
+    size = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}, {speed:g}x speed"
     with naming(subject.scenario):
-        run_server(loaded, host, port, speed, tokenizer, tell)
+        run_server(loaded, host, port, speed, tokenizer, lambda address: typer.echo(f"{model} at {address} ({size})"))
 
 
 def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:

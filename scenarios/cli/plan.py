@@ -1,7 +1,6 @@
 """``draftcast plan``: options to a question, the answer to text or JSON."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -18,18 +17,6 @@ class Candidates:
     price: list[str] | None = None
     max_gpus: int = 1024
 
-    def arguments(self) -> dict[str, Any]:
-        from draftcast.scenarios.plan.question import GIVEN
-        from draftcast.scenarios.run.choices import OFF
-
-        return {
-            "hardware": _names(self.hardware, "--hardware"),
-            "tensor_parallel_sizes": _sizes(self.tp),
-            "methods": [text if text in (OFF, GIVEN) else method_of(text) for text in self.method or []],
-            "prices": parse_prices(self.price or []),
-            "max_gpus": self.max_gpus,
-        }
-
 
 def plan(
     question: Question,
@@ -40,16 +27,27 @@ def plan(
     spare: int = 0,
 ) -> None:
     """Plan capacity: fewest GPUs (or least cost) that meet an SLO at a rate, and the largest rate they hold."""
-    from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
+    from draftcast.scenarios.plan.question import GIVEN, PlanQuestion, parse_objectives
     from draftcast.scenarios.plan.sizing import plan as size
+    from draftcast.scenarios.run.choices import OFF
     from draftcast.scenarios.show.plan_report import answer_line, basis_line, plan_rows
     from draftcast.scenarios.show.tables import make_table, title
 
     scenario = question.load()
     with naming(question.scenario), progress_bar() as progress:
-        objectives = parse_objectives(slo) if slo is not None else ()
-        aims: dict[str, Any] = {"rate_rps": rate, "objectives": objectives, "headroom": headroom, "spare": spare}
-        answer = size(PlanQuestion(scenario, **aims, **candidates.arguments()), progress)
+        asked = PlanQuestion(
+            scenario,
+            rate_rps=rate,
+            objectives=parse_objectives(slo) if slo is not None else (),
+            headroom=headroom,
+            spare=spare,
+            hardware=_names(candidates.hardware, "--hardware"),
+            tensor_parallel_sizes=_sizes(candidates.tp),
+            methods=[text if text in (OFF, GIVEN) else method_of(text) for text in candidates.method or []],
+            prices=parse_prices(candidates.price or []),
+            max_gpus=candidates.max_gpus,
+        )
+        answer = size(asked, progress)
     parts = (title(scenario), make_table(plan_rows(answer)), answer_line(answer), basis_line(answer))
     question.print_answer(scenario, answer.summary, parts)
     if answer.best is None:
