@@ -33,7 +33,6 @@ JOB, GRID = "sweep-job", "sweep-grid"
 METRIC = "mean_e2el_s"
 PARETO = "pareto"
 POLL_S = 0.5
-FOLDER = "sweep"
 TURN = threading.Semaphore(1)
 LOOK_EVERY_S = 0.2
 # A page is for looking; the command line takes grids a hundred times as large.
@@ -47,7 +46,6 @@ PROPOSED = WORDS["values"]
 
 @dataclass(frozen=True)
 class Grid:
-    texts: tuple[str, ...]
     axes: tuple[Axis, ...]
     points: tuple[GridPoint, ...]
 
@@ -91,18 +89,16 @@ def render(session: Session, report: Report) -> None:
     text = session.views.get(View.SWEEP_GRID, proposed_grid(session.question.scenario))
     key = hashlib.sha256(json.dumps([*question_key(session.question.scenario), text]).encode()).hexdigest()[:12]
     editor(session, text)
-    axes: Sequence[str] = [part.strip() for part in text.split(";")]
     result: SweepResult | None = None
     try:
         grid = _grid(session, key, text)
     except InputError as error:
         st.error(f"No grid yet: {literal(error)}", icon=":material/grid_off:")
     else:
-        axes = grid.texts
         result = _run(session, key, grid)
         if result is not None:
             _show(session, report, result, grid)
-    options = [word for axis in axes for word in ("--grid", axis)]
+    options = [word for axis in _axes(text) for word in ("--grid", axis)]
     report.footer(key, session.question.command("sweep", *options))
     if result is not None:
         report.downloads(f"draftcast-sweep-{key}", result.frame, result.summary)
@@ -153,7 +149,7 @@ def _job(session: Session, key: str, grid: Grid) -> SweepJob | None:
 
 
 def _start(session: Session, key: str, grid: Grid) -> None:
-    st.session_state[JOB] = SweepJob(key, session, session.question.scenario, grid.axes, session.path / FOLDER)
+    st.session_state[JOB] = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
     session.see(View.SWEEP_RUN, key)
 
 
@@ -233,7 +229,7 @@ def proposed_grid(scenario: Scenario) -> str:
 def read_grid(session: Session, text: str) -> Grid:
     """Raises InputError: no grid, too many cells for a page, or names of files or code that the session may not use."""
     scenario = session.question.scenario
-    texts = tuple(part.strip() for part in text.split(BETWEEN) if part.strip())
+    texts = _axes(text)
     if not 1 <= len(texts) <= MOST_AXES:
         raise InputError(f"must have 1 to {MOST_AXES} axes", key=View.SWEEP_GRID, value=text)
     axes = tuple(parse_axis(part, scenario) for part in texts)
@@ -244,12 +240,16 @@ def read_grid(session: Session, text: str) -> Grid:
     for point in points:
         if point.scenario is not None:
             check_names(point.scenario, session.question.base, session.path)
-    return Grid(texts, axes, points)
+    return Grid(axes, points)
+
+
+def _axes(text: str) -> list[str]:
+    return [part.strip() for part in text.split(BETWEEN) if part.strip()]
 
 
 def editor(session: Session, text: str) -> None:
     """Rows of axes; every change is written to the link, also one that is no grid yet."""
-    rows = [[side.strip() for side in part.partition("=")[::2]] for part in text.split(BETWEEN) if part.strip()]
+    rows = [[side.strip() for side in axis.partition("=")[::2]] for axis in _axes(text)]
     names = list(dict.fromkeys([*SPECIAL, *SHORT]))
 
     def write(changed: Sequence[Sequence[str]]) -> None:

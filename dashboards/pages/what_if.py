@@ -179,8 +179,7 @@ def controls(session: Session) -> DeltaGenerator:
         below_k = st.empty()
         with st.expander("Trace upload and any other key"):
             uploader(session, TRACE)
-            look = filled("what-if.other")
-            control(st.text_input, "other", "", lambda text: session.change(lambda: _assigned(text)), look)
+            control(st.text_input, "other", "", partial(session.change, _assigned), filled("what-if.other"))
             if link := session.question.link:
                 st.caption("Changed: " + literal(" · ".join(f"{key}={value}" for key, value in link.items())))
     return below_k
@@ -233,10 +232,9 @@ def speculation(session: Session, scenario: Scenario) -> None:
     choice_control(session, "acceptance.model", choices.ACCEPTANCE_MODELS, change=change)
     rates = getattr(acceptance, "rates", None)
     if rates is not None:
-        key, text, look = "acceptance.rates", ", ".join(f"{rate:g}" for rate in rates), filled("what-if.rates")
-        control(
-            st.text_input, key, text, lambda typed: session.change(lambda: {key: choices.numbers(typed, key)}), look
-        )
+        key, text = "acceptance.rates", ", ".join(f"{rate:g}" for rate in rates)
+        write = partial(session.change, lambda typed: {key: choices.numbers(typed, key)})
+        control(st.text_input, key, text, write, filled("what-if.rates"))
     elif getattr(acceptance, "alpha", None) is not None:
         number_control(session, "acceptance.alpha")
 

@@ -190,11 +190,11 @@ class Session:
     def measured_folder(self, name: str) -> Path:
         return self.path / f"measured-{name}"
 
-    def change(self, values: Callable[[], Mapping[str, Any]]) -> None:
-        """Change keys of the question; what the validation refuses changes nothing and is told on the page."""
+    def change(self, values: Callable[..., Mapping[str, Any]], *given: Any) -> None:
+        """Change keys to ``values`` of what was ``given``; what the validation refuses changes nothing and is told."""
         self.touched, old = True, self.question
         try:
-            changes = values()
+            changes = values(*given)
             scenario = with_values(old.scenario, changes)
             check_names(scenario, old.base, self.path)
         except InputError as error:
@@ -227,21 +227,21 @@ class Session:
         changes, scenario = self.speculation(), self.question.scenario
         if k == 0:
             self.before_off = changes
-            self.change(lambda: with_method(scenario, OFF))
+            self.change(with_method, scenario, OFF)
         else:
             back = changes if scenario.speculative_config is None else {}
             self.change(lambda: {**back, "engine.speculative_config.num_speculative_tokens": k})
 
     def give_acceptance(self, text: str) -> None:
-        self._take_method(lambda: with_method_as_given(self.question.scenario, self.wanted_method, text))
+        self._take_method(with_method_as_given, self.question.scenario, self.wanted_method, text)
 
     def take_reference(self, name: str) -> None:
         """A published measurement of acceptance with its method; any other name changes nothing."""
         if one := references().get(name):
-            self._take_method(lambda: with_measured(self.question.scenario, one.method, {"reference": name}))
+            self._take_method(with_measured, self.question.scenario, one.method, {"reference": name})
 
-    def _take_method(self, changes: Callable[[], Mapping[str, Any]]) -> None:
-        self.change(changes)
+    def _take_method(self, values: Callable[..., Mapping[str, Any]], *given: Any) -> None:
+        self.change(values, *given)
         if not self.refused:
             self.wanted_method = ""
 

@@ -34,7 +34,6 @@ from draftcast.scenarios.schema.references import outside_names
 from draftcast.scenarios.show.validation_sweep_summary import read_summary
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.workload.build_requests import build_requests
-from draftcast.sim.workload.request_table import RequestTable
 from draftcast.sim.workload.traces import read_trace
 
 Files = Mapping[str, bytes]
@@ -99,8 +98,17 @@ def _take_scenario(session: Session, files: Files) -> str:
 def _take_trace(session: Session, files: Files) -> str:
     """Serve an uploaded trace: its arrivals and lengths, or its lengths alone where it holds no times."""
     path = keep(session, *next(iter(files.items())))
-    table = read_trace(path)
-    scenario = with_values(session.question.scenario, _of_trace(session.question.scenario, path, table))
+    table, scenario = read_trace(path), session.question.scenario
+    # A day's trace must answer at once: its beginning is served until the sidebar asks for more.
+    requests = min(len(table), QUICK_REQUESTS)
+    values: dict[str, Any] = {"workload.num_requests": requests, "workload.max_model_len_action": "clip"}
+    if table.has_arrivals:
+        values |= {"workload.arrivals": {"process": "trace", "path": str(path)}, "workload.lengths": None}
+    else:
+        if scenario.workload.arrivals.process == "trace":
+            values |= with_arrivals(scenario, "poisson", 1.0)
+        values["workload.lengths"] = {"path": str(path)}
+    scenario = with_values(scenario, values)
     session.ask(Question(session.question.base, scenario))
     notes = "".join(f" {note}." for note in trace_notes(scenario))
     when = f"over {table.span_s:,.0f} s" if table.has_arrivals else "without times: its lengths are used"
@@ -164,17 +172,6 @@ def _trace_notes(question: str, _changed_ns: tuple[int, ...]) -> tuple[str, ...]
         return build_requests(workload_spec(scenario), seed, None, limit).notes
     except DraftcastError:
         return ()  # the page says why in place of its answer
-
-
-def _of_trace(scenario: Scenario, path: Path, table: RequestTable) -> dict[str, Any]:
-    # A day's trace must answer at once: its beginning is served until the sidebar asks for more.
-    requests = min(len(table), QUICK_REQUESTS)
-    values: dict[str, Any] = {"workload.num_requests": requests, "workload.max_model_len_action": "clip"}
-    if not table.has_arrivals:
-        if scenario.workload.arrivals.process == "trace":
-            values |= with_arrivals(scenario, "poisson", 1.0)
-        return values | {"workload.lengths": {"path": str(path)}}
-    return values | {"workload.arrivals": {"process": "trace", "path": str(path)}, "workload.lengths": None}
 
 
 def _take_measured(session: Session, files: Files) -> str:

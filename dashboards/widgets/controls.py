@@ -73,7 +73,7 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
     more = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None, "value": None}
     more["step"] = kind(step) if step is not None else None
     form, shown = "%.6g" if kind is float else None, None if value is None else kind(scale * value)
-    control(st.number_input, key, shown, lambda given: session.change(lambda: changes(given)), format=form, **more)
+    control(st.number_input, key, shown, functools.partial(session.change, changes), format=form, **more)
 
 
 def word_of(value: Any) -> str:
@@ -86,10 +86,7 @@ def choice_control(
     """A key that holds one of several; what the scenario holds is offered even where ``options`` lacks it."""
     value, _ = _value_and_schema(session.question.scenario, key)
     offered = list(dict.fromkeys([*options, value]))
-
-    def write(chosen: Any) -> None:
-        session.change(lambda: change(chosen) if change is not None else {key: chosen})
-
+    write = functools.partial(session.change, change or (lambda chosen: {key: chosen}))
     control(st.selectbox, key, value, write, options=offered, format_func=words)
 
 
