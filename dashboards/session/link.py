@@ -28,13 +28,11 @@ def bases() -> list[str]:
 
 def current_session() -> Session:
     """This browser session; read from the link when it is new, or when the reader went back or forward."""
-    query = _query()
-    session: Session | None = st.session_state.get("session")
-    if session is None:
-        session = st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
-        read_link(session, query)
-    elif not session.touched and _text(query) != session.written:
-        read_link(session, query)
+    if "session" not in st.session_state:
+        st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
+    session: Session = st.session_state["session"]
+    if not session.touched and _text(_query()) != session.written:
+        read_link(session, _query())
     return session
 
 
@@ -93,10 +91,9 @@ def _has_room(session: Session, key: str) -> bool:
 
 def _read_stored(session: Session, key: str, text: str) -> Question | None:
     """A question inside a link, as `link_of` wrote it."""
-    try:
+    values = None
+    with contextlib.suppress(ValueError):
         values = json.loads(text)
-    except ValueError:
-        values = None
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         session.warnings.append(f"{key}: not a run of this dashboard; left out")
         return None
