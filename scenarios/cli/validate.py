@@ -4,14 +4,12 @@ Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.files import read_bytes, write_text
 from draftcast.scenarios.cli.terminal import print_lines, progress_bar
-
-if TYPE_CHECKING:
-    from draftcast.calibration.live.run_directory import LiveRun
 
 
 def validate(
@@ -24,13 +22,23 @@ def validate(
     as_json: bool = False,
 ) -> None:
     """Forecast a recorded run on its own requests and compare: figures, step times, causes of the error."""
+    from draftcast.calibration.live.imported_runs import import_bench_result, import_recorded_run, is_recorded_run
+    from draftcast.calibration.live.run_directory import LiveRun
     from draftcast.scenarios.live.validate import comparison
     from draftcast.scenarios.schema.load import load_scenario
     from draftcast.scenarios.show import validation_report as report
 
     question = load_scenario(scenario, overrides=overrides or ())
-    with progress_bar("validating"):
-        validation = comparison.validate(_live_run(live), question, profile=profile, measured=measured_acceptance)
+    if not live.exists():
+        raise InputError("no such run directory or file", file=str(live))
+    with progress_bar("validating"), TemporaryDirectory() as folder:
+        if is_recorded_run(live):  # of LLMServingSim's benchmark
+            recorded = import_recorded_run(live, Path(folder) / live.resolve().name)
+        elif live.is_dir():
+            recorded = LiveRun.read(live)
+        else:
+            recorded = import_bench_result(live, Path(folder) / live.stem)
+        validation = comparison.validate(recorded, question, profile=profile, measured=measured_acceptance)
     lines = [report.text(validation)]
     if out is not None:
         lines.append(f"written: {', '.join(map(str, report.write_report(validation, out)))}")
@@ -93,20 +101,3 @@ def summary(report: Path, out: Path, command: str = "", as_json: bool = False) -
     data = read_summary(read_bytes(report), str(report), command)
     write_text(out, data.model_dump_json(indent=1) + "\n")
     print_lines(as_json, data.model_dump(), [*data.head(), f"written: {out}"])
-
-
-def _live_run(path: Path) -> "LiveRun":
-    """A run directory, or a bench result or a run of LLMServingSim's benchmark read as one."""
-    from tempfile import TemporaryDirectory
-
-    from draftcast.calibration.live.imported_runs import import_bench_result, import_recorded_run, is_recorded_run
-    from draftcast.calibration.live.run_directory import LiveRun
-
-    if path.is_dir() and not is_recorded_run(path):
-        return LiveRun.read(path)
-    if not path.exists():
-        raise InputError("no such run directory or file", file=str(path))
-    with TemporaryDirectory() as folder:
-        if path.is_dir():
-            return import_recorded_run(path, Path(folder) / path.resolve().name)
-        return import_bench_result(path, Path(folder) / path.stem)
