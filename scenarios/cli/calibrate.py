@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,8 +19,6 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli.terminal import print_json, print_lines, progress_bar
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from draftcast.calibration.engine_log.fit import EngineLogFit
 
 
@@ -137,8 +136,11 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     Raises:
         InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
     """
+    import pandas as pd
+
     from draftcast.calibration.engine_log import profile as written
     from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
+    from draftcast.calibration.engine_log.log import read_engine_log
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST
 
@@ -151,8 +153,9 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     device = load_hardware(hardware) if hardware is not None else None
     with progress_bar("fitting"):
         fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
-        speculative = _read(options.speculative_log) if options.speculative_log else None
-        fit = fit_engine_log(_read(engine_log), speculative, FitOptions(**fields, seed=seed))
+        joined = partial(pd.concat, ignore_index=True)
+        speculative = joined(map(read_engine_log, options.speculative_log)) if options.speculative_log else None
+        fit = fit_engine_log(joined(map(read_engine_log, engine_log)), speculative, FitOptions(**fields, seed=seed))
     notes = written.notes(fit)
     lines = [*_fit_lines(fit), *(f"note: {note}" for note in notes)]
     if out is not None and model is not None and device is not None:
@@ -161,14 +164,6 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
         written.write_profile_folder(out, written.affine_fit(fit, command), label)
         lines.append(f"written: {out / FIT}, {out / MANIFEST}, {out / written.REPORT}")
     print_lines(profile.as_json, {**fit.report(), "notes": notes}, lines)
-
-
-def _read(paths: list[Path]) -> "pd.DataFrame":
-    import pandas as pd
-
-    from draftcast.calibration.engine_log.log import read_engine_log
-
-    return pd.concat([read_engine_log(path) for path in paths], ignore_index=True)
 
 
 def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:

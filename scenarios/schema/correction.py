@@ -13,11 +13,9 @@ from draftcast.frozen import Count, Faults, Frozen, NonEmpty, Seconds, Text, wro
 PLAUSIBLE = (0.5, 2.0)
 """A step time off by more than this is a wrong model, device, flag or load, and no matter of calibration."""
 _Factor = Annotated[float, Field(ge=PLAUSIBLE[0], le=PLAUSIBLE[1], allow_inf_nan=False)]
+_End = Annotated[float, Field(allow_inf_nan=False)]
 # Interval ends say how sure a value is; they are not held to its range.
-_Interval = Annotated[
-    tuple[Annotated[float, Field(allow_inf_nan=False)], Annotated[float, Field(allow_inf_nan=False)]],
-    Field(strict=False),
-]
+_Interval = Annotated[tuple[_End, _End], Field(strict=False)]
 
 
 class Correction(Frozen):

@@ -122,8 +122,7 @@ class Scenario(Frozen):
             ("slo", Slo),
             ("statistics", Statistics),
         ):
-            near = nearest_key(key, model.model_fields)
-            if near:
+            if near := nearest_key(key, model.model_fields):
                 return f"{section}.{near}"
         return "workload.arrivals.request_rate_rps" if nearest_key(key, ["request_rate_rps"]) else None
 
