@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from draftcast.calibration.acceptance.measure import Measurement
 
 app = Commands(
-    help="Measure how many draft tokens are accepted, as the acceptance: section of a scenario.",
-    no_args_is_help=True,
+    help="Measure how many draft tokens are accepted, as the acceptance: section of a scenario.", no_args_is_help=True
 )
 
 

@@ -198,12 +198,8 @@ def streamlit_command(
     from draftcast.calibration.yaml_text import yaml_beside
 
     pages = Path(draftcast.__file__).parent / "dashboards" / "app.py"
-    options = yaml_beside(__file__, "streamlit.yaml") | {
-        "server.address": address,
-        "server.headless": "false" if open_browser else "true",
-    }
-    if port is not None:
-        options["server.port"] = str(port)
-    flags = [f"--{name}={value}" for name, value in options.items()]
+    given = {"server.address": address, "server.headless": "false" if open_browser else "true", "server.port": port}
+    options = yaml_beside(__file__, "streamlit.yaml") | given
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
     # -P: nothing is imported from the working directory.
     return [sys.executable, "-P", "-m", "draftcast.dashboards.start", "run", str(pages), *flags, "--", *scenarios]

@@ -37,6 +37,8 @@ def simulate(
 ) -> None:
     """Simulate a scenario: latency, goodput and acceptance with intervals, and whether speculation pays."""
     from draftcast.scenarios.compare.comparison import compare as compare_with_off
+    from draftcast.scenarios.run.deployment import check_alike
+    from draftcast.scenarios.run.run_directory import check_run_directory
     from draftcast.scenarios.show import plots, run_report
     from draftcast.scenarios.show.tables import json_bytes
 
@@ -52,12 +54,8 @@ def simulate(
         plots.check_points(len(rates_rps) if compared else 0)
         plots.check_picture(plot, "--plot")
     if out is not None:
-        from draftcast.scenarios.run.run_directory import check_run_directory
-
         check_run_directory(out)
     if prometheus is not None:
-        from draftcast.scenarios.run.deployment import check_alike
-
         with naming(question.scenario):
             check_alike(scenario)
     for key in spec.without_effect if spec is not None else ():

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from draftcast.errors import InputError, LiveError
+from draftcast.files import plain
 from draftcast.sim.compiled.cache import tell_of_compiling
 
 BAD_INPUT, SLO_UNMET, UNSTABLE, UNDECIDED, LIVE_FAILED, CELLS_WITHOUT_FIGURES = range(2, 8)
@@ -82,8 +83,6 @@ def progress_bar(task: str = "simulating") -> Iterator[ShownProgress]:
 
 def print_json(summary: Mapping[str, Any]) -> None:
     """One JSON object on one line; NaN and infinities become null."""
-    from draftcast.files import plain
-
     typer.echo(json.dumps(plain(summary), allow_nan=False))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ValidationError, model_validator
 
 from draftcast.errors import InputError
 from draftcast.files import parse_json
@@ -31,11 +31,7 @@ def _with_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Bar(_Part):
+class Bar(BaseModel, frozen=True):
     """How many of those held to a bar keep it, and the names of the others."""
 
     held: int
@@ -46,12 +42,12 @@ class Bar(_Part):
         return f"{self.held} of {self.of}"
 
 
-class Continuation(_Part):
+class Continuation(BaseModel, frozen=True):
     checked_tokens: int
     wrong_tokens: int
 
 
-class CutoverSummary(_Part):
+class CutoverSummary(BaseModel, frozen=True):
     """Users at which a mode's gain crosses 1; None: beyond what was run.
 
     ``shown`` says all in words: measured, forecast, low, high, forecast_low, forecast_high.
@@ -69,7 +65,7 @@ class CutoverSummary(_Part):
     shown: tuple[str, str, str, str, str, str]
 
 
-class EffectSummary(_Part):
+class EffectSummary(BaseModel, frozen=True):
     """Speculation's effect in one mode at one load; ``sign``: ``right``, ``WRONG`` or ``small``."""
 
     mode: str
@@ -82,7 +78,7 @@ class EffectSummary(_Part):
     sign: str
 
 
-class SweepSummary(_Part):
+class SweepSummary(BaseModel, frozen=True):
     draftcast_version: str
     created_at: str  # of the first judged run
     machine: dict[str, Any]  # what that run recorded of it
