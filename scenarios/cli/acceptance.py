@@ -43,26 +43,21 @@ class Output:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramOptions:
-    """Of ``--method ngram``; vLLM's defaults: both 5, one given is both."""
+class SearchOptions:
+    """vLLM's keys of the same names: ``prompt_lookup_*`` of method ngram, ``suffix_*`` of suffix and arctic."""
 
     prompt_lookup_max: int | None = None
     prompt_lookup_min: int | None = None
-
-    def bounds(self) -> tuple[int, int]:
-        low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        default = next((value for value in (low, high) if value is not None), 5)
-        return default if low is None else low, default if high is None else high
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuffixOptions:
-    """Of ``--method suffix`` and ``arctic``, as vLLM's keys of the same names."""
-
     suffix_max_tree_depth: int | None = None
     suffix_max_spec_factor: float | None = None
     suffix_min_token_prob: float | None = None
     suffix_max_cached_requests: int | None = None
+
+    def bounds(self) -> tuple[int, int]:
+        """Of the lookup; vLLM's defaults: both 5, one given is both."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        default = next((value for value in (low, high) if value is not None), 5)
+        return default if low is None else low, default if high is None else high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +75,7 @@ def measure(
     num_speculative_tokens: int | None = None,
     head_rates: str | None = None,
     model: Literal["ngram", "along_output", "per_position"] = "ngram",
-    ngram: NgramOptions,
-    suffix: SuffixOptions,
+    search: SearchOptions,
     sampling: Sampling,
     output: Output,
 ) -> None:
@@ -90,9 +84,10 @@ def measure(
     from draftcast.calibration.acceptance import measure as matchers
 
     # Options of the other methods are refused, not ignored.
+    suffix = {name: value for name, value in vars(search).items() if name.startswith("suffix_")}
     given: dict[str, tuple[tuple[str, ...], Any]]
-    given = {name: (("suffix", "arctic"), value) for name, value in vars(suffix).items()}
-    given |= {name: (("ngram",), value) for name, value in vars(ngram).items()}
+    given = {name: (("suffix", "arctic"), value) for name, value in suffix.items()}
+    given |= {name: (("ngram",), value) for name, value in vars(search).items() if name not in suffix}
     given |= {"head_rates": (("arctic",), head_rates)}
     given |= {"num_speculative_tokens": (("ngram", "suffix"), num_speculative_tokens)}
     given |= {"model": (("ngram", "suffix"), None if model == "ngram" else model)}
@@ -106,12 +101,12 @@ def measure(
     output.check()
     requests = matchers.read_token_log(tokens)
     settings = {name: value for name, value in vars(sampling).items() if value is not None}
-    keys = {name.removeprefix("suffix_"): value for name, value in vars(suffix).items() if value is not None}
+    keys = {name.removeprefix("suffix_"): value for name, value in suffix.items() if value is not None}
     with progress_bar("measuring"):
         if method == "arctic":
             measured = matchers.measure_arctic(requests, head, matchers.ARCTIC._replace(**keys), **settings)
         elif num_speculative_tokens is not None and method == "ngram":
-            measured = matchers.measure_ngram(requests, num_speculative_tokens, *ngram.bounds(), **settings)
+            measured = matchers.measure_ngram(requests, num_speculative_tokens, *search.bounds(), **settings)
         else:
             options = matchers.SUFFIX._replace(**keys)
             measured = matchers.measure_suffix(requests, num_speculative_tokens, options, **settings)
