@@ -38,11 +38,16 @@ class ServerOptions:
     warmup_requests: int = 8
 
     def live_options(self, **others: Any) -> LiveOptions:
-        """As the live run takes them, with ``others`` of its fields."""
+        """As the live run takes them, with ``others`` of its fields. Raises InputError: ``vllm`` is no command."""
         from draftcast.scenarios.live.run import LiveOptions
 
-        lists = {"vllm": _words(self.vllm) if self.vllm is not None else ()}
-        lists["server_arguments"] = tuple(self.server_arguments or ())
+        try:
+            words = shlex.split(self.vllm) if self.vllm is not None else []
+        except ValueError as error:
+            raise InputError(f"cannot be split into words: {error}", file="--vllm", value=self.vllm) from None
+        if self.vllm is not None and not words:
+            raise InputError("must be a command", file="--vllm", value=self.vllm)
+        lists = {"vllm": tuple(words), "server_arguments": tuple(self.server_arguments or ())}
         return LiveOptions(**vars(self) | lists | others)
 
 
@@ -76,16 +81,6 @@ def summary_line(recorded: LiveRun) -> str:
 def print_run(recorded: LiveRun, as_json: bool) -> None:
     data = {"folder": recorded.folder, **summary(recorded), "manifest": recorded.manifest}
     print_lines(as_json, data, [summary_line(recorded)])
-
-
-def _words(command: str) -> tuple[str, ...]:
-    try:
-        words = tuple(shlex.split(command))
-    except ValueError as error:
-        raise InputError(f"cannot be split into words: {error}", file="--vllm", value=command) from None
-    if not words:
-        raise InputError("must be a command", file="--vllm", value=command)
-    return words
 
 
 @contextmanager
