@@ -14,7 +14,6 @@ from draftcast.errors import ScenarioError
 from draftcast.kernels.model.catalog import canonical_name
 from draftcast.scenarios.compare.serve_command import SERVERS, server_command
 from draftcast.scenarios.schema import METHODS, Scenario
-from draftcast.scenarios.show.tables import title
 
 ENGINES = WORDS["engines"]
 OWN = "as given"
@@ -46,8 +45,7 @@ def render(session: Session, report: Report) -> None:
     (own,) = answers(scenario)
     if own.point.verdict is not None:
         show_card(place, scenario, estimate, own.point.verdict)
-    report.title = title(own.scenario)
-    report.lines += what_if.answer_lines(own)
+    what_if.show_answer(report, own)
     server = view_choice(session, View.START_ENGINE, SERVERS, words=lambda name: ENGINES[name])
     try:
         st.code(short(server_command(scenario, server).text), language="bash", wrap_lines=True)

@@ -67,8 +67,7 @@ def render(session: Session, report: Report) -> None:
     with contextlib.suppress(InputError):
         if lengths := session.speculation() and draft_lengths(with_values(scenario, session.speculation())):
             below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))
-    report.title = title(own.scenario)
-    report.lines += answer_lines(own)
+    show_answer(report, own)
     verdict = own.point.verdict
     sides = {OFF: own.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
     if baselines:
@@ -98,8 +97,8 @@ def finish(session: Session, report: Report, own: Answer) -> None:
     report.downloads(f"draftcast-{own.hash[:12]}", lambda: own.run.requests, summary)
 
 
-def answer_lines(own: Answer) -> list[str]:
-    """Verdict, what limits, SLO and state, shown and returned for the report."""
+def show_answer(report: Report, own: Answer) -> None:
+    """Verdict, what limits, SLO and state, on the page and in the report."""
     scenario, run, verdict = own.scenario, own.run, own.point.verdict
     bottleneck = f"Bottleneck - {own.limits.sentence}"
     if verdict is None:
@@ -113,22 +112,22 @@ def answer_lines(own: Answer) -> list[str]:
     head, mark, _ = text.partition(":") if ":" in text else text.partition(". ")
     tone = {"pays": "better", "costs": "worse"}.get(data["verdict"], "")
     verdict_line(text, bold=len(head + mark), tone=tone, why=bottleneck, **data)
-    lines = [text, bottleneck]
+    report.title = title(scenario)
+    report.lines += [text, bottleneck]
     slo = None
     if scenario.slos:
         unmet = run.slo_met is False and own.own.has_figures
         slo = slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
-        lines.append(slo.sentence)
+        report.lines.append(slo.sentence)
     elif status := status_line(run, own.own):
         overloaded = own.own.state == "overloaded"
         (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
-        lines.append(status)
+        report.lines.append(status)
     for note in run.summary["notes"]:
         if note not in trace_notes(scenario):
             st.caption(literal(note))
-    return lines
 
 
 def _tiles(own: Answer, baselines: list[Answer]) -> None:
