@@ -186,8 +186,8 @@ def sweep(
         print(f"draftcast: stopped; finished cells are in {out}, the same command continues", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     if csv is not None:
-        with written(csv) as place:
-            result.frame().to_csv(place, index=False)
+        with written(csv) as file:
+            result.frame().to_csv(file, index=False)
     if plot is not None:
         write_figure(report.sweep_figure(result, metric), plot)
     question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
