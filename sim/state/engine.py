@@ -274,7 +274,8 @@ def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Arr
         "policy": policy,
     }
     row = np.zeros(1, CONFIG)
+    holders = (config, config.method, config.generation)
     for name in CONFIG.names or ():
-        holders = (holder for holder in (config, config.method, config.generation) if hasattr(holder, name))
-        row[name] = follows[name] if name in follows else getattr(next(holders), name)
+        held = (holder for holder in holders if hasattr(holder, name))
+        row[name] = follows[name] if name in follows else getattr(next(held), name)
     return row

@@ -24,10 +24,15 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import simulate
 
 WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
-SMALL = {"page": "capacity", "workload.num_requests": "150", "statistics.replications": "2"}
+SMALL = {
+    "page": "capacity",
+    "workload.num_requests": "150",
+    "workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}",
+    "statistics.replications": "2",
+}
 ASKED = {
     "slo": '{"tpot_ms": 20.0, "attainment": 0.9}',
-    "view.capacity.rate": "40",
+    "view.capacity.rate": "250",
     "view.capacity.methods": "off",
 }
 
@@ -78,12 +83,12 @@ def test_the_page_gives_the_plan_of_the_command_it_shows() -> None:
     # At different ends of their lines, so that they cannot overlap however close these are.
     assert [label["textposition"] for label in labels] == ["start", "end"]
     texts = [label["text"] for label in labels]
-    assert texts == ["target 40", f"knee {best['largest_rate_rps']:.4g}"]
+    assert texts == ["target 250", f"knee {best['largest_rate_rps']:.4g}"]
 
 
 def test_numbers_change_the_gpus_and_the_link() -> None:
     app = open_page()
-    for key, value, text in (("rate", 80.0, "80"), ("headroom", 60.0, "0.6"), ("spare", 2, "2")):
+    for key, value, text in (("rate", 500.0, "500"), ("headroom", 60.0, "0.6"), ("spare", 2, "2")):
         before = gpus(app)
         app.number_input(key=f"control:view.capacity.{key}").set_value(value).run()
         assert gpus(app) > before
