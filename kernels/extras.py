@@ -1,11 +1,9 @@
 """What is imported when it is first used, and packages that only an extra of ``pyproject.toml`` brings."""
 
-import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from draftcast.errors import InputError
@@ -13,14 +11,8 @@ from draftcast.errors import InputError
 __all__ = ["lazily", "missing", "require", "torch"]
 
 
-def lazily(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package, given with its file, whose names are imported when first used.
-
-    They are the names that the file imports for type checkers alone, under ``if TYPE_CHECKING``.
-    """
-    guarded = [block for block in ast.parse(Path(file).read_text("utf-8")).body if isinstance(block, ast.If)]
-    imports = [line for block in guarded for line in block.body if isinstance(line, ast.ImportFrom)]
-    modules = {alias.name: str(line.module) for line in imports for alias in line.names}
+def lazily(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package whose names are imported from their modules when first used."""
 
     def value_of(name: str) -> Any:
         if name not in modules:

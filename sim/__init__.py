@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "Cluster", "Decision", "EngineConfig", "Policy", "Replica", "RequestTable"]
 
-__getattr__, __dir__ = lazily(__name__, __file__)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "Batch": "draftcast.sim.policies.batch",
+        "Cluster": "draftcast.sim.cluster.cluster",
+        "Decision": "draftcast.sim.policies.batch",
+        "EngineConfig": "draftcast.sim.cost.engine_config",
+        "Policy": "draftcast.sim.policies.base",
+        "Replica": "draftcast.sim.engine.replica",
+        "RequestTable": "draftcast.sim.workload.request_table",
+    },
+)
 
 drop_stale_code(Path(__file__).parents[1])

@@ -47,4 +47,24 @@ __all__ = [
     "sweep",
 ]
 
-__getattr__, __dir__ = lazily(__name__, __file__)
+__getattr__, __dir__ = lazily(
+    __name__,
+    {
+        "CutoverQuestion": "draftcast.scenarios.cutover.search",
+        "PlanQuestion": "draftcast.scenarios.plan.question",
+        "Policy": "draftcast.sim.policies.base",
+        "RunResult": "draftcast.scenarios.run.simulate",
+        "Scenario": "draftcast.scenarios.schema",
+        "calibrate_to": "draftcast.scenarios.live.calibrate_to",
+        "compare": "draftcast.scenarios.compare.comparison",
+        "compare_policies": "draftcast.scenarios.compare.policy_comparison",
+        "compare_scenarios": "draftcast.scenarios.compare.comparison",
+        "cutover": "draftcast.scenarios.cutover.search",
+        "forecast_points": "draftcast.scenarios.evidence.forecast",
+        "load_scenario": "draftcast.scenarios.schema.load",
+        "plan": "draftcast.scenarios.plan.sizing",
+        "recommend": "draftcast.scenarios.compare.recommend",
+        "simulate": "draftcast.scenarios.compare.comparison",
+        "sweep": "draftcast.scenarios.sweep.run",
+    },
+)
