@@ -1,4 +1,4 @@
-"""The cluster in SimPy: requests arrive, a router sends them to replicas, users wait for answers.
+"""The cluster: requests arrive, a router sends them to replicas, users wait for answers (a process of SimPy).
 
 Between two events of the cluster a replica runs on its own, in one compiled call. Where routes are known beforehand
 all requests are handed over at once; a router that looks at the replicas is asked at each arrival; in a closed loop an
