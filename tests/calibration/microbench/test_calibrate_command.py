@@ -16,6 +16,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import calibrate as calibrate_command
 from draftcast.scenarios.cli import calibrate_device as calibrate_cli
 from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.cli.options import option_groups
 
 SOURCES = {
     "--device": ["--device", "cpu", "--out", "there"],
@@ -63,7 +64,7 @@ def refused(*arguments: str) -> str:
 
 
 def test_every_option_is_listed_here_and_belongs_to_a_source() -> None:
-    options = set(inspect.signature(calibrate_command.calibrate).parameters)
+    options = set(inspect.signature(option_groups(calibrate_command.calibrate)).parameters)
     assert options - {"context", "device", "engine_log", "import_from"} == set(VALUES)
     assert set().union(*calibrate_command.OPTIONS.values()) == set(VALUES)
 

@@ -112,10 +112,10 @@ def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
     scenario = easy(tmp_path)
     loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}")
     (loose,) = cutovers(loop, over="acceptance", at=[0.3, 0.8])
-    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.01)
+    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.005)
     assert tight.requests > loose.requests
     assert 0.05 >= loose.crossing.relative_width > tight.crossing.relative_width
-    assert tight.crossing.relative_width <= 0.01
+    assert tight.crossing.relative_width <= 0.005
     (poor,) = cutovers(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
     assert poor.stopped == "budget spent"
     assert poor.requests <= 12_000
