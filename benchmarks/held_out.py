@@ -28,8 +28,7 @@ from draftcast.calibration.acceptance.fit import ngram_model
 from draftcast.calibration.acceptance.measure import measure_ngram, read_token_log
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.fit import fit_chain, round_moments, with_positions
-from draftcast.sim.acceptance.model import recorded_rounds
+from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
 from draftcast.sim.workload.traces import TraceSpec, load_trace
 
 DATA = Path(__file__).parents[2] / "shared/data/acceptance"

@@ -136,8 +136,7 @@ def measure(
 @app.command("fit")
 def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: Output) -> None:
     """Rates, spread between requests and stretches of a recorded acceptance, as one acceptance model."""
-    from draftcast.sim.acceptance.fit import fit_chain, round_moments
-    from draftcast.sim.acceptance.model import recorded_rounds
+    from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
     from draftcast.sim.workload.traces import TraceSpec, load_trace
 
     output.check()

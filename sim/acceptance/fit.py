@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from draftcast.calibration.acceptance.measure import accepted_by_round
 from draftcast.errors import InputError
-from draftcast.kernels.arrays import FloatArray
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import FIRST_POSITION
@@ -43,6 +45,11 @@ class RoundMoments(NamedTuple):
 def _variance(rates: FloatArray) -> float:
     """Of the drafts accepted in a round."""
     return float(((2 * np.arange(len(rates)) + 1) * rates).sum() - rates.sum() ** 2)
+
+
+def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
+    """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
+    return accepted_by_round([np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
 
 
 def round_moments(rounds: Sequence[FloatArray], k: int) -> RoundMoments:

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, PrivateAttr
 
@@ -196,9 +197,8 @@ class Trace(AcceptanceModel):
         return model
 
     def unconditional(self, k: int) -> FloatArray:
-        rounds = self._rounds(k)
-        at_least = np.array([np.count_nonzero(rounds > j) for j in range(k)], dtype=np.float64)
-        return np.asarray(at_least / max(self.draft_share(k) * len(rounds), 1.0), dtype=np.float64)
+        at_least, rounds = self._replayed(k)
+        return np.asarray(at_least / max(self.draft_share(k) * rounds, 1.0), dtype=np.float64)
 
     def draft_share(self, k: int) -> float:
         return super().draft_share(k) if self.match_probability is None or k == 0 else self.match_probability
@@ -210,25 +210,33 @@ class Trace(AcceptanceModel):
         """
         if self.match_probability is None or self.match_probability == 1.0 or k == 0:
             return 1.0
-        rounds = self._rounds(k)
-        accepted = np.count_nonzero(rounds) / max(len(rounds), 1)
+        at_least, rounds = self._replayed(k)
+        accepted = at_least[0] / max(rounds, 1)
         if accepted > self.match_probability:
             message = f"must be at least {accepted:.4f}: so many rounds of the recording accepted a draft"
             raise ScenarioError(message, key="acceptance.match_probability", value=self.match_probability)
         return float((self.match_probability - accepted) / (1.0 - accepted))
 
-    def _rounds(self, k: int) -> FloatArray:
-        """Drafts accepted in each round, when every record is crossed in rounds of k."""
+    def _replayed(self, k: int) -> tuple[IntArray, int]:
         if self._recording is None:
             raise ScenarioError("the recorded lengths are needed first; they come with the request trace", key="trace")
-        return np.concatenate([np.zeros(0), *recorded_rounds(*self._recording, check_drafts(k))])
+        return _replay(*self._recording, check_drafts(k), FIRST_POSITION)
 
     def draft_probabilities(self) -> FloatArray:
         return np.zeros(0)  # the engine reads the recording instead
 
 
-def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
-    """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
-    from draftcast.calibration.acceptance.measure import accepted_by_round  # loads pandas, which few need
-
-    return accepted_by_round([np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
+@njit(cache=True)
+def _replay(offsets: IntArray, lengths: NDArray[np.uint8], k: int, first: int) -> tuple[IntArray, int]:
+    """Rounds that accepted at least 1..k drafts, and all rounds, when every record is crossed in rounds of k."""
+    at_least = np.zeros(k, dtype=np.int64)
+    rounds = 0
+    for request in range(len(offsets) - 1):
+        at = offsets[request] + first
+        while at < offsets[request + 1]:
+            accepted = min(k, int(lengths[at]))
+            for j in range(accepted):
+                at_least[j] += 1
+            rounds += 1
+            at += accepted + 1
+    return at_least, rounds
