@@ -462,8 +462,8 @@ def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(pag
 
 
 def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) -> None:
-    slo = {"slo": '{"tpot_ms": 20.0, "attainment": 0.9}', "view.capacity.rate": "150"}
-    page.open(query=FEW | slo | {"page": "capacity"})
+    slo = {"slo": '{"tpot_ms": 20.0, "attainment": 0.9}', "view.capacity.rate": "500"}
+    page.open(query=QUICK | slo | {"page": "capacity"})
     gpus = int(page.find(".dc-verdict").get_attribute("data-gpus"))
     assert gpus >= 2
     assert f"{gpus} GPUs:" in page.text()
@@ -472,9 +472,9 @@ def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) 
     assert below == pytest.approx(knee["x"][0], rel=0.3)
     # Where these few requests do not tell whether the load is above the capacity, nothing is drawn.
     assert beyond is None or beyond < 0.9 * knee["x"][-1]
-    page.type_into("Target load, req/s", "400")
+    page.type_into("Target load, req/s", "1000")
     assert int(page.find(".dc-verdict").get_attribute("data-gpus")) > gpus
-    assert "view.capacity.rate=400" in page.query()
+    assert "view.capacity.rate=1000" in page.query()
     page.type_into("TPOT, ms", "1")
     assert "Infeasible." in page.text()
     assert "TPOT within 1 ms is the tightest constraint" in page.text()
