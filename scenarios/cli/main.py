@@ -27,7 +27,9 @@ from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
 from draftcast.scenarios.cli.options import Commands, Subject
 from draftcast.scenarios.cli.plan import plan
-from draftcast.scenarios.cli.simulate import compare, recommend, simulate, sweep
+from draftcast.scenarios.cli.recommend import recommend
+from draftcast.scenarios.cli.simulate import compare, simulate
+from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
 from draftcast.scenarios.cli.validate import validate
 

@@ -1,28 +1,16 @@
-"""``draftcast simulate``, ``compare``, ``recommend`` and ``sweep``: one scenario and its variants, simulated.
+"""``draftcast simulate`` and ``draftcast compare``: one scenario, with and without speculation, or under policies."""
 
-With and without speculation, under draft-length policies, with other methods and draft lengths, over a grid.
-"""
-
-import json
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import typer
 
 from draftcast.errors import InputError, naming
-from draftcast.files import check_output, write_bytes, write_text, written
+from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Question, check_target, method_of, values_of, whole_values_of
-from draftcast.scenarios.cli.terminal import (
-    CELLS_WITHOUT_FIGURES,
-    INTERRUPTED,
-    SLO_UNMET,
-    UNDECIDED,
-    UNSTABLE,
-    progress_bar,
-)
+from draftcast.scenarios.cli.options import Question, values_of
+from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 
 def simulate(
@@ -115,83 +103,3 @@ def compare(question: Question, policies: str | None = None, metric: str = "e2e"
         asked = [policies] if policies is not None else []
         answer = compare_policies(scenario, asked, metric=metric, progress=progress)
     question.print_answer(scenario, answer.summary, (policies_table(answer), *ranking_lines(answer)))
-
-
-def recommend(
-    question: Question,
-    rates: str | None = None,
-    concurrency: str | None = None,
-    metric: str = "e2e",
-    candidate: list[str] | None = None,
-    max_k: int = 8,
-    engine: str = "vllm",
-    out: Path | None = None,
-) -> None:
-    """Recommend method, draft length and schedule for a load, against speculation off; print the command to paste."""
-    from draftcast.scenarios.compare.recommend import ComparedLoad
-    from draftcast.scenarios.compare.recommend import recommend as rank
-    from draftcast.scenarios.compare.serve_command import SERVERS
-    from draftcast.scenarios.schema.load import with_rate
-    from draftcast.scenarios.show.recommend_report import answer_line, candidates_table, paste_lines
-    from draftcast.scenarios.show.tables import title
-
-    if engine not in SERVERS:
-        raise InputError(f"must be one of {', '.join(SERVERS)}", file="--engine", value=engine)
-    check_target("--out", out)
-    scenario = question.load()
-    own = scenario.workload.arrivals.model_dump(mode="json") if scenario.is_closed_loop else {"process": "closed_loop"}
-    with progress_bar() as progress:
-        if rates is not None and concurrency is not None:
-            raise InputError("give --rates or --concurrency, not both", file="--concurrency", value=concurrency)
-        arrivals = {
-            f"{rate:g} req/s": with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
-            for rate in values_of(rates, "--rates")
-        }
-        for clients in whole_values_of(concurrency, "--concurrency"):
-            arrivals[f"{clients} clients"] = own | {"concurrency": clients}
-        loads = [ComparedLoad(label, {"workload.arrivals": section}) for label, section in arrivals.items()]
-        methods = [method_of(text) for text in candidate or []]
-        answer = rank(scenario, metric=metric, loads=loads, alternatives=methods, max_k=max_k, progress=progress)
-    if out is not None:
-        write_text(out, json.dumps(answer.speculative_config) + "\n")
-    question.print_answer(scenario, answer.summary, (title(scenario), candidates_table(answer), answer_line(answer)))
-    if not question.as_json:
-        typer.echo(paste_lines(answer, engine))
-
-
-def sweep(
-    *,
-    grid: list[str],
-    workers: int | None = None,
-    cluster: str | None = None,
-    question: Question,
-    out: Path = Path("draftcast-sweep"),
-    csv: Path | None = None,
-    plot: Path | None = None,
-    metric: str = "mean_e2el_s",
-) -> None:
-    """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
-    from draftcast.scenarios.show import sweep_report as report
-    from draftcast.scenarios.show.plots import write_figure
-    from draftcast.scenarios.sweep.run import sweep as run
-
-    scenario = question.load()
-    check_target("--csv", csv)
-    check_target("--plot", plot)
-    try:
-        with progress_bar("sweep") as show:
-            compute = partial(run, scenario, grid, folder=out, workers=workers, cluster=cluster)
-            result = compute(progress=lambda now: show(now.done / now.total, report.progress_line(now)))
-    except KeyboardInterrupt:
-        print(f"draftcast: stopped; finished cells are in {out}, the same command continues", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    if csv is not None:
-        with written(csv) as file:
-            result.frame().to_csv(file, index=False)
-    if plot is not None:
-        write_figure(report.sweep_figure(result, metric), plot)
-    question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
-    for line in report.error_lines(result):
-        print(f"draftcast: no figures: {line}", file=sys.stderr)
-    if result.errors:
-        raise typer.Exit(CELLS_WITHOUT_FIGURES)

@@ -1,0 +1,49 @@
+"""``draftcast sweep``: options to a grid, the answer to a table, CSV, a plot or JSON."""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import typer
+
+from draftcast.files import written
+from draftcast.scenarios.cli.options import Question, check_target
+from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, progress_bar
+
+
+def sweep(
+    *,
+    grid: list[str],
+    workers: int | None = None,
+    cluster: str | None = None,
+    question: Question,
+    out: Path = Path("draftcast-sweep"),
+    csv: Path | None = None,
+    plot: Path | None = None,
+    metric: str = "mean_e2el_s",
+) -> None:
+    """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
+    from draftcast.scenarios.show import sweep_report as report
+    from draftcast.scenarios.show.plots import write_figure
+    from draftcast.scenarios.sweep.run import sweep as run
+
+    scenario = question.load()
+    check_target("--csv", csv)
+    check_target("--plot", plot)
+    try:
+        with progress_bar("sweep") as show:
+            compute = partial(run, scenario, grid, folder=out, workers=workers, cluster=cluster)
+            result = compute(progress=lambda now: show(now.done / now.total, report.progress_line(now)))
+    except KeyboardInterrupt:
+        print(f"draftcast: stopped; finished cells are in {out}, the same command continues", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    if csv is not None:
+        with written(csv) as file:
+            result.frame().to_csv(file, index=False)
+    if plot is not None:
+        write_figure(report.sweep_figure(result, metric), plot)
+    question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
+    for line in report.error_lines(result):
+        print(f"draftcast: no figures: {line}", file=sys.stderr)
+    if result.errors:
+        raise typer.Exit(CELLS_WITHOUT_FIGURES)
