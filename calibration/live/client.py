@@ -285,7 +285,10 @@ async def _main(plan: LoadPlan, journal: Journal) -> int:
     except* ServerGone:
         code, reason = SERVER_GONE, "the server is gone: it refuses connections"
     except* LiveError as group:
-        code, reason = DISK_REFUSED, str(group.exceptions[0])
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):  # of the requests' tasks, inside the run's
+            error = error.exceptions[0]
+        code, reason = DISK_REFUSED, str(error)
     parent.cancel()
     with contextlib.suppress(LiveError):
         journal.close()
