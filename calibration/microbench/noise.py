@@ -174,7 +174,9 @@ def processor_name() -> str:
 
 
 def usable_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _seconds(work: Callable[[], object]) -> float:

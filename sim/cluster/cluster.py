@@ -1,4 +1,4 @@
-"""The cluster: requests arrive, a router sends them to replicas, users wait for answers (a process of SimPy).
+"""The cluster: requests arrive, a router sends them to replicas; where users wait for answers, as a SimPy process.
 
 Between two events of the cluster a replica runs on its own, in one compiled call. Where routes are known beforehand
 all requests are handed over at once; a router that looks at the replicas is asked at each arrival; in a closed loop an
@@ -74,7 +74,6 @@ class Cluster:
         self._served = 0  # counted requests that clients have had answered
         self._rank = self.order.copy()  # of each request in `order`; with sessions once it has been sent
         self._segments = self.rows["segment"].copy()  # by rank
-        self._env = simpy.Environment()
 
     def run(self) -> None:
         if self._closed_loop is not None or self._table.session is not None:
@@ -82,10 +81,9 @@ class Cluster:
             if len(self.replicas) == 1 and clients.never_think:
                 self._run_without_thought(len(clients.first_sends))
             else:
-                self._env.process(self._run_clients(clients))
+                self._run_clients(clients)
         else:
             self._run_open()
-        self._env.run()
         if not self._is_served():
             self._advance(math.inf)
         if not self._table.num_extra:
@@ -167,7 +165,12 @@ class Cluster:
 
     # ---- clients that wait for answers: a closed loop, sessions ----
 
-    def _run_clients(self, clients: "_Clients") -> Generator[simpy.Event, Any, None]:
+    def _run_clients(self, clients: "_Clients") -> None:
+        env = simpy.Environment()
+        env.process(self._serve_clients(clients, env))
+        env.run()
+
+    def _serve_clients(self, clients: "_Clients", env: simpy.Environment) -> Generator[simpy.Event, Any, None]:
         """Clients send, wait for the answer, think and send again.
 
         At one and the same moment replicas first hand out what they have finished, then clients send, and only then
@@ -182,8 +185,8 @@ class Cluster:
         while sends or clients.may_send or len(runs) > 1:
             send_s = sends[0][0] if sends else math.inf
             now_s = min([send_s, *[run.event_s for run in runs]])
-            if now_s > self._env.now:  # replicas take `now_s` itself, free of the clock's rounding
-                yield self._env.timeout(now_s - self._env.now)
+            if now_s > env.now:  # replicas take `now_s` itself, free of the clock's rounding
+                yield env.timeout(now_s - env.now)
             for run in runs:
                 for request in run.answers_at(now_s):
                     self._served += int(self._rank[request]) < self._counted

@@ -227,7 +227,7 @@ def test_answers_that_bring_a_request_at_once_need_no_look_at_each_client(
     monkeypatch.setattr(
         Cluster,
         "_run_without_thought",
-        lambda self, _: self._env.process(self._run_clients(_Clients(self._table, self._closed_loop, self._seed))),
+        lambda self, _: self._run_clients(_Clients(self._table, self._closed_loop, self._seed)),
     )
     assert bits() == short
 
