@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from draftcast.dashboards.session import link
+
 
 @pytest.fixture(autouse=True)
 def main_module_is_kept() -> Iterator[None]:
@@ -21,3 +23,9 @@ def pages_take_a_rough_capacity(request: pytest.FixtureRequest) -> None:
     """Not beside a server in a process of its own: there both sides take the whole."""
     if request.path.name != "test_dashboard_browser.py":
         request.getfixturevalue("rough_capacity")
+
+
+@pytest.fixture(autouse=True)
+def new_sessions_collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server collects for every new session; here that would look at all that other tests loaded, each time."""
+    monkeypatch.setattr(link, "set_aside", lambda: None)

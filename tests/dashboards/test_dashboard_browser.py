@@ -31,8 +31,9 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 # Small enough to answer at once on two cores, long enough for intervals that tell something; a capacity of short
 # requests is found in a tenth of the time.
 SHORT = {"workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"}
-FEW = {"workload.num_requests": "400", "statistics.replications": "3"}
-QUICK = FEW | SHORT
+SEARCHING = {"workload.num_requests": "400", "statistics.replications": "3"} | SHORT
+# Exact step times: no search for a cutover goes on behind the page.
+QUICK = SEARCHING | {"statistics.model_error": "none"}
 K = "Draft tokens k"
 
 
@@ -101,8 +102,7 @@ def test_ten_sessions_at_once_keep_their_own_questions(page: Browser) -> None:
     try:
         for index in range(10):
             page.driver.switch_to.new_window("tab")
-            # Exact step times: no search for a cutover goes on behind the tabs.
-            page.open(query=QUICK | {"statistics.seed": str(60 + index), "statistics.model_error": "none"})
+            page.open(query=QUICK | {"statistics.seed": str(60 + index)})
             hashes[page.driver.current_window_handle] = page.run_hash()
         for index, window in enumerate(hashes):
             page.driver.switch_to.window(window)
@@ -186,7 +186,7 @@ def test_the_answer_stands_above_the_controls_and_the_cutover_is_found_beside_it
         opened = Browser(server.url, width=width, height=height)
         try:
             opened.driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": FIRST})
-            opened.open(query=QUICK)
+            opened.open(query=SEARCHING)
             assert opened.script("return window.draftcastFirst"), "controls are drawn before the answer"
             card = opened.find("[class*=st-key-verdict-]")
             assert "simulated" in card.text
@@ -454,7 +454,8 @@ def test_pages_are_worked_by_keyboard_and_fit_wide_and_narrow_light_and_dark(pag
             page.settled()
             page.until(lambda: page.script(WIDER) == [0, []], f"a page that fits {width} px")
             page.until(lambda: page.script(PALE) == [], "text that can be read")
-            assert page.driver.execute_async_script(FAULTS) == []
+            if dark == (width < 1000):  # each width and each theme once: what axe looks at depends on one of them
+                assert page.driver.execute_async_script(FAULTS) == []
         assert "nan" not in page.text().lower().split()
     finally:
         page.resize(1280, 900)
