@@ -56,10 +56,15 @@ class Curve:
         nodes = np.searchsorted(self.x, inside)
         if np.array_equal(self.x[nodes], inside):  # so it mostly is for a neighbour's curve: measured at the same rows
             return self.log_s[nodes]
+        return np.asarray(self._between_points(np.log(inside)), dtype=np.float64)
+
+    @functools.cached_property
+    def _between_points(self) -> Callable[[FloatArray], FloatArray]:
         # Imported here: scipy.interpolate takes longer to import than a profile to load.
         from scipy.interpolate import PchipInterpolator
 
-        return np.asarray(PchipInterpolator(np.log(self.x), self.log_s)(np.log(inside)), dtype=np.float64)
+        made: Callable[[FloatArray], FloatArray] = PchipInterpolator(np.log(self.x), self.log_s)
+        return made
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,11 @@ class CurveSet:
     curves: dict[Key, Curve]  # curve of each measured combination of the axes
     roofline: RooflineSeconds  # the family's fitted seconds
     is_stretched: bool = False  # from another device's: no time is measured
+
+    @functools.cached_property
+    def _between(self) -> dict[Key, Curve | None]:
+        """What `_blend` gave, by key: another engine of the same model asks for the same."""
+        return {}
 
     @functools.cached_property
     def _values(self) -> tuple[FloatArray, ...]:
@@ -104,8 +114,11 @@ class CurveSet:
         if key in self.curves:
             log_s, origins = self._along(self.curves[key], some, key)
         else:
-            corners = self._corners(key)
-            log_s, origins = self._blend(some, key, corners) if corners else self._nearest(some, key)
+            if key not in self._between:
+                self._between[key] = self._blend(key, self._corners(key))
+            curve = self._between[key]
+            log_s, origins = self._nearest(some, key) if curve is None else self._along(curve, some, key)
+            origins = np.maximum(origins, int(Origin.INTERPOLATED))
         if self.is_stretched:
             origins = np.full(xs.shape, int(Origin.EXTRAPOLATED))
         return np.where(xs > 0.0, np.exp(log_s), 0.0), origins
@@ -138,19 +151,21 @@ class CurveSet:
         ]
         return corners if all(corner in self.curves for corner, _ in corners) else []
 
-    def _blend(self, x: FloatArray, key: Key, corners: list[tuple[Key, float]]) -> tuple[FloatArray, IntArray]:
+    def _blend(self, key: Key, corners: list[tuple[Key, float]]) -> Curve | None:
+        """The curve of a combination between measured ones; None where it has no such neighbours, or none in common."""
         # Nodes at which every neighbour was measured or lies between its own points; then along x as on one curve.
         curves = [self.curves[corner] for corner, _ in corners]
+        if not curves:
+            return None
         low, high = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
         nodes = np.unique(np.concatenate([curve.x for curve in curves]))
         nodes = nodes[(nodes >= low) & (nodes <= high)]
         if not len(nodes):
-            return self._nearest(x, key)
+            return None
         log_s = np.log(self.roofline(nodes, key))
         for (corner, weight), curve in zip(corners, curves, strict=True):
             log_s += weight * (curve.at(nodes) - np.log(self.roofline(nodes, corner)))
-        log_s, origins = self._along(Curve(nodes, log_s), x, key)
-        return log_s, np.maximum(origins, int(Origin.INTERPOLATED))
+        return Curve(nodes, log_s)
 
     def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
         wanted = np.log(np.asarray(key, dtype=np.float64))

@@ -4,6 +4,7 @@ What each of them costs stands in the file of its family; `kernels/operators/cos
 are numpy arrays (or scalars), results float64 arrays that broadcast.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -47,6 +48,7 @@ class LinearLayer(Matrix):
         return linear_work(m, self.k, self.n, per_element, act)
 
 
+@functools.lru_cache(maxsize=256)
 def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -> tuple[LinearLayer, ...]:
     """All `matrices` of one forward pass on one of ``tp`` ranks, lm_head apart.
 
