@@ -115,3 +115,12 @@ def test_counts_are_published_every_tenth_of_a_second() -> None:
     assert alone.published == [[1, 0, 0.0]]
     alone.advance(1101.0)
     assert alone.published == [[2, 0, 0.0]]
+
+
+def test_ranks_of_their_own_tell_their_counts_before_a_publication(build_case: Any) -> None:
+    """The first publication, after 5 s of quiet, knows of the request that came before."""
+    case = build_case([1, 1], [30, 1], arrival_s=np.array([0.0, 5.05]), replicas=2)
+    group = DataParallel(case.replicas, lockstep=False)
+    group.submit([0, 1])
+    group.advance(5.06)
+    assert [running for _, running, _ in group._coordinator.published] == [1, 0]
