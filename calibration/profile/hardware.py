@@ -19,8 +19,6 @@ from draftcast.frozen import OneOf
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
 
 _FOLDER = Path(__file__).parents[1] / "hardware"
-# Of 16 bytes that cross the bus of GDDR6 with ECC one is a check byte; the driver reports as much less memory.
-_INLINE_ECC = 15 / 16
 USUAL_SHARE = 0.8
 """What large bf16 products reach of the data sheet's peak on H100, H200, B300 and RTX PRO 6000 (bundled profiles)."""
 ATTENTION_KERNELS = ("flash_attention_2", "flash_attention_3", "separate")
@@ -58,7 +56,7 @@ class HardwareSpec:
     linked_devices: Annotated[int, Field(strict=True, ge=1)] = 8  # that the link joins: a node's, or a rack's
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
     cache_bytes: NotNegative = 0.0  # last-level cache (L2); 0: unknown
-    inline_ecc: Annotated[bool, Field(strict=True)] = False  # ECC stands in the memory itself and crosses its bus
+    ecc_share: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = 1.0  # that ECC in the memory leaves of its rate
     # What large products reach of the bf16 peak: less where power holds the clock down, more where nothing does
     large_product_share: Positive = USUAL_SHARE
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
@@ -76,9 +74,9 @@ class HardwareSpec:
         Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
         (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
         cache's). Peaks are those of a board whose large products reach the usual share of the data sheet's. Collectives
-        are bound by the link, every other family by the memory, less inline ECC.
+        are bound by the link, every other family by the memory, less its ECC.
         """
-        memory = self.memory_bandwidth_bytes_per_s * (_INLINE_ECC if self.inline_ecc else 1.0)
+        memory = self.memory_bandwidth_bytes_per_s * self.ecc_share
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
         if family.startswith("gdn"):
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in

@@ -39,7 +39,7 @@ class Ceilings(BaseModel):
         """``hardware`` with the measured rates in place of the data sheet's."""
         bandwidth = self.memory_bandwidth_bytes_per_s
         if bandwidth is not None:  # ECC was on when it was measured
-            hardware = dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, inline_ecc=False)
+            hardware = dataclasses.replace(hardware, memory_bandwidth_bytes_per_s=bandwidth, ecc_share=1.0)
         return dataclasses.replace(hardware, peak_flops={**hardware.peak_flops, **self.peak_flops})
 
 

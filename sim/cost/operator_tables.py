@@ -56,6 +56,12 @@ _LATENT_KERNELS = 20
 # 93 us: SGLang's 33237). Provisional.
 _TOP_K_BYTES = 28.0
 _TOP_K_KERNELS = 25
+# What one kernel wrote is still in the last-level cache when the next reads it. Rate of the cache over that of the
+# memory: L2 of A100, H100 and B200 reads 2 to 3 times as fast as the memory in published microbenchmarks; SwiGLU, norm
+# and rotary of 5 to 45 MB ran at 1.2 to 2.5 of the memory's rate on RTX PRO 6000, starts included, and SwiGLU at 1.0
+# from 157 MB on, beyond its 128 MB (LLMServingSim, profiler/perf).
+_CACHE_SPEED = 2.0
+_SAMPLER_KERNELS = 3  # a cast, a softmax and a choice, see `sampler_work`
 # All-gather and reduce-scatter between ranks of one node: (1 + log2 ranks) / 2 of the link's latency, and this share of
 # its bandwidth. NCCL 2.29 on H100 and H200 (aiconfigurator-core 0.12.0, 2, 4 and 8 ranks): 5.4, 7.4 and 10.6 us; 0.57,
 # 0.70 and 0.75 of the bandwidth. B200 takes 9 to 17 us and reaches 0.5 to 0.7. Provisional.
@@ -269,11 +275,22 @@ class OperatorTables:
             if found is not None:
                 table += part.count * found
             else:
-                rest = rest.add(part.work(rows, self.act_bytes))
+                moved = part.work(rows, self.act_bytes)
+                rest = rest.add(Work(moved.flops, self._through_cache(moved.bytes, part.count)))
                 launches += part.launches
         if launches:
             table += self.fitted("elementwise", self.wide_dtype, rest, rows, launches)
         return table
+
+    def _through_cache(self, moved: FloatArray, runs: float) -> FloatArray:
+        """Bytes at the memory's rate that take as long as ``moved``, by ``runs`` kernels in all.
+
+        A kernel that moves what the cache holds, or less, finds it there; of twice as much the first is gone before the
+        next kernel comes to it.
+        """
+        cache = self.profile.hardware.cache_bytes
+        held = np.clip(2.0 - moved / runs / cache, 0.0, 1.0) if cache else 0.0
+        return np.asarray(moved * (1.0 - held * (1.0 - 1.0 / _CACHE_SPEED)))
 
     def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
         """Only the matrices of one scope."""
@@ -290,7 +307,8 @@ class OperatorTables:
     def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Greedy choice of a draft token: the logits are read once."""
         elements = rows.astype(np.float64) * model.vocab_size
-        return self.fitted("sampler", self.wide_dtype, Work(elements, elements * self.act_bytes), rows)
+        work = Work(elements, self._through_cache(elements * self.act_bytes, 1.0))
+        return self.fitted("sampler", self.wide_dtype, work, rows)
 
     def top_k(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Choice of several draft tokens a row, for a tree: softmax and ``torch.topk`` (SGLang's `fast_topk`)."""
@@ -305,7 +323,9 @@ class OperatorTables:
         table = self.measured(operator, "sampler", self.wide_dtype, requests, (model.vocab_size,), **group)
         if table is not None:
             return table
-        return self.fitted("sampler", self.wide_dtype, sampler_work(rows, model.vocab_size, self.act_bytes), rows)
+        work = sampler_work(rows, model.vocab_size, self.act_bytes)
+        work = Work(work.flops, self._through_cache(work.bytes, _SAMPLER_KERNELS))
+        return self.fitted("sampler", self.wide_dtype, work, rows)
 
     def launches(self, model: ModelSpec) -> float:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""

@@ -76,10 +76,10 @@ def test_every_device_names_its_sources(name: str) -> None:
 @pytest.mark.parametrize("name", ["a10", "a10g", "a40", "l4", "l20"])
 def test_ecc_of_gddr6_shares_the_bus(name: str) -> None:
     card = load_hardware(name)
-    assert card.inline_ecc
-    assert card.ceilings("linear", "bf16")[1] == 15 / 16 * card.memory_bandwidth_bytes_per_s
+    assert card.ecc_share == (0.9375 if name.startswith("l") else 0.88)
+    assert card.ceilings("linear", "bf16")[1] == card.ecc_share * card.memory_bandwidth_bytes_per_s
     assert card.ceilings("all_reduce", "bf16")[1] == card.link_bandwidth_bytes_per_s
-    without = replace(card, inline_ecc=False)
+    without = replace(card, ecc_share=1.0)
     assert without.ceilings("linear", "bf16")[1] == card.memory_bandwidth_bytes_per_s
     # what ECC takes of the bus it takes of the capacity
     assert card.memory_bytes < 15 / 16 * DATASHEETS[name][0] * GIB

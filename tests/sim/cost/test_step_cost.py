@@ -255,6 +255,24 @@ def test_kernel_starts_add_up() -> None:
     assert 8 <= elementwise <= 12
 
 
+def test_what_the_cache_holds_moves_at_twice_the_memory_s_rate() -> None:
+    """Kernels move 2,000 bytes of logits a row: to 500 rows the cache holds them, of 1,000 rows it keeps nothing."""
+    rows = np.array([1, 250, 500, 750, 1000, 4000])
+    full = OperatorTables(ideal_profile(), 1, "bf16")
+    kept = OperatorTables(ideal_profile(dataclasses.replace(BENCH, cache_bytes=1e6)), 1, "bf16")
+    seconds = kept.argmax(TINY, rows).sum(axis=1)
+    np.testing.assert_allclose(seconds, rows * 2e-9 * [0.5, 0.5, 0.5, 0.75, 1.0, 1.0])
+    np.testing.assert_allclose(full.argmax(TINY, rows).sum(axis=1), rows * 2e-9)
+    many = np.arange(1, 6000)
+    for table in (kept.argmax(TINY, many), kept.sampler(TINY, many, 1), kept.model_pass(TINY, many, ())):
+        assert (np.diff(table.sum(axis=1)) > 0).all()
+    # Norms and activations of a pass: half at first, all of it in the end.
+    ratio = kept.model_pass(TINY, many, ()).sum(axis=1) / full.model_pass(TINY, many, ()).sum(axis=1)
+    assert ratio[0] == pytest.approx(0.5)
+    assert ratio[-1] == pytest.approx(1.0, rel=0.1)
+    assert (np.diff(ratio) >= -1e-12).all()
+
+
 def test_collectives_by_hand() -> None:
     two = tiny_cost(tensor_parallel_size=2)
     free = HardwareSpec(**(vars(BENCH) | {"link_latency_s": 0.0, "link_bandwidth_bytes_per_s": 1e30}))
