@@ -56,7 +56,8 @@ def started(answer: Recommendation, server: str = "vllm") -> str:
 
 
 def test_candidates_are_off_every_length_and_a_schedule() -> None:
-    labels = [candidate.label for candidate in candidates(question())]
+    # Up to the 64 requests of `question` one length is the best.
+    labels = [candidate.label for candidate in candidates(question("engine.max_num_seqs=256"))]
     assert labels[:4] == ["off", "eagle3 k=1", "eagle3 k=2", "eagle3 k=3"]
     assert len(labels) == 5
     assert labels[4].startswith("eagle3 schedule {1-")

@@ -127,11 +127,11 @@ def test_a_schedule_that_never_drafts_loses_full_graphs_in_the_first_runner() ->
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_eager_is_slower_than_graphs_on_every_gpu(device: str, version: str) -> None:
-    graphs, eager = (cost_of(device=device, version=version, enforce_eager=flag) for flag in (False, True))
+    # Where the memory is slow, 300 GB/s on L4, the weights of 8B take up to ten times as long as their launches.
+    model = "qwen3-4b" if device in ("l4", "a10", "a10g") else LLAMA
+    graphs, eager = (cost_of(model, device, version=version, enforce_eager=flag) for flag in (False, True))
     for seqs in range(1, 9):
-        if device != "l4":  # whose 300 GB/s make a step of 8B of 60 ms, ten times its launches
-            assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
-        assert decode(graphs, seqs)["target_s"] < decode(eager, seqs)["target_s"]
+        assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
         # A GPU that outruns the host waits for it.
         assert decode(eager, seqs)["target_s"] >= 320 * constants(version).eager_launch_s.value
 
