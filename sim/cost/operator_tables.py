@@ -56,10 +56,9 @@ _LATENT_KERNELS = 20
 # 93 us: SGLang's 33237). Provisional.
 _TOP_K_BYTES = 28.0
 _TOP_K_KERNELS = 25
-# What one kernel wrote is still in the last-level cache when the next reads it. Rate of the cache over that of the
-# memory: L2 of A100, H100 and B200 reads 2 to 3 times as fast as the memory in published microbenchmarks; SwiGLU, norm
-# and rotary of 5 to 45 MB ran at 1.2 to 2.5 of the memory's rate on RTX PRO 6000, starts included, and SwiGLU at 1.0
-# from 157 MB on, beyond its 128 MB (LLMServingSim, profiler/perf).
+# Rate of the last-level cache over that of the memory, for what one kernel wrote and the next reads: SwiGLU, norm and
+# rotary that move 5 to 45 MB ran at 1.2 to 2.5 of the memory's rate on RTX PRO 6000, starts of some 3 us included,
+# and SwiGLU at 1.0 from 157 MB on, beyond its 128 MB (LLMServingSim, profiler/perf).
 _CACHE_SPEED = 2.0
 _SAMPLER_KERNELS = 3  # a cast, a softmax and a choice, see `sampler_work`
 # All-gather and reduce-scatter between ranks of one node: (1 + log2 ranks) / 2 of the link's latency, and this share of

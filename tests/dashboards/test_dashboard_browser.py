@@ -145,28 +145,6 @@ def test_the_link_reproduces_every_tile_in_a_fresh_profile(page: Browser, server
         other.quit()
 
 
-def test_bad_query_values_are_named_and_the_page_stands(page: Browser) -> None:
-    bad = {"engine.no_such_flag": "1", "engine.speculative_config.num_speculative_tokens": "900"}
-    page.open(query=QUICK | bad)
-    alerts = [alert.text for alert in page.all("[data-testid=stAlert]")]
-    assert page.tiles()["p50_ttft_s"] is not None
-    for key in bad:
-        assert any(key in alert and "left out" in alert for alert in alerts), alerts
-        assert key not in unquote(page.query())
-
-
-def test_overload_shows_the_capacity_and_no_latency(page: Browser) -> None:
-    page.open(query=QUICK | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "4000"})
-    text = page.text()
-    assert "Overloaded at 4000 req/s" in text
-    assert "OVERLOADED" in text
-    assert "It completes at most" in text
-    tiles = page.tiles()
-    assert [tiles[f"p99_{name}_s"] for name in ("ttft", "tpot", "e2el")] == [None, None, None]
-    assert tiles["tokens_per_s_per_gpu"] is None
-    assert page.script("return document.querySelectorAll('.dc-better, .dc-diff.dc-worse').length") == 0
-
-
 # Whether the answer was there before any control of the sidebar or of the page.
 FIRST = """
 new MutationObserver((_, self) => {
@@ -269,17 +247,6 @@ def test_downloads_come_back_as_they_went(page: Browser) -> None:
     assert page.run_hash() != hashed
     page.upload("Upload a scenario (YAML)", scenario)
     page.until(lambda: page.run_hash() == hashed, "the same run hash")
-
-
-@pytest.mark.parametrize(("rate", "alpha", "advice"), [("2", "0.8", "on"), ("8", "0.0", "off")])
-def test_the_page_says_where_speculation_pays(page: Browser, rate: str, alpha: str, advice: str) -> None:
-    cell = {"workload.arrivals.request_rate_rps": rate, "acceptance": f"{{model: constant, alpha: {alpha}}}"}
-    page.open(query=QUICK | cell)
-    verdict = page.find(".dc-verdict")
-    assert verdict.get_attribute("data-advice") == advice, verdict.text
-    assert f"Recommended: {advice}" in verdict.text
-    if advice == "on":
-        assert float(verdict.get_attribute("data-low")) > 1.0
 
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens

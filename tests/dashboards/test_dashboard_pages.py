@@ -121,6 +121,7 @@ def test_a_bad_link_names_its_key_and_the_page_stands(key: str, value: str, said
     asked = known(app).question
     (warning,) = [each for each in told(app.warning) if each.startswith(key.partition(" ")[0])]
     assert said in warning
+    assert key not in app.query_params
     assert asked.scenario.statistics.seed == 5
     assert asked.scenario.num_speculative_tokens == 3
     assert not app.error
@@ -418,3 +419,33 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     assert not app.exception
     said = ["Compiling the engine, once (one to two minutes)."] if running else []
     assert [info.value for info in app.info] == said
+
+
+SHORT = {
+    "workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}",
+    "statistics.model_error": "none",
+}
+
+
+@pytest.mark.parametrize(("rate", "alpha", "advice"), [("2", "0.8", "on"), ("8", "0.0", "off")])
+def test_the_page_says_where_speculation_pays(rate: str, alpha: str, advice: str) -> None:
+    cell = {"workload.arrivals.request_rate_rps": rate, "acceptance": f"{{model: constant, alpha: {alpha}}}"}
+    app = open_page(SHORT | cell | {"workload.num_requests": "400", "statistics.replications": "3"})
+    html = "".join(each.proto.body for each in app.get("html"))
+    (verdict,) = re.findall(r"<p class='dc-verdict'.*?</p>", html)
+    assert f"data-advice='{advice}'" in verdict
+    assert f"Recommended: {advice}." in verdict
+    if advice == "on":
+        assert float(verdict.split("data-low='")[1].split("'")[0]) > 1.0
+
+
+def test_overload_shows_the_capacity_and_no_latency() -> None:
+    app = open_page(SHORT | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "4000"})
+    html = "".join(each.proto.body for each in app.get("html"))
+    assert "Overloaded at 4000 req/s" in html
+    (said,) = told(app.error)
+    assert said.startswith("OVERLOADED")
+    assert "It completes at most" in said
+    tiles = dict(re.findall(r"data-figure='(\w+)' data-value='([^']*)'", html))
+    assert [tiles[name] for name in ("p99_ttft_s", "p99_tpot_s", "p99_e2el_s", "tokens_per_s_per_gpu")] == [""] * 4
+    assert not re.search("class='[^']*dc-(better|diff dc-worse)", html)
