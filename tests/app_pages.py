@@ -23,6 +23,11 @@ def open_page(query: Mapping[str, str | list[str]] | None = None) -> AppTest:
     return app.run()
 
 
+def html_of(app: AppTest) -> str:
+    """All that a page wrote as HTML."""
+    return "".join(each.proto.body for each in app.get("html"))
+
+
 def told(elements: Iterable[Any]) -> list[str]:
     """Texts of a page's errors, warnings or captions as a reader sees them: Markdown's escapes undone."""
     return [re.sub(r"\\(?=[\W_])", "", element.value) for element in elements]

@@ -10,6 +10,8 @@ from paths import DATA
 
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
+# As a scenario's ``workload.lengths``: a capacity of short requests is found in a tenth of the time.
+SHORT_REQUESTS = "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from draftcast.dashboards.session import link
-
 
 @pytest.fixture(autouse=True)
 def main_module_is_kept() -> Iterator[None]:
@@ -28,4 +26,4 @@ def pages_take_a_rough_capacity(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(autouse=True)
 def new_sessions_collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server collects for every new session; here that would look at all that other tests loaded, each time."""
-    monkeypatch.setattr(link, "set_aside", lambda: None)
+    monkeypatch.setattr("draftcast.dashboards.session.link.set_aside", lambda: None)

@@ -16,6 +16,7 @@ import pandas as pd
 import pytest
 from bench_results import bench_file
 from browser import Browser, Server, missing
+from samples import SHORT_REQUESTS
 from typer.testing import CliRunner
 
 from draftcast.scenarios.cli import main as cli
@@ -28,9 +29,8 @@ from draftcast.scenarios.show.run_report import load_words
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
-# Small enough to answer at once on two cores, long enough for intervals that tell something; a capacity of short
-# requests is found in a tenth of the time.
-SHORT = {"workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}"}
+# Small enough to answer at once on two cores, long enough for intervals that tell something.
+SHORT = {"workload.lengths": SHORT_REQUESTS}
 SEARCHING = {"workload.num_requests": "400", "statistics.replications": "3"} | SHORT
 # Exact step times: no search for a cutover goes on behind the page.
 QUICK = SEARCHING | {"statistics.model_error": "none"}

@@ -13,7 +13,8 @@ import pytest
 from paths import APP
 
 pytest.importorskip("streamlit")
-from app_pages import told
+from app_pages import html_of, told
+from samples import SHORT_REQUESTS
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -27,7 +28,7 @@ WAIT_S = 1800  # the first page of a fresh checkout compiles the engine
 SMALL = {
     "page": "capacity",
     "workload.num_requests": "150",
-    "workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}",
+    "workload.lengths": SHORT_REQUESTS,
     "statistics.replications": "2",
 }
 ASKED = {
@@ -46,13 +47,9 @@ def open_page(query: dict[str, str] | None = None) -> AppTest:
     return app
 
 
-def html(app: AppTest) -> str:
-    return "".join(each.proto.body for each in app.get("html"))
-
-
 def gpus(app: AppTest) -> int:
     assert not app.exception, app.exception
-    return int(re.findall(r"data-gpus='(\d+)'", html(app))[0])
+    return int(re.findall(r"data-gpus='(\d+)'", html_of(app))[0])
 
 
 def metrics(app: AppTest) -> dict[str, str]:
@@ -76,7 +73,7 @@ def test_the_page_gives_the_plan_of_the_command_it_shows() -> None:
     assert best["spare_replicas"] == 1
     assert gpus(app) == best["num_gpus"]
     assert metrics(app)["Headroom"] == f"{best['headroom']:+.0%}"
-    assert f"{best['hardware']} tp {best['tensor_parallel_size']} {best['method']}" in html(app)
+    assert f"{best['hardware']} tp {best['tensor_parallel_size']} {best['method']}" in html_of(app)
     # The knee of the picture is the plan's.
     drawn = json.loads(next(each.proto.spec for each in app.get("plotly_chart") if "knee" in each.proto.spec))
     labels = [shape["label"] for shape in drawn["layout"]["shapes"]]
@@ -99,12 +96,12 @@ def test_numbers_change_the_gpus_and_the_link() -> None:
 
 def test_choices_of_several_change_the_candidates() -> None:
     app = open_page()
-    assert html(app).count("<tr><td>") == 1
+    assert html_of(app).count("<tr><td>") == 1
     app.multiselect(key="control:view.capacity.methods").set_value(["off", "given"]).run()
-    assert html(app).count("<tr><td>") == 2
+    assert html_of(app).count("<tr><td>") == 2
     assert "view.capacity.methods" not in app.query_params
     app.multiselect(key="control:view.capacity.hardware").set_value(["h100-sxm", "a100-80g"]).run()
-    assert html(app).count("<tr><td>") == 4
+    assert html_of(app).count("<tr><td>") == 4
     assert app.query_params["view.capacity.hardware"] == "h100-sxm,a100-80g"
     assert {each["hardware"] for each in asked(app)["candidates"]} == {"h100-sxm", "a100-80g"}
     app.multiselect(key="control:view.capacity.tp").set_value([]).run()
@@ -120,7 +117,7 @@ def test_prices_rank_and_cost_without_another_run(monkeypatch: pytest.MonkeyPatc
     assert "a price is missing: a100-80g" in " ".join(told(app.caption))
     app.number_input(key=f"{prefix}:a100-80g").set_value(0.01).run()
     cheap = gpus(app)
-    assert ">a100-80g<" in html(app).partition("<tbody>")[2].partition("</td>")[0]
+    assert ">a100-80g<" in html_of(app).partition("<tbody>")[2].partition("</td>")[0]
     assert metrics(app)["Cost an hour"] == f"{0.01 * cheap:,.2f}"
     assert float(metrics(app)["Cost per 1M tokens"]) > 0
     app.number_input(key=f"{prefix}:a100-80g").set_value(900.0).run()
@@ -133,7 +130,7 @@ def test_prices_rank_and_cost_without_another_run(monkeypatch: pytest.MonkeyPatc
 
 def test_an_infeasible_slo_says_so_and_names_its_tightest_bound() -> None:
     app = open_page({"slo": '{"ttft_ms": 900.0, "tpot_ms": 1.0, "attainment": 0.9}'})
-    assert "data-verdict='infeasible'" in html(app)
+    assert "data-verdict='infeasible'" in html_of(app)
     assert not app.metric
     said = told(app.error)
     assert any("TPOT within 1 ms is the tightest constraint" in text for text in said), said
@@ -177,7 +174,7 @@ def test_a_load_without_a_rate_is_told() -> None:
 
 def test_a_candidate_leads_to_its_own_run(monkeypatch: pytest.MonkeyPatch) -> None:
     app = open_page()
-    href = unescape(re.findall(r"<td><a href='([^']*)'", html(app))[0])
+    href = unescape(re.findall(r"<td><a href='([^']*)'", html_of(app))[0])
     state: dict[str, Any] = {}
     monkeypatch.setattr("streamlit.session_state", state)
     other = state["session"] = Session(Question.opening("default"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import SMALL, known, open_page, told
+from app_pages import SMALL, html_of, known, open_page, told
 from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
@@ -25,7 +25,7 @@ COMPARE = {"page": "compare"}
 
 def cells(app: AppTest) -> list[tuple[str, str, str]]:
     """Verdict, difference and what is compared of every difference on the page."""
-    html = "".join(each.proto.body for each in app.get("html"))
+    html = html_of(app)
     found = re.findall(r"data-against='(\w)' data-verdict='([^']+)' data-difference='([^']+)'", html)
     return [(against, verdict, value) for against, verdict, value in found]
 
@@ -125,5 +125,5 @@ def test_another_question_keeps_what_was_kept() -> None:
     app.number_input(key="control:statistics.seed").set_value(9).run()
     kept = known(app).runs[0].scenario
     assert kept.statistics.seed == load_scenario().statistics.seed
-    html = "".join(each.proto.body for each in app.get("html"))
+    html = html_of(app)
     assert "<td>Seed</td>" in html

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import known, open_page, told
+from app_pages import html_of, known, open_page, told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.session.session import View
@@ -29,10 +29,6 @@ CUTOVER = {
     "workload.lengths.prompt_tokens": "{distribution: constant, value: 64}",
     "workload.lengths.output_tokens": "{distribution: constant, value: 32}",
 }
-
-
-def html_of(app: AppTest) -> str:
-    return "".join(each.proto.body for each in app.get("html"))
 
 
 def press(app: AppTest, label: str) -> None:

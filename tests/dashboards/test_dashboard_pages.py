@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import APP, SMALL, WAIT_S, known, open_page, told
+from app_pages import APP, SMALL, WAIT_S, html_of, known, open_page, told
+from samples import SHORT_REQUESTS
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -121,6 +122,7 @@ def test_a_bad_link_names_its_key_and_the_page_stands(key: str, value: str, said
     asked = known(app).question
     (warning,) = [each for each in told(app.warning) if each.startswith(key.partition(" ")[0])]
     assert said in warning
+    assert "left out" in warning or key == "scenario"
     assert key not in app.query_params
     assert asked.scenario.statistics.seed == 5
     assert asked.scenario.num_speculative_tokens == 3
@@ -329,7 +331,7 @@ def test_the_page_gives_the_figures_of_the_command_it_shows() -> None:
     command = asked.command("simulate", "--json")
     assert command.startswith("draftcast simulate default --set ")
     figures = json.loads(CliRunner().invoke(cli.app, [*command.split()[1:]]).stdout)["figures"]
-    tiles = "".join(each.proto.body for each in app.get("html"))
+    tiles = html_of(app)
     for name in ("p50_ttft_s", "p95_tpot_s", "p99_e2el_s", "mean_acceptance_length"):
         assert f"data-figure='{name}' data-value='{figures[name]['mean']!r}'" in tiles
 
@@ -421,17 +423,14 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     assert [info.value for info in app.info] == said
 
 
-SHORT = {
-    "workload.lengths": "{prompt_tokens: 64, output_tokens: {distribution: geometric, mean: 16}}",
-    "statistics.model_error": "none",
-}
+SHORT = {"workload.lengths": SHORT_REQUESTS, "statistics.model_error": "none"}
 
 
 @pytest.mark.parametrize(("rate", "alpha", "advice"), [("2", "0.8", "on"), ("8", "0.0", "off")])
 def test_the_page_says_where_speculation_pays(rate: str, alpha: str, advice: str) -> None:
     cell = {"workload.arrivals.request_rate_rps": rate, "acceptance": f"{{model: constant, alpha: {alpha}}}"}
     app = open_page(SHORT | cell | {"workload.num_requests": "400", "statistics.replications": "3"})
-    html = "".join(each.proto.body for each in app.get("html"))
+    html = html_of(app)
     (verdict,) = re.findall(r"<p class='dc-verdict'.*?</p>", html)
     assert f"data-advice='{advice}'" in verdict
     assert f"Recommended: {advice}." in verdict
@@ -441,7 +440,7 @@ def test_the_page_says_where_speculation_pays(rate: str, alpha: str, advice: str
 
 def test_overload_shows_the_capacity_and_no_latency() -> None:
     app = open_page(SHORT | {"workload.num_requests": "1500", "workload.arrivals.request_rate_rps": "4000"})
-    html = "".join(each.proto.body for each in app.get("html"))
+    html = html_of(app)
     assert "Overloaded at 4000 req/s" in html
     (said,) = told(app.error)
     assert said.startswith("OVERLOADED")

@@ -127,13 +127,14 @@ def test_a_schedule_that_never_drafts_loses_full_graphs_in_the_first_runner() ->
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("version", [OLD, NEW])
 def test_eager_is_slower_than_graphs_on_every_gpu(device: str, version: str) -> None:
-    # Where the memory is slow, 300 GB/s on L4, the weights of 8B take up to ten times as long as their launches.
-    model = "qwen3-4b" if device in ("l4", "a10", "a10g") else LLAMA
-    graphs, eager = (cost_of(model, device, version=version, enforce_eager=flag) for flag in (False, True))
-    for seqs in range(1, 9):
-        assert 1.2 * decode(graphs, seqs)["target_s"] <= decode(eager, seqs)["target_s"]
-        # A GPU that outruns the host waits for it.
-        assert decode(eager, seqs)["target_s"] >= 320 * constants(version).eager_launch_s.value
+    # Where the memory is slow, the weights of 8B take long for their launches: up to ten times as long on L4.
+    least = {"l4": 1.0, "a10": 1.15, "a10g": 1.15}.get(device, 1.2)
+    for model, ratio in {LLAMA: least, "qwen3-4b": 1.2}.items():
+        graphs, eager = (cost_of(model, device, version=version, enforce_eager=flag) for flag in (False, True))
+        for seqs in range(1, 9):
+            assert ratio * decode(graphs, seqs)["target_s"] < decode(eager, seqs)["target_s"]
+            # A GPU that outruns the host waits for it.
+            assert decode(eager, seqs)["target_s"] >= 320 * constants(version).eager_launch_s.value
 
 
 @pytest.mark.parametrize(("flags", "limit"), [({"max_cudagraph_capture_size": 16}, 16), ({"max_num_seqs": 1024}, 512)])
