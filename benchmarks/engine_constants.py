@@ -120,10 +120,9 @@ def stated_ratio(point: EvidencePoint) -> tuple[str, float] | None:
     if scenario is None:
         return None
     version, model = scenario.engine.version, load_model(scenario.engine.model)
-    generation = engines.generation_of(version, is_moe=model.is_moe)
-    ratio = generation.attention_ratio(version, model, load_hardware(scenario.hardware))
-    kind = "linear" if model.num_linear_layers else "other"
-    return None if ratio == 1.0 else (f"{kind}_attention_ratio", ratio)
+    generation, hardware = engines.generation_of(version, is_plain=model.is_plain), load_hardware(scenario.hardware)
+    ratio = generation.attention_ratio(version, model, hardware)
+    return None if ratio == 1.0 else (f"{'linear' if model.num_linear_layers else 'other'}_attention_ratio", ratio)
 
 
 def is_timed(point: EvidencePoint) -> bool:
@@ -155,7 +154,7 @@ def _of(forecast: Forecast) -> list[dict[str, object]]:
     if scenario is None:
         return []
     model = model_name(forecast.point.model or "") or ""
-    generation = engines.generation_of(scenario.engine.version, is_moe=load_model(model).is_moe).name
+    generation = engines.generation_of(scenario.engine.version, is_plain=load_model(model).is_plain).name
     setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
     sides: tuple[ForecastSide, ...] = ("off", "on")
     point = {"id": forecast.point.id, "source": forecast.point.source, "generation": generation, "setup": setup}

@@ -39,7 +39,7 @@ class Constant(Section):
     methods_until: str = ""  # the last version whose methods have their own
 
     def of(self, method: str, version: str) -> float:
-        is_own = method in self.methods and _is_until(parse_version(version)[1], self.methods_until)
+        is_own = method in self.methods and _is_until(version, self.methods_until)
         return self.methods[method] if is_own else self.value
 
 
@@ -104,7 +104,12 @@ class EngineGeneration(Section):
     full_graphs_of_any_k: bool
     constants: Constants
     runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
-    dense_only: bool = False  # models with experts run under the generation before it
+    plain_until: str | None = None  # the last version whose models with experts or states the generation before runs
+    lacks_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that the one before runs
+    async_since: dict[str, str] = field(default_factory=dict)  # by method, from when it is asynchronous by default
+    draft_graphs: Literal["FULL", "PIECEWISE"] = "FULL"  # CUDA graphs of a draft's passes, by default
+    graphless_drafts: tuple[str, ...] = ()  # methods that have none: the host launches each kernel of their drafts
+    draft_loop_since: str | None = None  # the version from which one graph holds EAGLE's passes behind the first
     # Whether each verified row runs as a sequence of its own, which reads the whole context again.
     batch_expansion: bool = False
     # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
@@ -137,14 +142,6 @@ class EngineGeneration(Section):
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     limited_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
-    def counts_graphs(self, version: str) -> bool:
-        """Whether a version takes memory for CUDA graphs off before it sizes the KV cache."""
-        return _is_since(version, self.graphs_counted_since)
-
-    def fuses_quantisation(self, version: str) -> bool:
-        """Whether a version's compiled steps launch no kernel of their own to quantise."""
-        return _is_since(version, self.fuses_quantisation_since)
-
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
 
@@ -156,10 +153,14 @@ class EngineGeneration(Section):
         ratios = self.linear_attention_ratio if model.num_linear_layers else self.other_attention_ratio
         return 1.0 if as_timed or not ratios else since(ratios, version)
 
+    def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
+        """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""
+        lasts = (self.lacks_until.get(method), None if is_plain else self.plain_until)
+        return not any(last is not None and _is_until(version, last) for last in lasts)
+
     def triton_experts(self, version: str) -> tuple[str, ...]:
         """Formats whose experts a version runs by Triton's kernels."""
-        number = parse_version(version)[1]
-        return tuple(dtype for dtype, last in self.triton_experts_until.items() if _is_until(number, last))
+        return tuple(dtype for dtype, last in self.triton_experts_until.items() if _is_until(version, last))
 
     @property
     def provisional(self) -> tuple[str, ...]:
@@ -171,8 +172,10 @@ class EngineGeneration(Section):
         return digest(asdict(self))
 
 
-def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
+def generation_of(version: str, method: str = "none", *, is_plain: bool = True) -> EngineGeneration:
     """The generation of an engine's version, as ``vllm 0.32``, ``sglang 0.5.6`` or, with its runner, ``vllm 0.32 v1``.
+
+    ``method``, ``is_plain``: as of `EngineGeneration.runs`.
 
     Raises HardwareError: an engine or version that no file covers; lists those that are.
     """
@@ -182,8 +185,8 @@ def generation_of(version: str, *, is_moe: bool = False) -> EngineGeneration:
         for each in generations()
         if each.engine == engine
         and number >= _number(each.first)
-        and _is_until(number, each.last)
-        and (each.runner == runner if runner else not (each.dense_only and is_moe))
+        and _is_until(version, each.last)
+        and (each.runner == runner if runner else each.runs(version, method, is_plain=is_plain))
     ]
     if not covering:
         raise _unknown(version)
@@ -226,13 +229,14 @@ def _number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def _is_since(version: str, first: str | None) -> bool:
+def is_since(version: str, first: str | None) -> bool:
+    """Whether a version is ``first`` or later; none is later than None."""
     return first is not None and parse_version(version)[1] >= _number(first)
 
 
-def _is_until(number: tuple[int, ...], last: str) -> bool:
+def _is_until(version: str, last: str) -> bool:
     """Whether a version is not after ``last`` with its patches."""
-    return number[: last.count(".") + 1] <= _number(last)
+    return parse_version(version)[1][: last.count(".") + 1] <= _number(last)
 
 
 def _unknown(version: str) -> HardwareError:

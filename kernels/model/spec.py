@@ -226,6 +226,11 @@ class ModelSpec:
         return self.num_experts > 0
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it has neither experts nor layers with linear attention or states."""
+        return not (self.is_moe or self.num_linear_layers)
+
+    @property
     def is_mla(self) -> bool:
         """Multi-head latent attention (DeepSeek-V2/V3): one shared latent per token instead of K and V heads."""
         return self.kv_lora_rank > 0

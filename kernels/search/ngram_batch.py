@@ -81,11 +81,6 @@ def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     return {"drafts": drafts, "counts": counts}
 
 
-def _searched(inputs: Tensors) -> dict[str, torch.Tensor]:
-    drafts, counts = search(**inputs)
-    return {"drafts": drafts, "counts": counts}
-
-
 def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     """A comparison a token (few places match at all, so few are compared further); every token is read once."""
     tokens = as_array(shape["batch"]) * as_array(shape["context"])
@@ -99,5 +94,7 @@ NGRAM = Operator(
     draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(by_formula(_searched), "ngram:prepare"),
+    implementations=implementations(
+        by_formula(lambda inputs: dict(zip(("drafts", "counts"), search(**inputs), strict=True))), "ngram:prepare"
+    ),
 )

@@ -190,7 +190,9 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
         flags = vllm_flags(scenario.engine)
         if spec is not None:
             flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
-        return ServerCommand(VLLM, ("vllm", "serve", served.target, *flags), notes=_common_notes(scenario, server))
+        runner = parse_version(scenario.engine.version)[2]
+        env = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))} if runner else {}
+        return ServerCommand(VLLM, ("vllm", "serve", served.target, *flags), env, notes=_common_notes(scenario, server))
     table = TABLES[server]
     words, notes = _engine_words(table, scenario)
     words |= _parallel_words(server, scenario)

@@ -319,6 +319,8 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
         refuse(staged, key, f"vLLM's first model runner {never} pipeline parallelism")
     if spec is None or parse_version(engine.version)[0] != "vllm":
         return
+    misses = config.generation.runner == "v2" and not config.generation.runs(engine.version, method.name, is_plain=True)
+    refuse(misses, "version", f"vLLM's second model runner does not run method {method.name}")
     if engine.async_scheduling:
         unpadded = "speculative_config.disable_padded_drafter_batch"
         refuse(spec.disable_padded_drafter_batch, key, f"vLLM {never} {unpadded}")
@@ -382,7 +384,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            **picked(model, "is_moe is_multimodal sliding_window"),
+            **picked(model, "is_moe is_plain is_multimodal sliding_window"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
             "temperature": scenario.workload.temperature,
             "window_kind": WINDOWS.index(model.window_kind),
@@ -459,7 +461,7 @@ def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec)
         decode_context_parallel_size=1,
         weight_dtype=config.draft_weight_dtype,
         kv_dtype=config.draft_kv_dtype,
-        **picked(draft, "is_moe sliding_window"),
+        **picked(draft, "is_moe is_plain sliding_window"),
         window_kind=WINDOWS.index(draft.window_kind),
     )
     return memory_budget(alone, draft, None, hardware)

@@ -24,6 +24,7 @@ from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpola
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, LatencyTable
 from draftcast.errors import HardwareError
+from draftcast.files import picked
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work import layers
 from draftcast.scenarios.show.tables import LOOKS
@@ -260,8 +261,7 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     model = load_model(step.model)
     config = EngineConfig(
         version=step.version,
-        is_moe=model.is_moe,
-        is_multimodal=model.is_multimodal,
+        **picked(model, "is_moe is_plain is_multimodal"),
         graphs_hold_prompts=graphs_hold_prompts(model, opened.hardware),
         method=get_method(step.method if step.k else "none"),
         num_speculative_tokens=step.k,

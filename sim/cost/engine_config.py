@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of, since
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of, is_since, since
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
@@ -24,7 +24,8 @@ class EngineConfig:
     """
 
     version: str = DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
-    is_moe: bool = False  # whether the target has experts, which with the version says the generation
+    is_moe: bool = False  # whether the target has experts
+    is_plain: bool = True  # whether it has neither experts nor states; version and method say the rest
     is_multimodal: bool = False  # of the target, as the next what the default CUDA graph mode goes by
     graphs_hold_prompts: bool = True  # `draftcast.calibration.profile.engines.graphs_hold_prompts`
     method: Method = METHODS["none"]  # what drafts; of a tree method with its width and nodes
@@ -75,12 +76,13 @@ class EngineConfig:
         engine = self.generation
         runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
+        first = engine.async_since.get(self.method.name, engine.first)
+        runs_async &= self.method.is_async and is_since(self.version, first)
         limited = engine.limited_cudagraph_mode if self.method.drafts or self.is_multimodal else {}
         mode = since(limited or engine.cudagraph_mode, self.version)
         holds_prompts = self.graphs_hold_prompts and max(self.lockstep_ranks, self.pipeline_parallel_size) == 1
         if engine.prompts_alone and not holds_prompts:
             mode = "FULL_DECODE_ONLY"
-        default_async = self.method.is_async and runs_async
         resolved = {
             "weight_dtype": target,
             "kv_dtype": kv,
@@ -88,7 +90,7 @@ class EngineConfig:
             "draft_kv_dtype": _kv_dtype(self.draft_kv_dtype or kv, target),
             "draft_tensor_parallel_size": self.draft_tensor_parallel_size or self.tensor_parallel_size,
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens or self.max_num_batched_tokens,
-            "async_scheduling": default_async if self.async_scheduling is None else self.async_scheduling,
+            "async_scheduling": runs_async if self.async_scheduling is None else self.async_scheduling,
             "cudagraph_mode": "NONE" if self.enforce_eager else self.cudagraph_mode or mode,
         }
         for name, value in resolved.items():
@@ -104,7 +106,7 @@ class EngineConfig:
     @property
     def generation(self) -> EngineGeneration:
         """What the version's steps cost besides their kernels."""
-        return generation_of(self.version, is_moe=self.is_moe)
+        return generation_of(self.version, self.method.name, is_plain=self.is_plain)
 
     @property
     def lockstep_ranks(self) -> int:

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from draftcast.calibration.profile.engines import since
+from draftcast.calibration.profile.engines import is_since, since
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
@@ -158,7 +158,7 @@ def _stage_budget(
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
     engine = config.generation
-    beside = rest if engine.memory_beside else 0.0 if engine.counts_graphs(config.version) else graphs
+    beside = rest if engine.memory_beside else 0.0 if is_since(config.version, engine.graphs_counted_since) else graphs
     left = usable - weights - draft_weights - (rest - beside) - max(0.0, beside - (hardware.memory_bytes - usable))
 
     # Blocks of ranks that share out a context count the tokens of all of them.

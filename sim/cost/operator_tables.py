@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from draftcast.calibration.profile.engines import is_since
 from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet
 from draftcast.calibration.profile.measured import Part
 from draftcast.calibration.profile.roofline import Origin
@@ -180,7 +181,7 @@ class OperatorTables:
         starts later than a wide one, 2.2 us on H100 (1.7 in a step of Llama-2-7B, SGLang PR 32994); what it moves is in
         the cache.
         """
-        if self.config.enforce_eager or not self.generation.fuses_quantisation(self.config.version):
+        if self.config.enforce_eager or not is_since(self.config.version, self.generation.fuses_quantisation_since):
             return 0.0
         fed = ("attention", "dense_mlp")
         chosen = [

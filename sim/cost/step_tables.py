@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftcast.calibration.profile.engines import GRAPH_KERNELS
+from draftcast.calibration.profile.engines import GRAPH_KERNELS, is_since
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -169,8 +169,7 @@ def fill_roofline(
 def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> None:
     """What the engine generation adds to the target's pass and to verification, by how the pass runs."""
     config, launches = device.config, device.launches(model)
-    engine = config.generation
-    constants = engine.constants
+    engine, constants = config.generation, config.generation.constants
     uniform, mixed = MODES[config.cudagraph_mode]
     # Without speculation nothing varies, though the policy then is `Off`, which is dynamic.
     varies = config.is_dynamic and config.num_speculative_tokens > 0
@@ -183,6 +182,9 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed
+    # A draft runs as the target's uniform batches if they replay full graphs, or in pieces as its mixed batches.
+    way, graphs = (uniform, st.FULL_GRAPH) if engine.draft_graphs == "FULL" else (mixed, st.PIECEWISE_GRAPHS)
+    p["draft_mode"] = graphs if way >= graphs else uncaptured
     verify_rows = config.method.verify_rows(config.method.of_head(config.num_speculative_tokens))
     p["uniform_rows"] = 0 if engine.full_graphs_of_any_k else verify_rows
     graph_s = constants.full_graph_s.value * launches / GRAPH_KERNELS
@@ -199,9 +201,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
     """What the launches of a pass without a CUDA graph add to it: eagerly, and compiled beyond the captured sizes."""
-    constants = config.generation.constants
-    compiled = constants.uncaptured_launch_s
-    return launches * constants.eager_gap_s.value, launches * compiled.value if compiled is not None else 0.0
+    eager, compiled = config.generation.constants.eager_gap_s, config.generation.constants.uncaptured_launch_s
+    return launches * eager.value, launches * compiled.value if compiled is not None else 0.0
 
 
 def _fill_attention(
@@ -241,10 +242,16 @@ def _fill_draft(
     last_row = config.max_num_batched_tokens
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
     last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
-    launches, constants = device.launches(head), config.generation.constants
-    cost.params[0]["draft_launch_s"] = device.eager_launches(head) * constants.eager_launch_s.value
-    cost.params[0]["draft_mode_s"] = _graphless_s(config, launches)
-    cost.params[0]["draft_pass_s"] = constants.draft_pass_s.of(method.name, config.version)
+    p, launches, constants = cost.params[0], device.launches(head), config.generation.constants
+    p["draft_launch_s"] = device.eager_launches(head) * constants.eager_launch_s.value
+    pieces_s = head.num_hidden_layers * constants.piecewise_layer_s.value
+    p["draft_mode_s"] = (*_graphless_s(config, launches), pieces_s, 0.0)
+    p["draft_pass_s"] = p["draft_later_s"] = constants.draft_pass_s.of(method.name, config.version)
+    if p["draft_mode"] == st.FULL_GRAPH:
+        if method.name in config.generation.graphless_drafts:
+            p["draft_host_s"] = _graphless_s(config, launches)[1]
+        elif is_since(config.version, config.generation.draft_loop_since):
+            p["draft_later_s"] = 0.0
     _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
     choice = device.top_k if method.is_tree and method.tree_width > 1 else device.argmax
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + choice(head, rows), last_next)
@@ -279,7 +286,8 @@ def _fill_draft(
 
 def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> None:
     method, constants = config.method, config.generation.constants
-    if method.plan == DraftPlan.DEVICE_SEARCH:
+    # vLLM's second runner searches on the device for n-gram too (v1/worker/gpu/spec_decode/ngram).
+    if method.plan == DraftPlan.DEVICE_SEARCH or (method.name == "ngram" and config.generation.runner == "v2"):
         entry = profile.operator("elementwise", config.weight_dtype)
         moved = config.max_model_len * NGRAM_GPU_BYTES_PER_POSITION
         p["search_step_s"] = NGRAM_GPU_KERNELS * entry.t0_s + constants.ngram_gpu_step_s.value

@@ -101,11 +101,14 @@ PARAMS = record_type(
     ("mixed_mode", "i8"),  # and all others
     ("uncaptured_mode", "i8"),  # and what exceeds the captured sizes
     ("target_mode_s", "f8", (4,)),  # seconds that each of these modes adds to the target's pass
-    ("draft_mode_s", "f8", (2,)),  # and the first two to a pass of the draft
+    ("draft_mode", "i8"),  # how the draft's passes run inside the captured sizes
+    ("draft_mode_s", "f8", (4,)),  # seconds that each mode adds to a pass of the draft
     ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
     ("prompt_launch_s", "f8"),  # to launch what is in no graph but in the target's passes with a prompt
     ("draft_launch_s", "f8"),  # the same for one pass of the draft
+    ("draft_host_s", "f8"),  # the same where no graph holds what the engine compiled
     ("draft_pass_s", "f8"),  # a draft pass besides its kernels
+    ("draft_later_s", "f8"),  # the same of an autoregressive draft's passes behind the first
     ("verify_s", "f8"),  # a step that verifies drafts, besides the target's pass and the logits' kernels
     ("expands", "i8"),  # 1: each verified row is a sequence of its own
     ("plan", "i8"),  # draftcast.sim.cost.methods.DraftPlan
@@ -249,15 +252,11 @@ def _with_overhead(seconds: float, added_s: float, floor_s: float, out: Record) 
 
 
 @njit(cache=True, error_model="numpy")
-def _drafted(seconds: float, rows: float, times: float, p: Record, out: Record) -> float:
+def _drafted(seconds: float, rows: float, times: float, pass_s: float, p: Record, out: Record) -> float:
     """Seconds of ``times`` passes of the draft over ``rows`` rows, from those of their kernels."""
-    added = p.draft_pass_s
-    floor = 0.0
-    if rows > p.cuda_graph_rows:
-        added += p.draft_mode_s[p.uncaptured_mode]
-        if p.uncaptured_mode == EAGER:
-            floor = p.draft_launch_s
-    whole = _with_overhead(seconds, times * added, times * floor, out)
+    mode = p.uncaptured_mode if rows > p.cuda_graph_rows else p.draft_mode
+    floor_s = times * p.draft_launch_s if mode == EAGER else 0.0
+    whole = _with_overhead(seconds, times * (pass_s + p.draft_mode_s[mode]), floor_s, out)
     out.draft_overhead_s += whole - seconds
     return whole
 
@@ -355,7 +354,7 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
     batch = sums_of(cost.attention_grids, kv * rows / f.draft_seqs, kv, rows, f.draft_seqs)
     for row in (at.DRAFT_DECODE, at.DRAFT_DECODE_WINDOW):
         seconds += attention_seconds(cost.attention[row], cost.attention_grids, batch, times, out)
-    return _drafted(seconds, rows, times, p, out)
+    return _drafted(seconds, rows, times, p.draft_later_s if p.plan == AUTOREGRESSIVE else p.draft_pass_s, p, out)
 
 
 @njit(cache=True, error_model="numpy", inline="always")
@@ -386,7 +385,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             seconds += attention_seconds(cost.attention[row], cost.attention_grids, decode, 1.0, out)
         for row in (at.DRAFT_PREFILL, at.DRAFT_PREFILL_WINDOW):
             seconds += _prefill_attention(cost, row, prompts, new_prefill, out)
-        seconds = _drafted(seconds, rows, 1.0, p, out)
+        seconds = _drafted(seconds, rows, 1.0, p.draft_pass_s, p, out)
         if drafting:
             seconds += _add_table(cost.draft_logits, tokens if plan == PARALLEL else seqs, 1.0, out)
         later = passes - 1.0 + p.drafts_ahead  # one more: the guess at the token that the target adds
@@ -400,7 +399,7 @@ def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_p
             if p.head_drafts > 0.0:
                 passes = min(passes, p.head_drafts)
             seconds = _add_table(cost.draft_first, seqs, 1.0, out) + _add_table(cost.draft_serial, seqs, passes, out)
-            seconds = _drafted(seconds, seqs, 1.0, p, out)
+            seconds = _drafted(seconds, seqs, 1.0, p.draft_pass_s, p, out)
         if f.propose_tokens > 0.0:  # the search comes before the head's passes, for all requests
             search = p.search_step_s + p.search_seq_s * f.seqs
             _book(out, EXTRAPOLATED, search)
@@ -502,6 +501,8 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         decode = sums_of(cost.attention_grids, f.decode_qkv, f.decode_kv, f.decode_tokens, f.decode_seqs)
         prompts = sums_of(cost.attention_grids, f.prefill_qkv, f.prefill_kv, f.prefill_tokens, f.prefill_seqs)
         _target_seconds(cost, f, decode, prompts, new_prefill, out)
+        launched_s = p.draft_host_s * max(f.draft_passes, 1.0)  # while the device runs the target
+        out.host_s += launched_s if p.host_hides else max(launched_s - out.target_s, 0.0)
         sample = _add_table(cost.logits, f.logit_rows, 1.0, out)
         out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
         before = (out.by_origin_s[0], out.by_origin_s[1], out.by_origin_s[2])

@@ -10,7 +10,7 @@ from draftcast.errors import HardwareError
 
 
 @pytest.mark.parametrize(
-    ("version", "dense", "moe"),
+    ("version", "plain", "other"),
     [
         ("vllm 0.6.6", "vllm-v0", "vllm-v0"),
         ("vllm 0.7.3", "vllm-v0", "vllm-v0"),
@@ -18,15 +18,28 @@ from draftcast.errors import HardwareError
         ("vllm 0.13.0rc1", "vllm-v1", "vllm-v1"),
         ("vllm 0.14", "vllm-v1-async", "vllm-v1-async"),
         ("vllm 0.25.1", "vllm-v2-runner", "vllm-v1-async"),
-        ("vllm 0.32", "vllm-v2-runner", "vllm-v1-async"),
+        ("vllm 0.28", "vllm-v2-runner", "vllm-v1-async"),
+        ("vllm 0.29", "vllm-v2-runner", "vllm-v2-runner"),
         ("vllm 0.27.1 v1", "vllm-v1-async", "vllm-v1-async"),
         ("vllm 0.32 v2", "vllm-v2-runner", "vllm-v2-runner"),
         ("sglang 0.5.6.post2", "sglang", "sglang"),
     ],
 )
-def test_a_version_has_one_generation(version: str, dense: str, moe: str) -> None:
-    assert generation_of(version).name == dense
-    assert generation_of(version, is_moe=True).name == moe
+def test_a_version_has_one_generation(version: str, plain: str, other: str) -> None:
+    assert generation_of(version).name == plain
+    assert generation_of(version, is_plain=False).name == other
+
+
+@pytest.mark.parametrize(
+    ("method", "last"),
+    [("draft_model", "0.30"), ("ngram", "0.31"), ("suffix", "0.32"), ("medusa", "0.32"), ("pard", "0.32")],
+)
+def test_a_method_that_the_second_runner_lacks_runs_under_the_first(method: str, last: str) -> None:
+    """vLLM 0.25.1 to 0.32.0, config/vllm.py: use_v2_model_runner."""
+    assert generation_of(f"vllm {last}", method).name == "vllm-v1-async"
+    assert generation_of(f"vllm {last}", "eagle3").name == "vllm-v2-runner"
+    if last != "0.32":
+        assert generation_of("vllm 0.32", method).name == "vllm-v2-runner"
 
 
 @pytest.mark.parametrize(
@@ -88,5 +101,5 @@ def test_which_versions_run_experts_by_triton() -> None:
         "sglang 0.5.6",
         "sglang 0.5.7",
     )
-    found = [generation_of(version, is_moe=True).triton_experts(version) for version in versions]
+    found = [generation_of(version, is_plain=False).triton_experts(version) for version in versions]
     assert found == [("fp8", "bf16"), ("fp8", "bf16"), ("bf16",), (), ("fp8", "bf16"), ("bf16",), ()]

@@ -99,6 +99,12 @@ def test_the_command_carries_the_speculative_config() -> None:
     }
 
 
+def test_the_command_chooses_the_model_runner_that_the_version_names() -> None:
+    for version, chosen in (("vllm 0.32", ""), ("vllm 0.32 v1", "0"), ("vllm 0.32 v2", "1")):
+        command = server_command(with_values(load_scenario("default"), {"engine.version": version}), "vllm")
+        assert command.environment.get("VLLM_USE_V2_MODEL_RUNNER", "") == chosen
+
+
 def test_parallel_drafters_have_vllms_names() -> None:
     written = speculative_config_json(drafting("pard", model="llama-3.2-1b"))
     assert written is not None

@@ -106,6 +106,14 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
             ),
             ("engine.max_num_batched_tokens = 8", "8 input rows"),
         ),
+        (
+            (
+                "engine.speculative_config={method: suffix}",
+                "acceptance={model: constant, alpha: 0.5, match_probability: 0.5}",
+                "engine.version=vllm 0.32 v2",
+            ),
+            ("engine.version = 'vllm 0.32 v2'", "does not run method suffix"),
+        ),
     ],
 )
 def test_what_vllm_refuses_is_refused(overrides: tuple[str, ...], parts: tuple[str, ...]) -> None:

@@ -26,7 +26,8 @@ def cost_of(model: str = LLAMA, device: str = "h100-sxm", method: str = "none", 
     spec, hardware = load_model(model), load_hardware(device)
     draft = load_model("llama-3.2-1b") if method == "draft_model" else None
     flags |= {"is_multimodal": spec.is_multimodal, "graphs_hold_prompts": graphs_hold_prompts(spec, hardware)}
-    config = EngineConfig(is_moe=spec.is_moe, method=get_method(method), num_speculative_tokens=k, **flags)
+    flags |= {"is_moe": spec.is_moe, "is_plain": spec.is_plain}
+    config = EngineConfig(method=get_method(method), num_speculative_tokens=k, **flags)
     return compile_step_cost(config, spec, draft, load_profile(None, hardware), hardware)
 
 
@@ -233,13 +234,49 @@ def test_rejected_rows_leave_the_way_a_step_ran() -> None:
 
 @pytest.mark.parametrize("version", ["vllm 0.9", "vllm 0.10", OLD])
 def test_every_draft_pass_pays_its_overhead(version: str) -> None:
-    each = constants(version).draft_pass_s
+    each, piece_s = constants(version).draft_pass_s, constants(version).piecewise_layer_s.value
     own = each.methods["eagle3"] if version == "vllm 0.9" else each.value
     assert each.methods["eagle3"] > each.value
-    for method, pass_s in (("eagle3", own), ("eagle", each.value)):
+    for method, pass_s in (("eagle3", own + piece_s), ("eagle", each.value + piece_s)):
         cost = cost_of(method=method, k=4, version=version)
         assert decode(cost, 1, 4)["draft_overhead_s"] == pytest.approx(4 * pass_s)
         assert decode(cost, 1, 0)["draft_overhead_s"] == pytest.approx(pass_s)
+
+
+def test_passes_of_a_draft_run_as_its_runner_captures_them() -> None:
+    """The first runner in pieces, a gap a layer; the second in full graphs, from 0.28 on one for all but the first.
+
+    Draft models have no graph there: the host launches each kernel while the device runs those before it.
+    """
+    layers, passes = load_model("llama-3.2-1b").num_hidden_layers, 4
+
+    def overhead_s(version: str, method: str, **flags: Any) -> float:
+        return float(decode(cost_of(method=method, k=passes, version=version, **flags), 1, passes)["draft_overhead_s"])
+
+    for version in (ASYNC, "vllm 0.30"):
+        of_layers = passes * layers * constants("vllm 0.30 v1").piecewise_layer_s.value
+        assert overhead_s(version, "draft_model") == pytest.approx(of_layers)
+    pass_s = constants(NEW).draft_pass_s.value
+    assert overhead_s("vllm 0.27", "eagle3") == pytest.approx(passes * pass_s)
+    assert overhead_s("vllm 0.28", "eagle3") == pytest.approx(pass_s)
+    assert overhead_s(NEW, "draft_model") == pytest.approx(passes * pass_s)
+    assert overhead_s(NEW, "draft_model", enforce_eager=True) > 2 * passes * pass_s
+    assert overhead_s(NEW, "eagle3", cudagraph_mode="PIECEWISE") > overhead_s("vllm 0.27", "eagle3")
+    pieces, without = (overhead_s(ASYNC, "eagle3", cudagraph_mode=mode) for mode in ("PIECEWISE", "FULL_DECODE_ONLY"))
+    assert 0.0 < pieces < without
+    hosts = {
+        flag: decode(cost_of(method="draft_model", k=passes, async_scheduling=flag), 1, passes)["host_s"]
+        for flag in (True, False)
+    }
+    launched_s = hosts[True] - constants(NEW).host_step_s.value
+    assert launched_s > passes * 9 * layers * constants(NEW).uncaptured_launch_s.value
+    assert hosts[False] == pytest.approx(constants(NEW).host_step_s.value, rel=0.01), "hidden behind the target's graph"
+    # A small target ends before its draft is launched.
+    assert decode(cost_of("llama-3.2-1b", method="draft_model", k=passes), 1, passes)["host_s"] == hosts[True]
+    small = [
+        seconds(cost_of("llama-3.2-1b", method="draft_model", k=3, version=v), 1, 3) for v in (NEW, "vllm 0.32 v1")
+    ]
+    assert small[0] == pytest.approx(small[1], rel=0.1)
 
 
 def test_eagle3_of_mid_2025_needs_most_of_a_millisecond_a_pass() -> None:
@@ -276,10 +313,12 @@ def test_v0_reads_the_context_again_for_every_draft() -> None:
 
 
 def test_a_text_search_pays_for_its_step() -> None:
-    cost = cost_of(method="ngram", k=3)
-    search = constants(NEW)
+    cost = cost_of(method="ngram", k=3, version="vllm 0.31")
+    search = constants("vllm 0.31 v1")
     expected = search.ngram_step_s.value + 8 * (search.ngram_request_s.value + 504 * search.ngram_token_s.value)
     assert decode(cost, 8, 3)["draft_s"] == pytest.approx(expected)
+    on_device = [decode(cost_of(method=method, k=3), 8, 3)["draft_s"] for method in ("ngram", "ngram_gpu")]
+    assert on_device[0] == on_device[1] < expected, "the second runner searches on the device"
 
 
 def test_a_step_lasts_as_long_as_its_outputs_take_to_be_sent() -> None:
@@ -305,6 +344,15 @@ def test_scheduling_follows_the_generation() -> None:
     assert EngineConfig(version=OLD, async_scheduling=True).async_scheduling
     small = {v: seconds(cost_of("llama-3.2-1b", version=v), 1) for v in (OLD, NEW)}
     assert small[OLD] > small[NEW] + 0.8 * constants(OLD).host_step_s.value
+
+
+@pytest.mark.parametrize(("method", "first"), [("draft_model", 28), ("pard", 28), ("ngram_gpu", 18), ("eagle3", 14)])
+def test_a_method_is_scheduled_asynchronously_from_its_version_on(method: str, first: int) -> None:
+    """vLLM 0.14.1 to 0.32.0, config/vllm.py: VllmConfig.__post_init__."""
+    on = {"method": get_method(method), "num_speculative_tokens": 3}
+    assert EngineConfig(version=f"vllm 0.{first}", **on).async_scheduling
+    assert not EngineConfig(version=f"vllm 0.{first - 1}", **on).async_scheduling
+    assert EngineConfig(version="vllm 0.20", async_scheduling=True, **on).async_scheduling
 
 
 def test_overheads_are_a_part_of_the_step() -> None:
@@ -412,16 +460,16 @@ def test_latent_sparse_and_linear_attention_was_slower_in_older_engines(
     for model, other in models:
         spec = load_model(model)
         blackwell, hopper = load_hardware("b200"), load_hardware("h200")
-        ratio = generation_of(older, is_moe=True).attention_ratio(older, spec, blackwell)
+        ratio = generation_of(older, is_plain=False).attention_ratio(older, spec, blackwell)
         assert (ratio > 1.2) == other
-        assert generation_of(older, is_moe=True).attention_ratio(older, spec, hopper) == 1.0
-        on_amd = generation_of(older, is_moe=True).attention_ratio(older, spec, load_hardware("mi300x"))
+        assert generation_of(older, is_plain=False).attention_ratio(older, spec, hopper) == 1.0
+        on_amd = generation_of(older, is_plain=False).attention_ratio(older, spec, load_hardware("mi300x"))
         assert on_amd == (ratio if older.startswith("sglang") else 1.0)
         compressed = load_model("DeepSeek-V4-Flash")
-        assert generation_of(older, is_moe=True).attention_ratio(older, compressed, blackwell) == 1.0
+        assert generation_of(older, is_plain=False).attention_ratio(older, compressed, blackwell) == 1.0
         if newer is None:
             continue
-        assert generation_of(newer, is_moe=True).attention_ratio(newer, spec, blackwell) == 1.0
+        assert generation_of(newer, is_plain=False).attention_ratio(newer, spec, blackwell) == 1.0
         alike = {"weight_dtype": "fp8", "cudagraph_mode": "FULL_DECODE_ONLY"}
         old, new = (cost_of(model, "b200", version=v, **alike) for v in (older, newer))
         for step in ((8,), (64,), (8, 0, 2000)):

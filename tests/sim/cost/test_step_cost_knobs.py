@@ -55,6 +55,9 @@ def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hard
     return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
 
 
+FIRST = "vllm 0.31 v1"  # the first model runner: n-gram on the host, drafts in piecewise graphs
+
+
 def seconds(*, num_seqs: int = 21, context: float = 1000.0, **changes: object) -> np.ndarray:
     """Host, draft, target and sample seconds of a pure decode step."""
     arguments = BASE | changes
@@ -88,20 +91,20 @@ OTHER = load_hardware("h200")
     ("changes", "moved"),
     [
         ({"model": load_model("qwen3-8b")}, {T, S}),
-        ({"draft_model": load_model("llama-3.2-3b")}, {D}),
-        ({"num_speculative_tokens": 4}, {D, T, S}),
+        ({"draft_model": load_model("llama-3.2-3b")}, {D, H}),
+        ({"num_speculative_tokens": 4}, {D, T, S, H}),
         ({"tensor_parallel_size": 1}, {T, S}),
-        ({"draft_tensor_parallel_size": 1}, {D}),
+        ({"draft_tensor_parallel_size": 1}, {D, H}),
         ({"weight_dtype": "fp8"}, {T}),
         ({"weight_dtype": "int4"}, {T}),
         ({"draft_weight_dtype": "fp8"}, {D}),
         ({"kv_dtype": "fp8"}, {D, T}),
         ({"draft_kv_dtype": "fp8"}, {D}),
-        ({"enforce_eager": True}, {D, T}),
+        ({"enforce_eager": True}, {D, T, H}),
         ({"max_cudagraph_capture_size": 16}, {D, T}),
         ({"cudagraph_capture_sizes": [200]}, {D, T}),
-        ({"cudagraph_mode": "PIECEWISE"}, {T}),
-        ({"cudagraph_mode": "NONE"}, {D, T}),
+        ({"cudagraph_mode": "PIECEWISE"}, {D, T, H}),
+        ({"cudagraph_mode": "NONE"}, {D, T, H}),
         ({"version": "vllm 0.6"}, {D, T, S, H}),
         ({"version": "sglang 0.5.6"}, {T, S, H}),
         ({"temperature": 0.0}, {S}),
@@ -160,16 +163,16 @@ def test_every_family_is_used() -> None:
 def test_every_method_costs_its_own(name: str) -> None:
     method = get_method(name)
     own: dict = {"method": method, "draft_model": DRAFT if method.needs_draft_model else None}
-    drafting = seconds(**own)[D]
+    drafting = seconds(**own, version=FIRST)[D]
     assert drafting > 0
-    others = {
-        other: seconds(method=get_method(other), draft_model=DRAFT if get_method(other).needs_draft_model else None)[D]
-        for other in METHODS
-        if other not in (name, "mtp", "none")
-    }
-    assert drafting not in others.values()
+    others = [get_method(other) for other in METHODS if other not in (name, "mtp", "none")]
+    drafts = [DRAFT if other.needs_draft_model else None for other in others]
+    of_others = [
+        seconds(method=other, draft_model=draft, version=FIRST)[D] for other, draft in zip(others, drafts, strict=True)
+    ]
+    assert drafting not in of_others
     if method.plan.name not in ("HOST_SEARCH", "DEVICE_SEARCH"):
-        assert seconds(**own, num_speculative_tokens=5)[D] > drafting
+        assert seconds(**own, version=FIRST, num_speculative_tokens=5)[D] > drafting
 
 
 def test_a_tree_s_drafts_are_a_top_k_of_the_vocabulary() -> None:
@@ -199,7 +202,7 @@ def test_ngram_gpu_searches_the_padded_length() -> None:
 
 
 def test_host_search_grows_with_the_context() -> None:
-    ngram: dict = {"method": get_method("ngram"), "draft_model": None}
+    ngram: dict = {"method": get_method("ngram"), "draft_model": None, "version": FIRST}
     suffix: dict = {"method": get_method("suffix"), "draft_model": None}
     assert seconds(**ngram, context=100.0)[D] < seconds(**ngram, context=1000.0)[D]
     assert seconds(**suffix, context=100.0)[D] == seconds(**suffix, context=1000.0)[D]
@@ -217,7 +220,7 @@ def test_window_moves_the_target() -> None:
 
 
 def test_asynchronous_scheduling_hides_the_host() -> None:
-    small: dict = BASE | {"profile": with_host(h0_s=0.1)}
+    small: dict = BASE | {"profile": with_host(h0_s=0.1), "version": FIRST}
     asynchronous, synchronous = (
         decode_step_seconds(compiled(**small, async_scheduling=flag), 1, 3, 10.0) for flag in (True, False)
     )
