@@ -65,8 +65,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "board in its name; of L4 test_peaks_are_scaled_to_what_large_products_reach",
     "test_bad_query_values_are_named_and_the_page_stands": "test_a_bad_link_names_its_key_and_the_page_stands",
     "test_a_device_that_nobody_timed_is_said": "the same cases with what stands in for the device",
-    "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, from which on "
-    "models with experts run so too",
+    "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, which "
+    "runs models with experts so too",
     "test_every_draft_pass_pays_its_overhead": "the same for three versions",
     "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"
     "python_decisions",
