@@ -6,8 +6,8 @@ squares of the log errors, every source counted once, no constant below zero. On
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
 constants, and one JSON line.
-Last the ratios of step times to kernels of models with latent or sparse and with linear attention under engines from
-before those kernels, on devices other than Hopper: each the median of its sources, held out of those it is judged by.
+Last the ratios of step times to kernels of models with latent or sparse attention under engines from before those
+kernels, on devices other than Hopper: each the median of its sources, held out of those it is judged by.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -65,9 +65,9 @@ def main() -> None:
             show(when, kind, row)
     ratios, of_ratios = attention_ratios()
     for when, found in of_ratios.items():
-        show(when, "other attention off", asdict(found))
-    for kind, ratio in ratios.items():
-        print(f"{kind} {ratio:.2f}")
+        show(when, "latent attention off", asdict(found))
+    for engine, ratio in ratios.items():
+        print(f"{engine} {ratio:.2f}")
     shown = seen(before, slopes)
     for (generation, name), value in values.items():
         if value != stated[generation, name]:
@@ -85,44 +85,43 @@ def show(when: str, kind: str, row: Mapping[str, float]) -> None:
 
 
 def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
-    """Ratios of `EngineGeneration.attention_ratio` by engine and kind, and the errors before, after and held out.
+    """Ratios of `EngineGeneration.attention_ratio` by engine, and the errors before, after and held out.
 
-    Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. A kind
-    that no source of an engine shows has none.
+    Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. An
+    engine of which no source shows one has none.
     """
-    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p)) is not None}
+    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p)) != 1.0}
     rows = []
     for forecast in forecast_points([p for p in points() if p.id in stated]):
         if (error := forecast.error("off")) is not None:
-            kind, ratio = stated[forecast.point.id]
-            rows.append((f"{forecast.point.engine} {kind}", forecast.point.source, np.log1p(error) - np.log(ratio)))
+            log = np.log1p(error) - np.log(stated[forecast.point.id])
+            rows.append((forecast.point.engine, forecast.point.source, log))
     # Logs of forecast at the kernels' times over measured time.
-    logs = pd.DataFrame(rows, columns=["kind", "source", "log"])
+    logs = pd.DataFrame(rows, columns=["engine", "source", "log"])
 
-    def of(kind: str, without: str = "") -> float:
-        others = logs[(logs["kind"] == kind) & (logs["source"] != without)]
+    def of(engine: str, without: str = "") -> float:
+        others = logs[(logs["engine"] == engine) & (logs["source"] != without)]
         return float(np.exp(-others.groupby("source")["log"].median().median())) if len(others) else 1.0
 
     def errors(ratio_of: Callable[[str, str], float]) -> FigureErrors:
-        return errors_by_source([(name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows])
+        found = ((name, float(np.exp(log) * ratio_of(engine, name) - 1.0)) for engine, name, log in rows)
+        return errors_by_source(list(found))
 
     table = {
-        "before": errors(lambda _kind, _source: 1.0),
-        "after": errors(lambda kind, _source: of(kind)),
+        "before": errors(lambda _engine, _source: 1.0),
+        "after": errors(lambda engine, _source: of(engine)),
         "source held out": errors(of),
     }
-    return {kind: of(kind) for kind in logs["kind"].unique()}, table
+    return {engine: of(engine) for engine in logs["engine"].unique()}, table
 
 
-def stated_ratio(point: EvidencePoint) -> tuple[str, float] | None:
-    """The field that holds a point's ratio, and the ratio; None where it has none."""
+def stated_ratio(point: EvidencePoint) -> float:
     scenario = scenarios_of(point).off
     if scenario is None:
-        return None
+        return 1.0
     version, model = scenario.engine.version, load_model(scenario.engine.model)
-    generation, hardware = engines.generation_of(version, is_plain=model.is_plain), load_hardware(scenario.hardware)
-    ratio = generation.attention_ratio(version, model, hardware)
-    return None if ratio == 1.0 else (f"{'linear' if model.num_linear_layers else 'other'}_attention_ratio", ratio)
+    generation = engines.generation_of(version, is_plain=not model.is_moe)
+    return generation.attention_ratio(version, model, load_hardware(scenario.hardware))
 
 
 def is_timed(point: EvidencePoint) -> bool:
@@ -154,7 +153,7 @@ def _of(forecast: Forecast) -> list[dict[str, object]]:
     if scenario is None:
         return []
     model = model_name(forecast.point.model or "") or ""
-    generation = engines.generation_of(scenario.engine.version, is_plain=load_model(model).is_plain).name
+    generation = engines.generation_of(scenario.engine.version).name
     setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
     sides: tuple[ForecastSide, ...] = ("off", "on")
     point = {"id": forecast.point.id, "source": forecast.point.source, "generation": generation, "setup": setup}

@@ -80,8 +80,6 @@ class Constants(Section):
 
 GRAPH_KERNELS = 400
 """Kernels of a pass of an 8B model of 32 to 36 layers, to which `Constants.full_graph_s` was fitted."""
-Ratios = dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]]
-"""By the version from which it holds."""
 
 
 @dataclass(frozen=True)
@@ -131,27 +129,26 @@ class EngineGeneration(Section):
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
-    # Step times of models with latent or sparse and with linear attention over those of the timed kernels, on devices
-    # other than Hopper: there engines ran these layers by slower kernels for months.
-    other_attention_ratio: Ratios = field(default_factory=dict)
-    linear_attention_ratio: Ratios = field(default_factory=dict)
+    caches_states_async: dict[str, bool] = field(default_factory=dict)  # whether models whose states it caches run so
+    # Step times with latent or sparse attention over those of the timed kernels, on devices other than Hopper.
+    latent_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Most requests of a captured batch; None: rows are limited, as the profile says.
     max_graph_requests: Annotated[int, Field(ge=1)] | None = None
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
-    limited_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
+    drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
+    multimodal_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
 
-        On Hopper there is no ratio: FlashMLA and the kernels of linear attention were first written for it. Nor for
-        compressed attention, whose kernels came with the model (DeepSeek-V4, three sources).
+        On Hopper there is no ratio: FlashMLA was first written for it. Nor for compressed attention, whose kernels came
+        with the model (DeepSeek-V4, three sources), and beside states (Kimi-Linear, one source).
         """
-        as_timed = model.has_plain_attention or model.kv_compression > 0 or hardware.is_hopper
-        as_timed |= hardware.vendor not in self.ratio_vendors
-        ratios = self.linear_attention_ratio if model.num_linear_layers else self.other_attention_ratio
-        return 1.0 if as_timed or not ratios else since(ratios, version)
+        as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0 or hardware.is_hopper
+        as_timed |= hardware.vendor not in self.ratio_vendors or not self.latent_ratio
+        return 1.0 if as_timed else since(self.latent_ratio, version)
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""

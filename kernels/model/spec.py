@@ -226,9 +226,9 @@ class ModelSpec:
         return self.num_experts > 0
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it has neither experts nor layers with linear attention or states."""
-        return not (self.is_moe or self.num_linear_layers)
+    def is_hybrid(self) -> bool:
+        """Whether some of its layers keep a state instead of keys and values: linear attention, state spaces."""
+        return self.num_linear_layers > 0
 
     @property
     def is_mla(self) -> bool:

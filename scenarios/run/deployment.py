@@ -384,7 +384,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            **picked(model, "is_moe is_plain is_multimodal sliding_window"),
+            **picked(model, "is_moe is_hybrid is_multimodal sliding_window"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
             "temperature": scenario.workload.temperature,
             "window_kind": WINDOWS.index(model.window_kind),
@@ -461,7 +461,7 @@ def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec)
         decode_context_parallel_size=1,
         weight_dtype=config.draft_weight_dtype,
         kv_dtype=config.draft_kv_dtype,
-        **picked(draft, "is_moe is_plain sliding_window"),
+        **picked(draft, "is_moe is_hybrid sliding_window"),
         window_kind=WINDOWS.index(draft.window_kind),
     )
     return memory_budget(alone, draft, None, hardware)

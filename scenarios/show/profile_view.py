@@ -261,7 +261,7 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
     model = load_model(step.model)
     config = EngineConfig(
         version=step.version,
-        **picked(model, "is_moe is_plain is_multimodal"),
+        **picked(model, "is_moe is_hybrid is_multimodal"),
         graphs_hold_prompts=graphs_hold_prompts(model, opened.hardware),
         method=get_method(step.method if step.k else "none"),
         num_speculative_tokens=step.k,

@@ -25,7 +25,7 @@ class EngineConfig:
 
     version: str = DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
     is_moe: bool = False  # whether the target has experts
-    is_plain: bool = True  # whether it has neither experts nor states; version and method say the rest
+    is_hybrid: bool = False  # whether some of its layers keep states; with experts, version and method the generation
     is_multimodal: bool = False  # of the target, as the next what the default CUDA graph mode goes by
     graphs_hold_prompts: bool = True  # `draftcast.calibration.profile.engines.graphs_hold_prompts`
     method: Method = METHODS["none"]  # what drafts; of a tree method with its width and nodes
@@ -76,9 +76,12 @@ class EngineConfig:
         engine = self.generation
         runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
+        if engine.caches_states_async and self.is_hybrid and self.enable_prefix_caching:
+            runs_async &= since(engine.caches_states_async, self.version)
         first = engine.async_since.get(self.method.name, engine.first)
         runs_async &= self.method.is_async and is_since(self.version, first)
-        limited = engine.limited_cudagraph_mode if self.method.drafts or self.is_multimodal else {}
+        limited = engine.drafting_cudagraph_mode if self.method.drafts else {}
+        limited = engine.multimodal_cudagraph_mode if self.is_multimodal else limited
         mode = since(limited or engine.cudagraph_mode, self.version)
         holds_prompts = self.graphs_hold_prompts and max(self.lockstep_ranks, self.pipeline_parallel_size) == 1
         if engine.prompts_alone and not holds_prompts:
@@ -106,7 +109,7 @@ class EngineConfig:
     @property
     def generation(self) -> EngineGeneration:
         """What the version's steps cost besides their kernels."""
-        return generation_of(self.version, self.method.name, is_plain=self.is_plain)
+        return generation_of(self.version, self.method.name, is_plain=not (self.is_moe or self.is_hybrid))
 
     @property
     def lockstep_ranks(self) -> int:

@@ -97,9 +97,9 @@ def test_which_versions_run_experts_by_triton() -> None:
         "vllm 0.13.1",
         "vllm 0.14",
         "vllm 0.32",
-        "sglang 0.5.3.post1",
-        "sglang 0.5.6",
+        "sglang 0.5.4.post1",
         "sglang 0.5.7",
+        "sglang 0.5.8",
     )
     found = [generation_of(version, is_plain=False).triton_experts(version) for version in versions]
     assert found == [("fp8", "bf16"), ("fp8", "bf16"), ("bf16",), (), ("fp8", "bf16"), ("bf16",), ()]
