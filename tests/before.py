@@ -68,8 +68,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, which "
     "runs models with experts so too",
     "test_every_draft_pass_pays_its_overhead": "the same for three versions",
-    "test_latent_sparse_and_linear_attention_was_slower_in_older_engines": "test_latent_and_sparse_attention_was_slower_"
-    "in_older_engines; of linear attention test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off",
+    "test_latent_sparse_and_linear_attention_was_slower_in_older_engines": "test_latent_and_sparse_attention_was_"
+    "slower_in_older_engines; of linear attention test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off",
     "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"
     "python_decisions",
     "test_questions_of_one_engine_are_refused": "test_a_plan_of_unlike_replicas_is_refused, and of recommend "
