@@ -341,6 +341,9 @@ def test_scheduling_follows_the_generation() -> None:
     by_version = {v: (EngineConfig(version=v), EngineConfig(version=v, **on)) for v in versions}
     flags = {version: tuple(config.async_scheduling for config in pair) for version, pair in by_version.items()}
     assert list(flags.values()) == [(False, False), (True, True), (True, False), (True, True)]
+    tree = on | {"method": get_method("eagle_tree")}
+    trees = [EngineConfig(version=f"sglang 0.5.{patch}", **tree).async_scheduling for patch in (12, 13)]
+    assert trees == [False, True], "of trees Spec V2 came later"
     assert EngineConfig(version=OLD, async_scheduling=True).async_scheduling
     small = {v: seconds(cost_of("llama-3.2-1b", version=v), 1) for v in (OLD, NEW)}
     assert small[OLD] > small[NEW] + 0.8 * constants(OLD).host_step_s.value
