@@ -133,8 +133,9 @@ class EngineGeneration(Section):
     # Step times with latent or sparse attention over those of the timed kernels, on devices other than Hopper.
     latent_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
-    # Most requests of a captured batch; None: rows are limited, as the profile says.
-    max_graph_requests: Annotated[int, Field(ge=1)] | None = None
+    # The most requests of a captured batch, where rows are not limited instead: a GPU's GiB of memory below which a row
+    # holds, of fewer than four GPUs, of four or more.
+    max_graph_requests: tuple[tuple[float, int, int], ...] = ()
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from draftcast.kernels.operators.registry import Draw, Operator, Shape, Tensors,
 from draftcast.kernels.search import ngram
 
 VOCABULARY = 32_000
+FOUND = ("drafts", "counts")
 SETTINGS = {"k": 5, "min_n": 2, "max_n": 5, "max_model_len": ngram.UNLIMITED}
 """What is timed: vLLM's documentation drafts 5 tokens by matches of 2 to 5."""
 
@@ -77,8 +78,7 @@ def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     tokens, device = inputs["tokens"].cpu().numpy(), inputs["tokens"].device
     texts = [row[:length] for row, length in zip(tokens, inputs["lengths"].tolist(), strict=True)]
     found = ngram.propose_batch(texts, inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"])
-    drafts, counts = (torch.from_numpy(array).to(device) for array in found)
-    return {"drafts": drafts, "counts": counts}
+    return dict(zip(FOUND, (torch.from_numpy(array).to(device) for array in found), strict=True))
 
 
 def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
@@ -94,7 +94,5 @@ NGRAM = Operator(
     draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(
-        by_formula(lambda inputs: dict(zip(("drafts", "counts"), search(**inputs), strict=True))), "ngram:prepare"
-    ),
+    implementations=implementations(by_formula(lambda x: dict(zip(FOUND, search(**x), strict=True))), "ngram:prepare"),
 )

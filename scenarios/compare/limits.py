@@ -275,7 +275,7 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
         if spec is None or settings.generation.engine != "vllm":
             continue
         rows, profile = settings.method.verify_rows(settings.num_speculative_tokens), deployment.profile
-        sizes = capture_sizes(settings, rows, profile.cuda_graph_ceiling) if profile.kind == "roofline" else ()
+        sizes = capture_sizes(settings, rows, profile) if profile.kind == "roofline" else ()
         held = sizes[-1] // rows if sizes else settings.max_num_seqs
         bursts = 1 if scenario.is_closed_loop else 2
         if held < min(bursts * _batch(scenario), settings.max_num_seqs):

@@ -78,8 +78,7 @@ class EngineConfig:
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         if engine.caches_states_async and self.is_hybrid and self.enable_prefix_caching:
             runs_async &= since(engine.caches_states_async, self.version)
-        first = engine.async_since.get(self.method.name, engine.first)
-        runs_async &= self.method.is_async and is_since(self.version, first)
+        runs_async &= self.method.is_async and is_since(self.version, engine.async_since.get(self.method.name, "0"))
         limited = engine.drafting_cudagraph_mode if self.method.drafts else {}
         limited = engine.multimodal_cudagraph_mode if self.is_multimodal else limited
         mode = since(limited or engine.cudagraph_mode, self.version)

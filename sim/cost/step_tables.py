@@ -48,21 +48,23 @@ MODES = {
 }
 
 
-def capture_sizes(config: EngineConfig, verify_rows: int, ceiling: int) -> tuple[int, ...]:
+def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfile) -> tuple[int, ...]:
     """Numbers of rows captured as CUDA graphs, ascending; empty when everything runs eagerly.
 
     vLLM 0.32's default: 1, 2, 4, then by 8 below 256, then by 16, up to ``min(max_num_seqs * rows * 2, ceiling)`` rows,
     besides every uniform decode batch (a captured number of requests x rows) inside it. ``verify_rows``: of one
-    verifying request; ``ceiling``: the platform's largest capture size.
+    verifying request; ``profile`` knows the platform's largest capture size and its memory.
 
     Raises ScenarioError: a capture size below 1.
     """
     limit = config.max_num_batched_tokens
     if config.cudagraph_mode == "NONE":
         return ()
-    most_requests = config.generation.max_graph_requests
-    if most_requests is not None:
-        ceiling = most_requests * (1 if config.generation.batch_expansion else verify_rows)
+    ceiling, memory_gib = profile.cuda_graph_ceiling, profile.hardware.memory_bytes / 2**30
+    limits = [few if config.tensor_parallel_size < 4 else more
+              for below, few, more in config.generation.max_graph_requests if memory_gib < below]  # fmt: skip
+    if limits:
+        ceiling = limits[0] * (1 if config.generation.batch_expansion else verify_rows)
     if config.cudagraph_capture_sizes is not None:
         for size in config.cudagraph_capture_sizes:
             if size < 1:
@@ -129,7 +131,7 @@ def fill_roofline(
     device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype, config)
     p, method = params[0], config.method
     verify_rows = method.verify_rows(config.num_speculative_tokens)
-    sizes = capture_sizes(config, verify_rows, profile.cuda_graph_ceiling)
+    sizes = capture_sizes(config, verify_rows, profile)
     last_row = config.max_num_batched_tokens
     last_logit = min(config.max_num_seqs * verify_rows, last_row)
     p["window"] = model.sliding_window if model.num_sliding_layers else 0

@@ -257,14 +257,18 @@ def settings(**changes: Any) -> EngineConfig:
     return EngineConfig(**({"max_model_len": 4096} | changes))
 
 
+PROFILE = default_profile()
+
+
 def test_capture_sizes_are_vllms() -> None:
-    assert capture_sizes(settings(max_num_seqs=8), 1, 512) == (1, 2, 4, 8, 16)
-    default = capture_sizes(settings(), 1, 512)
+    assert PROFILE.cuda_graph_ceiling == 512
+    assert capture_sizes(settings(max_num_seqs=8), 1, PROFILE) == (1, 2, 4, 8, 16)
+    default = capture_sizes(settings(), 1, PROFILE)
     assert default == (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     # Uniform decode batches of 1, 2, 4 and 5 requests of 4 rows join the grid up to min(5 * 4 * 2, 512).
-    assert capture_sizes(settings(max_num_seqs=5), 4, 512) == (1, 2, 4, 8, 16, 20, 24, 32, 40)
-    assert capture_sizes(settings(max_num_seqs=5, max_num_batched_tokens=22), 4, 512) == (1, 2, 4, 8, 16, 20, 22)
-    assert capture_sizes(settings(enforce_eager=True), 1, 512) == ()
-    assert capture_sizes(settings(max_cudagraph_capture_size=0), 1, 512) == ()
-    assert capture_sizes(settings(max_cudagraph_capture_size=20), 1, 512) == (1, 2, 4, 8, 16)
-    assert capture_sizes(settings(cudagraph_capture_sizes=(9, 3, 10**6)), 1, 512) == (3, 9)
+    assert capture_sizes(settings(max_num_seqs=5), 4, PROFILE) == (1, 2, 4, 8, 16, 20, 24, 32, 40)
+    assert capture_sizes(settings(max_num_seqs=5, max_num_batched_tokens=22), 4, PROFILE) == (1, 2, 4, 8, 16, 20, 22)
+    assert capture_sizes(settings(enforce_eager=True), 1, PROFILE) == ()
+    assert capture_sizes(settings(max_cudagraph_capture_size=0), 1, PROFILE) == ()
+    assert capture_sizes(settings(max_cudagraph_capture_size=20), 1, PROFILE) == (1, 2, 4, 8, 16)
+    assert capture_sizes(settings(cudagraph_capture_sizes=(9, 3, 10**6)), 1, PROFILE) == (3, 9)
