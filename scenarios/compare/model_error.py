@@ -59,16 +59,13 @@ class RelativeErrors:
 
 
 def stratum_of(deployment: Deployment) -> str:
-    """By the model's attention, its kind, and whether kernels of the device were measured.
-
-    Attention tells more than experts: models with experts and plain attention are hardly further off than dense ones on
-    a device that nobody measured; latent, sparse and linear attention are further (docs/evidence.md).
-    """
+    """By the model's attention, its experts, and of a dense one whether kernels of the device were measured."""
     profile, model = deployment.profile, deployment.model
     if not model.has_plain_attention:
         return "latent, sparse or linear attention"
-    measured = profile.kind == "affine" or profile.is_timed
-    return "dense, measured" if measured and not model.is_moe else "other models with plain attention"
+    if model.is_moe:
+        return "experts with plain attention"
+    return "dense, measured" if profile.kind == "affine" or profile.is_timed else "dense, not measured"
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:

@@ -40,9 +40,7 @@ def test_the_validation_that_ships_is_shown_with_what_it_misses(sweep_report: Pa
     assert session.validation == "validation-my_server.json"
 
 
-@pytest.mark.parametrize(
-    ("device", "stratum"), [("h100-sxm", "dense, measured"), ("mi300x", "other models with plain attention")]
-)
+@pytest.mark.parametrize(("device", "stratum"), [("h100-sxm", "dense, measured"), ("mi300x", "dense, not measured")])
 def test_the_scorecard_marks_forecasts_like_the_scenarios(device: str, stratum: str) -> None:
     app = open_page({"page": "trust", "hardware": device})
     known(app)

@@ -43,7 +43,7 @@ def words(shown: Card) -> tuple[str, str]:
     ("changes", "stratum"),
     [
         ({}, "dense, measured"),
-        ({"hardware": "l4", "engine.model": "Qwen3-8B-FP8"}, "other models with plain attention"),
+        ({"hardware": "l4", "engine.model": "Qwen3-8B-FP8"}, "dense, not measured"),
     ],
 )
 def test_the_card_says_how_far_speed_ups_were_off_as_trust_does(changes: dict[str, object], stratum: str) -> None:
