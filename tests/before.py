@@ -72,8 +72,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "slower_in_older_engines; of linear attention test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off",
     "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"
     "python_decisions",
-    "test_the_card_says_how_far_speed_ups_were_off_as_trust_does[changes1-other models with plain attention]": "the same "
-    "of dense models on a device that nobody timed, a kind of its own",
+    "test_the_card_says_how_far_speed_ups_were_off_as_trust_does[changes1-other models with plain attention]": ""
+    "the same of dense models on a device that nobody timed, a kind of its own",
     "test_the_scorecard_marks_forecasts_like_the_scenarios[mi300x-other models with plain attention]": "likewise",
     "test_questions_of_one_engine_are_refused": "test_a_plan_of_unlike_replicas_is_refused, and of recommend "
     "test_a_setting_is_recommended_for_the_groups_that_say_nothing_else",
