@@ -277,11 +277,12 @@ def test_passes_of_a_draft_run_as_its_runner_captures_them() -> None:
     assert launched_s > passes * 9 * layers * constants(NEW).uncaptured_launch_s.value
     assert hosts[False] == pytest.approx(constants(NEW).host_step_s.value, rel=0.01), "hidden behind the target's graph"
     # A small target ends before its draft is launched.
-    assert decode(cost_of("llama-3.2-1b", method="draft_model", k=passes), 1, passes)["host_s"] == hosts[True]
+    shown = decode(cost_of("llama-3.2-1b", method="draft_model", k=passes, async_scheduling=False), 1, passes)["host_s"]
+    assert hosts[False] + 0.3 * launched_s < shown < hosts[True]
     small = [
         seconds(cost_of("llama-3.2-1b", method="draft_model", k=3, version=v), 1, 3) for v in (NEW, "vllm 0.32 v1")
     ]
-    assert small[0] == pytest.approx(small[1], rel=0.1)
+    assert small[0] == pytest.approx(small[1], rel=0.1), "hidden behind the whole step"
 
 
 def test_eagle3_of_mid_2025_needs_most_of_a_millisecond_a_pass() -> None:
