@@ -116,6 +116,7 @@ def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
 
 
 def stated_ratio(point: EvidencePoint) -> float:
+    """`EngineGeneration.attention_ratio` of a point's engine, model and device; 1 without an off side."""
     scenario = scenarios_of(point).off
     if scenario is None:
         return 1.0
