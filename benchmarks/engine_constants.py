@@ -121,7 +121,7 @@ def stated_ratio(point: EvidencePoint) -> float:
     if scenario is None:
         return 1.0
     version, model = scenario.engine.version, load_model(scenario.engine.model)
-    generation = engines.generation_of(version, is_plain=not model.is_moe)
+    generation = engines.generation_of(version, is_plain=not (model.is_moe or model.is_hybrid))
     return generation.attention_ratio(version, model, load_hardware(scenario.hardware))
 
 
@@ -150,16 +150,17 @@ def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], flo
 
 
 def _of(forecast: Forecast) -> list[dict[str, object]]:
-    scenario = forecast.question.off or forecast.question.on
-    if scenario is None:
-        return []
-    model = model_name(forecast.point.model or "") or ""
-    generation = engines.generation_of(scenario.engine.version).name
-    setup = forecast.point.source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
+    rows: list[dict[str, object]] = []
     sides: tuple[ForecastSide, ...] = ("off", "on")
-    point = {"id": forecast.point.id, "source": forecast.point.source, "generation": generation, "setup": setup}
-    errors = {side: error for side in sides if (error := forecast.error(side)) is not None}
-    return [point | {"side": side, "error": float(np.log1p(error))} for side, error in errors.items()]
+    for side in sides:
+        scenario, error = getattr(forecast.question, side), forecast.error(side)
+        if scenario is not None and error is not None:
+            generation = deployment.cached_deployment(scenario).settings.generation.name
+            source, model = forecast.point.source, model_name(forecast.point.model or "")
+            setup = source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
+            named = {"id": forecast.point.id, "side": side, "source": source, "generation": generation, "setup": setup}
+            rows.append(named | {"error": float(np.log1p(error))})
+    return rows
 
 
 def solved(

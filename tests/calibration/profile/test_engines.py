@@ -7,6 +7,7 @@ import pytest
 from draftcast.calibration.profile import engines
 from draftcast.calibration.profile.engines import generation_of, generations, since
 from draftcast.errors import HardwareError
+from draftcast.sim.cost.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,18 @@ def test_every_constant_tells_its_source() -> None:
                 continue
             assert constant.source, (generation.name, name)
             assert constant.provisional == (name in generation.provisional)
+
+
+def test_every_method_that_a_file_names_is_known() -> None:
+    for each in generations():
+        of_constants = (constant.methods for constant in vars(each.constants).values() if constant)
+        named = {
+            *each.lacks_until,
+            *each.async_since,
+            *each.graphless_drafts,
+            *(m for own in of_constants for m in own),
+        }
+        assert named <= METHODS.keys(), each.name
 
 
 def test_a_bad_file_is_refused_by_name_and_key(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
