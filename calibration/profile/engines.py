@@ -101,6 +101,13 @@ class EngineGeneration(Section):
     # Whether uniform batches of fewer than k drafts replay full graphs, and a policy that varies k keeps them.
     full_graphs_of_any_k: bool
     constants: Constants
+    # Requests and tokens of a step by default, by the version from which they hold: a GPU's GiB of memory below which a
+    # row holds.
+    batch_limits: dict[str, tuple[tuple[float, int, int], ...]]
+    # Requests of models with compressed attention and, of any other, with speculation, where they are others.
+    compressed_requests: int | None = None
+    drafting_requests: int | None = None
+    limits_of_ranks: bool = False  # whether data-parallel ranks that step together divide these tokens and requests
     runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
     plain_until: str | None = None  # the last version whose models with experts or states the generation before runs
     lacks_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that the one before runs

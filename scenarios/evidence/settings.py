@@ -191,11 +191,10 @@ def _version(reading: Reading) -> dict[str, Any]:
     if name == "sglang":
         named = re.match(r"v?(0\.[45]\.\d+)", point.engine_version)
         dated = "0.4" if version_of(point) == (0, 4) else _release_at(point.date, "sglang_releases")
-        # Its own limit follows from memory and lies in the thousands.
-        return {"version": f"sglang {named[1] if named else dated}", "max_num_seqs": 2048}
+        return {"version": f"sglang {named[1] if named else dated}"}
     version = version_of(point)
     if "V0" in point.engine_version or (version is not None and version < (0, 8)):
-        return {"version": "vllm 0.7", "enable_chunked_prefill": False, "max_num_seqs": 256}
+        return {"version": "vllm 0.7", "enable_chunked_prefill": False}
     release = ".".join(map(str, version)) if version else _release_at(point.date, "releases")
     if re.search(r"MRV2|Model Runner V2", point.engine_version):
         release = f"{'0.25' if int(release.split('.')[1]) < 25 else release} v2"  # its constants are those of 0.25 on

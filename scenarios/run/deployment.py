@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.profile.engines import graphs_hold_prompts, parse_version
+from draftcast.calibration.profile.engines import generation_of, graphs_hold_prompts, parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -205,16 +205,21 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
         raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
 
 
-def _batch_limits(engine: Engine, hardware: HardwareSpec, max_model_len: int) -> BatchDefaults:
-    """The batch flags with vLLM's defaults for what is absent.
+def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_model_len: int) -> BatchDefaults:
+    """The batch flags with the engine's defaults for what is absent.
 
     vLLM 0.32 ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`` and ``SchedulerConfig``; the schema
     checks flags against each other, here they are checked against the defaults too.
 
     Raises ScenarioError: limits that contradict each other.
     """
-    seqs, tokens = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size)
-    seqs = engine.max_num_seqs or seqs
+    seqs, tokens = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size, engine.version)
+    generation = generation_of(engine.version)
+    ranks = engine.data_parallel_size if generation.limits_of_ranks and model.is_moe else 1
+    tokens //= ranks
+    fewer = generation.drafting_requests if engine.speculative_config is not None else None
+    fewer = generation.compressed_requests if model.kv_compression else fewer
+    seqs = engine.max_num_seqs or (seqs if fewer is None else max(fewer // ranks, 1))
     if engine.max_num_batched_tokens is None:
         if not engine.enable_chunked_prefill:
             tokens = max(tokens, max_model_len)
@@ -382,7 +387,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "method": method,
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,
-            **_batch_limits(engine, hardware, max_model_len)._asdict(),
+            **_batch_limits(engine, hardware, model, max_model_len)._asdict(),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
             **picked(model, "is_moe is_hybrid is_multimodal sliding_window"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),

@@ -1,13 +1,13 @@
 """The engine's flags, named as ``vllm serve`` names them, with vLLM 0.32's defaults.
 
-``None`` means "vLLM's default", which for the batch limits depends on the device: ``batch_defaults`` is that table.
+``None`` means "the engine's default", which for the batch limits depends on version and device: `batch_defaults`.
 """
 
 from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of
+from draftcast.calibration.profile.engines import DEFAULT_VERSION, CudagraphMode, generation_of, since
 from draftcast.errors import HardwareError
 from draftcast.frozen import MOST_TOKENS, Count, Faults, Frozen, NonEmpty, OneOf, wrong
 from draftcast.kernels.model.catalog import load_model
@@ -25,28 +25,29 @@ MOST_BLOCKS = 2**25
 
 
 class BatchDefaults(NamedTuple):
-    """vLLM's batch limits for one device."""
+    """An engine's batch limits for one device."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
 
 
-def batch_defaults(memory_bytes: float, device: str, tensor_parallel_size: int = 1) -> BatchDefaults:
-    """What ``vllm serve`` takes when the batch flags are absent (vLLM 0.32, ``EngineArgs.get_batch_defaults``).
+def batch_defaults(
+    memory_bytes: float, device: str, tensor_parallel_size: int = 1, version: str = DEFAULT_VERSION
+) -> BatchDefaults:
+    """What an engine's server takes when the batch flags are absent (vLLM 0.32, ``EngineArgs.get_batch_defaults``).
 
     Args:
         memory_bytes: memory of one device.
-        device: its name; ``a100`` and ``cpu`` in it matter.
+        device: its name; to vLLM ``a100`` and ``cpu`` in it matter.
         tensor_parallel_size: only the CPU's defaults grow with it.
+        version: the engine's.
     """
-    gib = 2**30
-    if "cpu" in device.lower():
+    generation, name = generation_of(version), device.lower() if version.lower().startswith("vllm") else ""
+    if "cpu" in name:
         return BatchDefaults(128 * tensor_parallel_size, 2048 * tensor_parallel_size)
-    if memory_bytes >= 160 * gib:
-        return BatchDefaults(1024, 16384)
-    if memory_bytes >= 70 * gib and "a100" not in device.lower():
-        return BatchDefaults(1024, 8192)
-    return BatchDefaults(256, 2048)
+    memory_gib = 0.0 if "a100" in name else memory_bytes / 2**30
+    limits = since(generation.batch_limits, version)
+    return next(BatchDefaults(seqs, tokens) for below, seqs, tokens in limits if memory_gib < below)
 
 
 def weight_dtype(dtype: str, quantization: str | None) -> str:

@@ -30,6 +30,15 @@ def refused(*overrides: str) -> InputError:
     return caught.value
 
 
+SGLANG, OFF = "engine.version=sglang 0.5.9", "engine.speculative_config=null"
+V4 = "engine.model=DeepSeek-V4-Flash"
+MTP = (
+    "engine.model=GLM-4.7-Flash",
+    "engine.speculative_config={method: mtp, num_speculative_tokens: 1}",
+    "acceptance={model: per_position, rates: [0.8]}",
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "limits"),
     [
@@ -47,6 +56,27 @@ def refused(*overrides: str) -> InputError:
     ],
 )
 def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tuple[int, int]) -> None:
+    settings = deployed(*overrides).settings
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
+
+
+@pytest.mark.parametrize(
+    ("overrides", "limits"),
+    [
+        # 16,384 from 160 GiB on since vLLM 0.28; V0 knew one limit for all.
+        (("hardware=b200", "engine.version=vllm 0.27"), (1024, 8192)),
+        (("hardware=b200", "engine.version=vllm 0.7"), (256, 2048)),
+        # SGLang: tokens by memory alone, 48 requests with speculation, both divided among ranks that step together.
+        (("hardware=a100-80g", SGLANG, OFF), (2048, 8192)),
+        (("hardware=l40s", SGLANG, OFF), (2048, 4096)),
+        (("hardware=l40s", "engine.version=sglang 0.5.2", OFF), (2048, 8192)),
+        (("hardware=a100-80g", SGLANG), (48, 8192)),
+        (("hardware=h200", SGLANG, *MTP), (48, 8192)),
+        (("hardware=h200", SGLANG, *MTP, "engine.data_parallel_size=4"), (12, 2048)),
+        (("hardware=b200", SGLANG, OFF, V4, "engine.data_parallel_size=4"), (64, 4096)),
+    ],
+)
+def test_batch_limits_follow_engine_and_version(overrides: tuple[str, ...], limits: tuple[int, int]) -> None:
     settings = deployed(*overrides).settings
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
 
