@@ -314,17 +314,23 @@ class DataParallel:
             own = float(state.features[0]["tokens"])
             others = sorted(rows)[-2] if own == max(rows) else max(rows)
             shared = (max(rows), others) if padded else (own, 0.0)
-            self.ranks[index].call(step.time_batch, *shared, group, mode)
+            launches = self.ranks[index].call(step.time_batch, *shared, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
-            took.append(tuple(float(times[name]) for name in ("draft_s", "target_s", "prefill_s")))
-        draft_s, target_s, prefill_s = max(took or [(0.0, self._dummy_s, 0.0)], key=lambda each: each[0] + each[1])
+            took.append((*(float(times[name]) for name in ("draft_s", "target_s", "prefill_s")), *launches))
+        nothing = (0.0, self._dummy_s, 0.0, 0.0, 0.0)
+        draft_s, target_s, prefill_s, waits_s, launching_s = max(took or [nothing], key=lambda each: each[0] + each[1])
         start_s = max(ready_s, device_s)
+        if self.ranks[0].state.cost.params[0]["host_hides"]:  # as in `step.launch`
+            hidden_s = min(start_s - ready_s, waits_s)
+            target_s, prefill_s = target_s - hidden_s, max(prefill_s - hidden_s, 0.0)
+        else:
+            launching_s = 0.0
         for index, rank in enumerate(self.ranks):
             state = rank.state
             e = state.engine[0]
             if self._next[index] == BATCH_READY:
-                self.ranks[index].call(step.send_batch, start_s, draft_s, target_s, prefill_s)
+                self.ranks[index].call(step.send_batch, start_s, draft_s, target_s, prefill_s, launching_s)
                 if e["in_flight"] == state.config[0]["depth"]:
                     self._next[index] = COLLECT
                     continue

@@ -70,6 +70,8 @@ TIMES = record_type(
     ("verify_s", "f8"),  # what verification took besides kernels
     ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
     ("draft_overhead_s", "f8"),  # the same of the draft's passes, a part of draft_s
+    ("launching_s", "f8"),  # the host's launches of the target's kernels, where no graph holds them
+    ("waits_s", "f8"),  # the part of target_s in which the device waits for them
 )
 
 TARGET_FIT, DRAFT_FIT = (
@@ -327,6 +329,8 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
     kernels = seconds
     seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
     out.overhead_s = seconds - kernels
+    out.launching_s = floor
+    out.waits_s = max(floor - kernels - p.target_mode_s[mode], 0.0)
     out.target_s = seconds
     if f.prefill_tokens > 0.0 and new_prefill > 0.0:
         alone = 0.0
@@ -522,6 +526,7 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
 def _clear_times(out: Record) -> None:
     """All but the attention of prefill rows, which a call for the same rows still needs."""
     out.host_s = out.draft_s = out.target_s = out.sample_s = out.prefill_s = out.overhead_s = out.draft_overhead_s = 0.0
+    out.launching_s = out.waits_s = 0.0
     for origin in range(3):
         out.by_origin_s[origin] = 0.0
 
@@ -533,6 +538,8 @@ def _stretch_times(out: Record, factor: float) -> None:
     out.target_s *= factor
     out.sample_s *= factor
     out.prefill_s *= factor
+    out.launching_s *= factor
+    out.waits_s *= factor
     for origin in range(3):
         out.by_origin_s[origin] *= factor
 
@@ -549,10 +556,10 @@ def step_time(cost: StepCost, f: Record, out: Record) -> None:
 
 @njit(cache=True, error_model="numpy")
 def step_seconds(cost: StepCost, out: Record) -> float:
-    """Seconds of a whole step from its times: the host's hide behind the device's where ``host_hides`` says so."""
+    """Seconds of a step among many alike: the host's hide behind the device's where ``host_hides`` says so."""
     device_s = out.draft_s + out.target_s + out.sample_s
     if cost.params[0].host_hides:
-        return float(max(device_s, out.host_s))
+        return float(max(device_s, out.host_s + out.launching_s))
     return float(device_s + out.host_s)
 
 
@@ -644,9 +651,10 @@ def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: flo
     ``kept``: as of `expect_ahead`.
     """
     c = reference(cost)
-    f = np.empty(1, FEATURES)[0]
-    out = np.empty(1, TIMES)[0]
-    decode_features(c, num_seqs, k, mean_context, f)
-    expect_ahead(f, kept)
-    fill_times(c, f, 1.0, out)
-    return step_seconds(c, out)
+    features, times = np.empty(1, FEATURES), np.empty(1, TIMES)
+    decode_features(c, num_seqs, k, mean_context, features[0])
+    expect_ahead(features[0], kept)
+    fill_times(c, features[0], 1.0, times[0])
+    seconds = step_seconds(c, times[0])
+    # A record does not keep its array alive in compiled code: both are read after the last use of theirs.
+    return seconds if features.size == times.size else math.nan

@@ -11,7 +11,7 @@ from numba import njit
 
 from draftcast.sim.acceptance.compiled import accepted_drafts, drafts_of_head, proposed_drafts
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
-from draftcast.sim.cost.step_time import fill_times, window_of_decode, window_of_prompt
+from draftcast.sim.cost.step_time import EXTRAPOLATED, fill_times, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
@@ -213,9 +213,24 @@ def launch(s: Engine, slot: int) -> None:
     if s.stage_free_s.size > 1:
         _pass_stages(s, slot)
     else:
+        if s.cost.params[0].host_hides:
+            _launch_ahead(s, slot)
         e.device_s = batch.launch_s + (batch.draft_s + batch.target_s)
     _send(s, slot)
     _time_rejected(s, slot)
+
+
+@njit(cache=True)
+def _launch_ahead(s: Engine, slot: int) -> None:
+    """Let the host launch kernels that no graph holds while the device still runs the step before."""
+    e = s.engine[0]
+    batch = s.batch[slot]
+    t = s.times[0]
+    hidden_s = min(batch.launch_s - e.host_s, t.waits_s)
+    batch.target_s -= hidden_s
+    batch.prefill_s = max(batch.prefill_s - hidden_s, 0.0)
+    e.by_origin_s[EXTRAPOLATED] -= hidden_s
+    e.host_s += t.launching_s
 
 
 @njit(cache=True)
@@ -267,8 +282,10 @@ def decide_drafts(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> None:
+def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> tuple[float, float]:
     """Times of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
+
+    Returns ``waits_s`` and ``launching_s`` of `draftcast.sim.cost.step_time.TIMES`.
 
     ``rows``: padded to those of the rank that has most; ``others``: the most rows of the other ranks where this one
     pads to them, else 0; ``group``: rows of all ranks through the experts; ``mode``: how all ranks' passes run.
@@ -280,22 +297,26 @@ def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -
     f.group_tokens = group
     f.graph_mode = mode
     _time(s, slot)
+    launches = (s.times[0].waits_s, s.times[0].launching_s)
     kept = s.kept_features[0]
     kept.tokens = max(kept.tokens, others)
     kept.group_tokens = max(group - s.batch[slot].rejected_rows, kept.tokens)
     kept.graph_mode = mode
     _time_rejected(s, slot)
     f.group_tokens = 0.0
+    return launches
 
 
 @njit(cache=True)
-def send_batch(s: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float) -> None:
+def send_batch(
+    s: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float, launching_s: float
+) -> None:
     """Run the timed batch together with the other ranks', as long as the longest of them, which takes these times."""
     e = s.engine[0]
     slot = (e.first_batch + e.in_flight) & s.config[0].last_slot
     batch = s.batch[slot]
     batch.schedule_s = e.host_s
-    e.host_s += batch.host_s
+    e.host_s += batch.host_s + launching_s
     batch.launch_s = start_s
     batch.draft_s = draft_s
     batch.target_s = target_s

@@ -421,3 +421,36 @@ def test_prefix_affinity_keeps_conversations_together() -> None:
         assert hit_rates[router] == pytest.approx(rows["cached_tokens"].sum() / rows["prompt_tokens"].sum())
         check_requests(result.requests, tolerance=1e-9)
     assert hit_rates["prefix_affinity"] > 1.05 * max(hit_rates[r] for r in ("random", "round_robin", "least_loaded"))
+
+
+def test_an_eager_prompt_is_launched_while_the_device_decodes() -> None:
+    """The host launches what no graph holds beside the step before; synchronously the device waits for all of it."""
+    shared = [
+        "engine.model=Qwen3-235B-A22B",
+        "engine.tensor_parallel_size=8",
+        "engine.version=sglang 0.5.6",
+        "engine.speculative_config=null",
+        "hardware=b200",
+        "workload.num_requests=8",
+        "workload.arrivals={process: closed_loop, concurrency: 2}",
+        "workload.lengths={prompt_tokens: 64, output_tokens: {distribution: uniform, low: 20, high: 60}}",
+        "statistics={replications: 1, warmup: none}",
+    ]
+
+    def steps(*changes: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        found = simulate(load_scenario(overrides=[*shared, *changes]), record_steps=True).steps
+        return found[found["prefill_tokens"] > 0], found[found["prefill_tokens"] == 0]
+
+    prompts, decodes = steps()
+    alone_s, behind_s, decode_s = (
+        prompts["target_s"].iloc[0],
+        prompts["target_s"].iloc[1:],
+        decodes["target_s"].median(),
+    )
+    host_s = prompts["host_s"].median()
+    # Launching begins when the host is free again: once it has scheduled the decode before, and this prompt.
+    np.testing.assert_allclose(behind_s, alone_s - (decode_s - 2 * host_s), rtol=2e-3)
+    waiting, _ = steps("engine.async_scheduling=false")
+    np.testing.assert_allclose(waiting["target_s"], alone_s, rtol=1e-3)
+    ranks = [each["target_s"] for each in steps("engine.tensor_parallel_size=4", "engine.data_parallel_size=2")]
+    assert ranks[0].iloc[1:].median() < 0.95 * ranks[0].iloc[0]
