@@ -113,17 +113,9 @@ def million_requests() -> dict[str, float]:
     return {"seconds": seconds, "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
-def small_run() -> float:
-    """Seconds of a warm 2,000-request ``simulate``: the best of five."""
-    scenario = load_scenario("default", overrides=["workload.num_requests=2000", "statistics.replications=1"])
-    return min(timeit.repeat(lambda: simulate(scenario), number=1, repeat=6)[1:])
-
-
-def first_result() -> float:
-    """Seconds from process start to the first result of the command, compile cache warm: the best of three."""
-    command = [sys.executable, "-m", "draftcast", "simulate", "default", "--set", "workload.num_requests=2000"]
-    run = partial(subprocess.run, command, check=True, capture_output=True)
-    return min(timeit.repeat(run, number=1, repeat=4)[1:])
+def least_seconds(run: Callable[[], object], times: int) -> float:
+    """Of so many runs after a first one."""
+    return min(timeit.repeat(run, number=1, repeat=times + 1)[1:])
 
 
 def compile_seconds() -> float:
@@ -143,13 +135,16 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     with ProcessPoolExecutor(1, get_context("spawn")) as process:  # whose peak memory is that of the million
         million = process.submit(million_requests).result() if AZURE.exists() else None
+    sizes = "workload.num_requests=2000"
+    small = load_scenario("default", overrides=[sizes, "statistics.replications=1"])
+    command = [sys.executable, "-m", "draftcast", "simulate", "default", "--set", sizes]
     results: dict[str, Any] = {
         "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "paging": steps_per_second(False),
         "paging_and_prefix_caching": steps_per_second(True),
         "million_requests": million,
-        "small_run_s": small_run(),
-        "first_result_s": first_result(),
+        "small_run_s": least_seconds(partial(simulate, small), 5),
+        "first_result_s": least_seconds(partial(subprocess.run, command, check=True, capture_output=True), 3),
         "compile_s": compile_seconds(),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }

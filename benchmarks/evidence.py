@@ -129,8 +129,6 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
     return {"errors": found, "bars": bars, "early": known}
 
 
-# ---- measured off, forecast on ----
-
 BETTER, WORSE = 0.75, 0.02
 OTHER_LOADS = "off, other loads"
 

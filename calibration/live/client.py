@@ -133,8 +133,6 @@ class Client:
             await asyncio.sleep(wait_s)
         return True
 
-    # ---- one request ----
-
     async def _request(self, request_id: int, due_s: float) -> None:
         plan, journal, wanted = self._plan, self._journal, self._plan.output_tokens[request_id]
         journal.append(["r", request_id, plan.classes[request_id], due_s, len(plan.prompts[request_id]), wanted])
@@ -193,8 +191,6 @@ class Client:
         self._journal.append(["s", request_id, now_s])
         self._counts["sent"] += 1
         self._lateness_s.append(now_s - due_s)
-
-    # ---- watchers ----
 
     async def _report(self) -> None:
         while True:

@@ -103,9 +103,6 @@ def _check_plausible(factor: float, source: str) -> None:
         raise InputError(message, file=source)
 
 
-# ---- runs ----
-
-
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
     values: dict[str, Any] = _OFF | {
@@ -277,9 +274,6 @@ def _front_end(compared: Sequence[_Compared], before: tuple[float, float] | None
     lacking = float(np.average(measured - forecast_s, weights=weights))
     value = max((before[0] if before is not None else 0.0) + lacking, 0.0)
     return min(value, 10.0), normal_quantile(_CONFIDENCE) / math.sqrt(float(weights.sum()))
-
-
-# ---- engine logs ----
 
 
 def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any]:

@@ -172,8 +172,6 @@ class _Sweep:
         self._endpoints: dict[str, Endpoint] = {}
         self.write()
 
-    # ---- order ----
-
     def loads(self, kind: str) -> list[float]:
         """The loads of a kind; rates are worked out when the closed loops without speculation are done."""
         if kind != "rate":
@@ -216,8 +214,6 @@ class _Sweep:
                     for load in self.loads(kind)[::back]:
                         self._run(_Cell(name, kind, load, turn))
                 self.close()
-
-    # ---- one cell ----
 
     def _run(self, cell: _Cell) -> None:
         known = {entry["dir"]: entry for entry in self.index["cells"]}
@@ -294,8 +290,6 @@ class _Sweep:
             count = math.ceil(cell.load * max(1.0, send_for_s * _FASTEST_TOKENS_PER_S / mean_output))
         values = {"workload.arrivals": arrivals, "workload.num_requests": count, "workload.duration_s": None}
         return with_values(scenario, values)
-
-    # ---- index ----
 
     def _rates(self) -> list[float]:
         """Request rates from what the largest closed loop reached without speculation."""

@@ -27,7 +27,7 @@ from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resol
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.workload_spec import confidences
-from draftcast.scenarios.schema import BatchDefaults, Engine, Scenario, SpeculativeConfig, batch_defaults
+from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
@@ -205,7 +205,7 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
         raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
 
 
-def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_model_len: int) -> BatchDefaults:
+def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_model_len: int) -> dict[str, int]:
     """The batch flags with the engine's defaults for what is absent.
 
     vLLM 0.32 ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`` and ``SchedulerConfig``; the schema
@@ -238,7 +238,7 @@ def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_
     if not engine.enable_chunked_prefill and tokens < max_model_len:
         message = f"must be at least max_model_len = {max_model_len} without chunked prefill"
         raise ScenarioError(message, key="engine.max_num_batched_tokens", value=tokens)
-    return BatchDefaults(seqs, tokens)
+    return {"max_num_seqs": seqs, "max_num_batched_tokens": tokens}
 
 
 def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
@@ -387,7 +387,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "method": method,
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,
-            **_batch_limits(engine, hardware, model, max_model_len)._asdict(),
+            **_batch_limits(engine, hardware, model, max_model_len),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
             **picked(model, "is_moe is_hybrid is_multimodal sliding_window"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),

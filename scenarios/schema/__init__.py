@@ -3,7 +3,7 @@
 What arrives and how much of it is accepted are records of the simulator (``sim/workload``, ``sim/acceptance``).
 """
 
-from draftcast.scenarios.schema.engine import BatchDefaults, Engine, batch_defaults
+from draftcast.scenarios.schema.engine import Engine, batch_defaults
 from draftcast.scenarios.schema.load import members, to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, Group, Policy, Scenario
 from draftcast.scenarios.schema.speculation import METHODS, SpeculativeConfig
@@ -12,7 +12,6 @@ __all__ = [
     "METHODS",
     "POLICIES",
     "ROUTERS",
-    "BatchDefaults",
     "Engine",
     "Group",
     "Policy",

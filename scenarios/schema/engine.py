@@ -3,7 +3,7 @@
 ``None`` means "the engine's default", which for the batch limits depends on version and device: `batch_defaults`.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -24,30 +24,19 @@ KV_DTYPES: dict[str, str] = FORMATS["vllm_kv_dtypes"]
 MOST_BLOCKS = 2**25
 
 
-class BatchDefaults(NamedTuple):
-    """An engine's batch limits for one device."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
 def batch_defaults(
     memory_bytes: float, device: str, tensor_parallel_size: int = 1, version: str = DEFAULT_VERSION
-) -> BatchDefaults:
-    """What an engine's server takes when the batch flags are absent (vLLM 0.32, ``EngineArgs.get_batch_defaults``).
+) -> tuple[int, int]:
+    """Requests and tokens of a step that an engine's server takes when the batch flags are absent.
 
-    Args:
-        memory_bytes: memory of one device.
-        device: its name; to vLLM ``a100`` and ``cpu`` in it matter.
-        tensor_parallel_size: only the CPU's defaults grow with it.
-        version: the engine's.
+    To vLLM ``a100`` and ``cpu`` in the device's name matter (vLLM 0.32, ``EngineArgs.get_batch_defaults``).
     """
-    generation, name = generation_of(version), device.lower() if version.lower().startswith("vllm") else ""
+    name = device.lower() if version.lower().startswith("vllm") else ""
     if "cpu" in name:
-        return BatchDefaults(128 * tensor_parallel_size, 2048 * tensor_parallel_size)
+        return 128 * tensor_parallel_size, 2048 * tensor_parallel_size
     memory_gib = 0.0 if "a100" in name else memory_bytes / 2**30
-    limits = since(generation.batch_limits, version)
-    return next(BatchDefaults(seqs, tokens) for below, seqs, tokens in limits if memory_gib < below)
+    limits = since(generation_of(version).batch_limits, version)
+    return next((requests, tokens) for below, requests, tokens in limits if memory_gib < below)
 
 
 def weight_dtype(dtype: str, quantization: str | None) -> str:

@@ -149,8 +149,6 @@ class Server:
         ]
         return Starlette(routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _refuse})
 
-    # ---- answers ----
-
     async def _answer(self, request: Request, kind: type[Completion | Chat]) -> Response:
         sent_s = time.monotonic()
         try:
@@ -227,8 +225,6 @@ class Server:
             yield _event(head | {"choices": []} | _usage(answer))
         yield b"data: [DONE]\n\n"
 
-    # ---- about the server ----
-
     async def _models(self, _: Request) -> Response:
         model = {"id": self._model, "object": "model", "created": int(time.time()), "owned_by": "draftcast"}
         model |= {"root": self._model, "max_model_len": self._fleet.max_model_len}
@@ -281,9 +277,6 @@ async def _refuse(_: Request, error: Exception) -> Response:
 async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-# ---- the process ----
 
 
 def run_server(

@@ -212,8 +212,6 @@ class Fleet:
                 for link in asked:
                     await link.counted.wait()
 
-    # ---- what replicas say ----
-
     async def _listen(self, index: int, link: _Link) -> None:
         try:
             while (line := await link.reader.readline()).endswith(b"\n"):  # the last may be cut off

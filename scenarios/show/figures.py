@@ -15,7 +15,7 @@ from draftcast.scenarios.show.run_report import comparison_figure, latency_figur
 from draftcast.scenarios.show.sweep_report import sweep_figure
 from draftcast.scenarios.sweep.result import SweepResult
 
-_FIGURES: dict[type, Callable[[Any], Any]] = {
+FIGURES: dict[type, Callable[[Any], Any]] = {
     RunResult: lambda run: latency_figure({"run": measured_requests(run)}, run.manifest["scenario"]["slo"] or {}),
     Comparison: comparison_figure,
     SpeedupMap: map_figure,
@@ -23,7 +23,3 @@ _FIGURES: dict[type, Callable[[Any], Any]] = {
     Cutover: lambda answer: cutover_figure([answer]),
     SweepResult: lambda answer: sweep_figure(answer, "mean_e2el_s"),
 }
-
-
-def figure_of(answer: Any) -> Any:
-    return _FIGURES[type(answer)](answer)

@@ -129,8 +129,6 @@ def profile_label(scenario: Scenario, name: str) -> ProfileLabel:
     return ProfileLabel(name, model, hardware, engine.tensor_parallel_size, engine.weight_dtype)
 
 
-# ---- the forecast ----
-
 NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
 # Between two requests sent at the same moment; any time far shorter than a step will do.
 _ENTRY_GAP_S = 1e-4
@@ -205,8 +203,6 @@ def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd)
         seen[name] = at + front_end.output_s + front_end.output_sequence_s * outputs[step]
     return requests.assign(**seen)
 
-
-# ---- figures: one definition for live and simulated ----
 
 FIGURES = (
     *(f"{statistic}_{name}_s" for name in ("ttft", "tpot", "itl", "e2el") for statistic in ("mean", "median", "p95")),
