@@ -76,9 +76,9 @@ class Engine(Frozen):
     max_model_len: Annotated[int, Field(ge=2, le=MOST_TOKENS)] | None = None
     """Longest prompt and output together; null: the model's."""
     max_num_seqs: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """Requests that run at once; null: vLLM's default for the device."""
+    """Requests that run at once; null: the engine's default for the device."""
     max_num_batched_tokens: Count | None = None
-    """Tokens of a step; null: vLLM's default for the device."""
+    """Tokens of a step; null: the engine's default for the device."""
     max_num_scheduled_tokens: Count | None = None
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.92
