@@ -114,7 +114,7 @@ def million_requests() -> dict[str, float]:
 
 
 def least_seconds(run: Callable[[], object], times: int) -> float:
-    """Of so many runs after a first one."""
+    """The least of ``times`` runs, after a first that does not count."""
     return min(timeit.repeat(run, number=1, repeat=times + 1)[1:])
 
 

@@ -321,7 +321,7 @@ class DataParallel:
         nothing = (0.0, self._dummy_s, 0.0, 0.0, 0.0)
         draft_s, target_s, prefill_s, waits_s, launching_s = max(took or [nothing], key=lambda each: each[0] + each[1])
         start_s = max(ready_s, device_s)
-        if self.ranks[0].state.cost.params[0]["host_hides"]:  # as in `step.launch`
+        if self.ranks[0].state.cost.params[0]["host_hides"]:  # as `step.launch` has it for one rank
             hidden_s = min(start_s - ready_s, waits_s)
             target_s, prefill_s = target_s - hidden_s, max(prefill_s - hidden_s, 0.0)
         else:
