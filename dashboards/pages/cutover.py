@@ -106,7 +106,7 @@ class _Page:
         for probe in self.cutover.probes:
             value = probe.advantage(confidence)
             bounds = {name: getattr(value, name, None) for name in ("mean", "low", "high")}
-            points.append({"x": probe.x, **bounds, "sign": probe.sign(confidence), "note": probe.note})
+            points.append({"x": probe.x, **bounds, "sign": self.cutover.sign(probe), "note": probe.note})
         return pd.DataFrame(points)
 
     def setting(self) -> None:

@@ -23,7 +23,7 @@ from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
 from draftcast.sim.progress import Progress, part_of, parts_of
-from draftcast.sim.statistics.crossing import Crossing, locate
+from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
 
 LATENCY = METRICS["e2e"].figure
@@ -247,8 +247,12 @@ def compare(
         sides = [variant, without_speculation(variant)] if compare_off else [variant]
         runs = simulate_together(sides, progress=part_of(part, 0, 2), record_steps=record_steps)
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
-    probes = [replace(p.verdict.probe, x=p.request_rate_rps or 0.0) for p in points if p.verdict is not None]
-    crossing = locate(probes, scenario.statistics.confidence) if probes and rates else None
+    # The words' signs alone: they count in the errors of step times and acceptance, which the runs do not show.
+    signs, words = {"pays": 1, "costs": -1}, [point.word for point in points]
+    looks = [Probe(rate, sure=signs.get(word, 0)) for rate, word in zip(sorted(set(rates)), words, strict=False)]
+    crossing = locate(looks, scenario.statistics.confidence) if looks and compare_off else None
+    if crossing is not None and crossing.kind in ("always", "never") and "too close to call" in words:
+        crossing = replace(crossing, kind="unclear")
     return Comparison(scenario, tuple(points), crossing)
 
 

@@ -25,7 +25,7 @@ from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import CrossingKind, CrossingSearch, Found, between, locate
+from draftcast.sim.statistics.crossing import CrossingKind, CrossingSearch, Found, Probe, between, locate
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
@@ -172,13 +172,20 @@ class Cutover(Found, Plotted):
             return self.prediction.costs
         return locate(self.probes, self.crossing.confidence).below
 
+    def sign(self, probe: Probe) -> int:
+        """+1 where speculation surely pays at a point that was simulated, -1 where it costs, the same counted in."""
+        if self.prediction is None:
+            return probe.sign(self.crossing.confidence)
+        spans = ((1, self.prediction.pays), (-1, self.prediction.costs))
+        return next((sign for sign, span in spans if span is not None and span[0] <= probe.x <= span[1]), 0)
+
     def summary(self) -> dict[str, Any]:
         confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
         points = [
             {
                 **picked(probe, "x note"),
                 "advantage": probe.advantage(confidence),
-                "sign": probe.sign(confidence),
+                "sign": self.sign(probe),
                 **picked(look, "replications requests on off"),
             }
             for probe, look in zip(self.probes, self.looks, strict=True)

@@ -161,8 +161,8 @@ def points_table(answer: Cutover) -> Table:
         means = [Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)) if side else None for side in sides]
         cells = [show(probe.advantage(confidence)), *(show(mean, factor) for mean in means)]
         size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
-        undecided = "no difference" if probe.is_even(confidence) else "undecided"
-        word = {1: "pays", -1: "costs"}.get(probe.sign(confidence), undecided)
+        decided = {1: "pays", -1: "costs"}.get(answer.sign(probe), "undecided")
+        word = "no difference" if probe.is_even(confidence) else decided
         rows.append([number(probe.x), *cells, size, f"{word} ({probe.note})" if probe.note else word])
     return make_table(rows)
 
@@ -215,7 +215,8 @@ def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
     for y, probes in zip(speedups.ys, speedups.rows, strict=True):
         rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
     yield make_table(rows)
-    yield f"Advantage in {question.compared.label}; * its {speedups.confidence:.0%} interval excludes 1."
+    level = f"{speedups.confidence:.0%} interval of chance alone"
+    yield f"Advantage in {question.compared.label}; * its {level} excludes 1."
     yield from contour_lines(speedups)
 
 
@@ -323,7 +324,7 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
 
 
 def map_figure(speedups: SpeedupMap) -> Any:
-    """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
+    """Colour and number: the advantage; *: its interval of chance excludes 1; line: break-even with its interval."""
     confidence, figure, question = speedups.confidence, panels(), speedups.question
     unit = question.axis.unit
     ticks = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["1/2", "0.71", "1", "1.41", "2"]}
@@ -347,7 +348,7 @@ def map_figure(speedups: SpeedupMap) -> Any:
         series(figure, "break-even", CONTOUR, x, y, **style)
     label_axes(figure, unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
     figure.update_xaxes(type="log" if question.over in LOGARITHMIC else "linear")
-    note = f"{speedups.label}: advantage in {question.compared.label}; * its {confidence:.0%} interval excludes 1"
+    note = f"{speedups.label}: advantage in {question.compared.label}; *: {confidence:.0%} interval of chance without 1"
     return plots.in_file(figure, title(question.scenario), [f"{note}; line: break-even"], height=560)
 
 

@@ -63,7 +63,9 @@ def cutover_line(comparison: Comparison) -> str:
     elif above is not None and below is not None:
         text = "Cutover: more than one; significantly faster and significantly slower rates alternate."
     elif above is not None:
-        every = "at every simulated rate" if above[1] == rated[-1][0] else "at every rate that can be compared"
+        every = (
+            "at every simulated rate" if {word for _, word in rated} == {"pays"} else "at every rate that is decided"
+        )
         text = f"Cutover: none seen; speculation pays {every}, up to {above[1]:g} req/s ({level} at each)."
     elif below is not None:
         text = f"Cutover: none seen; speculation pays at no rate, costs from {below[0]:g} req/s on."
@@ -71,8 +73,10 @@ def cutover_line(comparison: Comparison) -> str:
         text = "Cutover: cannot tell; at no simulated rate is speculation significantly faster or slower."
     if overloaded := [rate for rate, verdict in rated if verdict == "overloaded"]:
         text += f" From {min(overloaded):g} req/s on both sides are overloaded."
-    if undecided := [f"{rate:g}" for rate, verdict in rated if verdict in ("too close to call", "not settled")]:
-        text += f" Undecided: {', '.join(undecided)} req/s; more requests may decide them."
+    if undecided := [p for p in comparison.points if p.word in ("too close to call", "not settled")]:
+        predictions = [p.verdict.prediction if p.verdict is not None else None for p in undecided]
+        advice = dict.fromkeys(each.advice if each is not None else "More requests may decide." for each in predictions)
+        text += f" Undecided: {', '.join(f'{p.request_rate_rps:g}' for p in undecided)} req/s. {' '.join(advice)}"
     return text
 
 

@@ -123,6 +123,8 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
     scaled = value.scaled(factor)
     digits = 0 if abs(scaled.mean) >= 1000 else 1 if abs(scaled.mean) >= 100 else 2
     text = f"{scaled.mean:,.{digits}f}"
+    if math.isinf(scaled.half_width):  # of a load that may be too much for the other side
+        return f"{text} ({scaled.low:,.{digits}f} or more)"
     return text if math.isnan(scaled.half_width) else f"{text} ±{scaled.half_width:,.{digits}f}"
 
 

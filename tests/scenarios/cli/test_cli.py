@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -324,6 +325,28 @@ def test_what_has_no_steady_state_pays_nothing(
     assert answer.cutover.kind == kind
     for part in parts:
         assert part in cutover_line(answer)
+
+
+def test_an_advantage_without_an_upper_bound_says_its_lower() -> None:
+    assert show(Estimate(1.977, 0.939, math.inf, math.inf, 5)) == "1.98 (0.94 or more)"
+    assert show(Estimate(1.977, 0.939, 3.0, 1.03, 5)) == "1.98 ±1.03"
+
+
+def test_what_the_errors_of_step_times_leave_open_counts_as_undecided() -> None:
+    """At 44 req/s chance alone says that speculation pays; the word does not, and so no sentence does."""
+    exact, answer = (
+        compare(load_scenario(overrides=["workload.num_requests=1500", f"statistics.model_error={errors}"]), [5, 44])
+        for errors in ("none", "auto")
+    )
+    assert cutover_line(exact).startswith(
+        "Cutover: none seen; speculation pays at every simulated rate, up to 44 req/s"
+    )
+    assert [point.word for point in answer.points] == ["pays", "too close to call"]
+    assert answer.cutover is not None
+    assert (answer.cutover.kind, answer.cutover.above) == ("unclear", (5, 5))
+    line = cutover_line(answer)
+    assert line.startswith("Cutover: none seen; speculation pays at every rate that is decided, up to 5 req/s")
+    assert "Undecided: 44 req/s. What is least certain is the step time of the engine." in line
 
 
 def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -423,6 +423,19 @@ def test_numbers_are_shown_to_what_they_mean() -> None:
     assert math.isclose(closed_form(), 18.9, abs_tol=1.0)
 
 
+def test_a_point_s_sign_counts_in_the_errors_of_step_times(found: Cutover) -> None:
+    assert found.prediction is not None
+    exact = dataclasses.replace(found, prediction=None)
+    signs = [(exact.sign(probe), found.sign(probe), probe.x) for probe in found.probes]
+    assert {by_chance for by_chance, _, _ in signs} >= {1, -1}
+    for by_chance, sign, x in signs:
+        assert sign in (0, by_chance)
+        assert (sign == 0) == (found.prediction.low < x < found.prediction.high) or by_chance == 0
+    assert any(sign != by_chance for by_chance, sign, _ in signs)
+    words = list(list(points_table(found).columns)[-1].cells)
+    assert words == [{1: "pays", -1: "costs", 0: "undecided"}[sign] for _, sign, _ in signs]
+
+
 def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> None:
     def near(x: float, advantage: float) -> Probe:
         return Probe(x, (advantage, 1.001 * advantage), (1.0, 1.0))
