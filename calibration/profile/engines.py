@@ -132,6 +132,10 @@ class EngineGeneration(Section):
     fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
+    # The most rows of a step whose shared experts run beside the routed ones, by the version from which it holds, on
+    # the devices of these vendors.
+    shared_experts_beside: dict[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
+    beside_vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
     # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -166,6 +170,11 @@ class EngineGeneration(Section):
     def triton_experts(self, version: str) -> tuple[str, ...]:
         """Formats whose experts a version runs by Triton's kernels."""
         return tuple(dtype for dtype, last in self.triton_experts_until.items() if _is_until(version, last))
+
+    def shared_rows(self, version: str, vendor: str) -> int:
+        """The most rows of a step whose shared experts run beside the routed ones."""
+        known = self.shared_experts_beside if vendor in self.beside_vendors else {}
+        return since(known, version) if known else 0
 
     @property
     def provisional(self) -> tuple[str, ...]:

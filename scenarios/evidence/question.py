@@ -38,6 +38,9 @@ def scenarios_of(point: EvidencePoint) -> Reading:
         reading.assumed["load.num_prompts"] = "not given"
     if workload is None or reading.reasons:
         return reading
+    if "request_rate_rps" in workload["arrivals"] and point.load.kind == "concurrency":
+        # Clients that hold back at so many requests and an engine that lets no more run decode alike.
+        engine["max_num_seqs"] = min(engine.get("max_num_seqs") or math.inf, round(point.load.value or 0))
     has_ratio = point.speedup is not None or point.ratio_range is not None
     raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
     sides: dict[str, Scenario | None] = {}
@@ -104,9 +107,9 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
         reading.missing("load.value", "not given")
     if reading.reasons:
         return None
-    if kind == "rate":
-        assert value is not None
-        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": float(value)}
+    rate = value if kind == "rate" else flags_of(point).get("request_rate")
+    if rate is not None:
+        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": float(rate)}
         requests = count or _PROMPTS * _ROUNDS
     else:
         clients = max(1, round(value or count or 1))

@@ -22,8 +22,9 @@ from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work, layer_shape
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
+from draftcast.kernels.operators.linear import fullest_rank_share
 from draftcast.kernels.operators.sampler import sampler_work
-from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, sparse_decode_shape
+from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, padded_heads, sparse_decode_shape
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
@@ -33,7 +34,6 @@ from draftcast.sim.cost.step_time import Record, empty_record
 # Gathered latents keep the matrix units waiting: 0.4 of the peak FLOP/s over prompts of 4,096 and 8,192 tokens on H200,
 # 16 and 128 heads, where dense latent decodes reach 0.8 (aiconfigurator-core 0.12.0, dsa_context_module of vLLM 0.24).
 _SPARSE_PROMPT = 2.0
-_SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank (vLLM)
 
 
 # Of the time of a layer's routed experts on one rank, what does not shrink when whole experts are spread over ranks:
@@ -108,19 +108,35 @@ class OperatorTables:
         # Triton's kernels run experts in some formats, where they were timed.
         triton = operator == "moe" and dtype in self.generation.triton_experts(self.config.version)
         tables, seconds = self.profile.times_for(self.generation.engine), self.profile.seconds_of(family, dtype)
-        names = ("flashinfer", "") if triton else ("",)
-        found = (times.curves(operator, dtype, seconds, name, **group) for name in names for times in tables)
-        curves = next((curves for curves in found if curves is not None), None)
-        return None if curves is None else _split(*curves.seconds(x, key))
+        for name in ("flashinfer", "") if triton else ("",):
+            found = (times.curves(operator, dtype, seconds, name, **group) for times in tables)
+            known = [curves for curves in found if curves is not None]
+            if known:
+                # Another engine's kernel of this very shape says more than the engine's own of other shapes.
+                curves = next((curves for curves in known if key in curves.curves), known[0])
+                return _split(*curves.seconds(x, key))
+        return None
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         dtype, _ = layer.stored(self.dtype)
+        work = layer.work(rows, self.dtype).scale(layer.count)
+        table = None
         if not layer.num_experts:
             table = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
-            if table is not None:
-                return layer.count * table
-        work = layer.work(rows, self.dtype).scale(layer.count)
-        return self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
+        if table is None:
+            table = self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
+        else:
+            table = layer.count * table
+        return self._beside_routed(table, work, rows) if layer.group == "shared_experts" else table
+
+    def _beside_routed(self, shared: FloatArray, work: Work, rows: IntArray) -> FloatArray:
+        """Shared experts of small steps run beside the routed ones, to whose time they add what they read."""
+        hardware = self.profile.hardware
+        most = self.generation.shared_rows(self.config.version, hardware.vendor)
+        seconds = np.maximum(shared.sum(axis=1), 1e-12)
+        reading = work.bytes / hardware.memory_bandwidth_bytes_per_s
+        share = np.where(rows <= most, np.minimum(reading / seconds, 1.0), 1.0)
+        return np.asarray(shared * share[:, None])
 
     def collective(self, bytes_moved: FloatArray, message: FloatArray, rows: IntArray, launches: float) -> FloatArray:
         """``launches`` equal collectives of ``message`` bytes on each rank, of which a rank sends ``bytes_moved``."""
@@ -225,6 +241,7 @@ class OperatorTables:
             launches = np.minimum(launches, seconds)
             undivided = np.where(rows < MANY_ROWS, *UNDIVIDED_SHARE)
             share = undivided + (1.0 - undivided) / ranks
+            share = np.maximum(share, fullest_rank_share(rows, model.num_experts, model.num_experts_per_tok, ranks))
             table = _split(launches + (seconds - launches) * share, Origin.EXTRAPOLATED)
         if self.dp > 1:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
@@ -381,7 +398,7 @@ class OperatorTables:
         flops, heads = float(pair.flops), None if sparse else shape
         family = family.replace("prefill", "decode") if sparse else family
         if sparse and model.is_mla:
-            flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
+            flops *= float(padded_heads(shape["heads"])) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
         work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
         kind = self._kind(family, kv_cache_dtype, heads, count, work)
@@ -411,7 +428,12 @@ class OperatorTables:
         shape = sparse_decode_shape(model, self.tp)
         query = {"batch": 1, "q": 1, **shape}
         row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, kv_cache_dtype) for c in (0, 1))
-        work = (float(more.flops - row.flops), float(more.bytes - row.bytes), float(row.bytes))
+        # A query attends to as many tokens however long its context is: their products are the row's, which take as
+        # long as so many bytes.
+        entry, ceilings = self.profile.operator("dsa_decode", kv_cache_dtype), self.profile.hardware.ceilings
+        peak_flops, bandwidth = ceilings("dsa_decode", kv_cache_dtype)
+        computing = float(row.flops) * (entry.e_m * bandwidth) / (entry.e_c * peak_flops)
+        work = (float(more.flops - row.flops), float(more.bytes - row.bytes), max(float(row.bytes), computing))
         return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, work)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:

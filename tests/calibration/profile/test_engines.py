@@ -116,3 +116,10 @@ def test_which_versions_run_experts_by_triton() -> None:
     )
     found = [generation_of(version, is_plain=False).triton_experts(version) for version in versions]
     assert found == [("fp8", "bf16"), ("fp8", "bf16"), ("bf16",), (), ("fp8", "bf16"), ("bf16",), ()]
+
+
+def test_which_versions_run_shared_experts_beside_the_routed_ones() -> None:
+    asked = (("vllm 0.7", "NVIDIA"), ("vllm 0.11.0", "NVIDIA"), ("vllm 0.11.1", "AMD"), ("vllm 0.32", "NVIDIA"))
+    asked += (("sglang 0.5.4", "NVIDIA"), ("sglang 0.5.4", "AMD"))
+    found = [generation_of(version, is_plain=False).shared_rows(version, vendor) for version, vendor in asked]
+    assert found == [0, 0, 256, 256, 1024, 0]

@@ -16,7 +16,7 @@ from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.elementwise import EMBEDDING, RMSNORM, ROTARY, SWIGLU
-from draftcast.kernels.operators.linear import linear_work, moe_work, touched_experts
+from draftcast.kernels.operators.linear import fullest_rank_share, linear_work, moe_work, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work.layers import (
     LinearLayer,
@@ -85,6 +85,28 @@ def test_one_pass_costs_two_flops_per_active_parameter() -> None:
         groups = model.parameter_groups()
         outside = groups["embedding"] + groups["norms"] + groups["biases"]
         assert flops == pytest.approx(2 * (active_parameters(model) - outside), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "experts", "top_k", "ranks"), [(1, 256, 8, 4), (4, 256, 8, 8), (16, 128, 8, 2), (64, 256, 8, 8)]
+)
+def test_the_fullest_rank_has_more_than_its_share_of_the_experts(
+    tokens: int, experts: int, top_k: int, ranks: int
+) -> None:
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(400):
+        visited = np.zeros(experts, bool)
+        for _ in range(tokens):
+            visited[rng.choice(experts, top_k, replace=False)] = True
+        shares.append(visited.reshape(ranks, -1).sum(axis=1).max() / visited.sum())
+    assert fullest_rank_share(tokens, experts, top_k, ranks) == pytest.approx(np.mean(shares), rel=0.06)
+
+
+def test_a_rank_has_its_share_of_experts_that_all_are_visited_and_never_more_than_all() -> None:
+    assert fullest_rank_share(10_000, 256, 8, 8) == pytest.approx(1 / 8)
+    assert fullest_rank_share([0, 1, 2], 64, 1, 64).tolist() == sorted(fullest_rank_share([0, 1, 2], 64, 1, 64))[::-1]
+    assert fullest_rank_share(1, 1000, 1, 1000) <= 1.0
 
 
 def test_touched_experts() -> None:

@@ -8,12 +8,15 @@ import pytest
 from draftcast.calibration.profile.engines import Constants, generation_of, graphs_hold_prompts
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import HardwareError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import StepCost
 
@@ -492,3 +495,25 @@ def test_latent_and_sparse_attention_was_slower_in_older_engines(
         for step in ((8,), (64,), (8, 0, 2000)):
             times = (float(decode(cost, *step)["target_s"]) for cost in (old, new))
             assert next(times) / next(times) == pytest.approx(ratio, rel=1e-9)
+
+
+def test_shared_experts_of_small_steps_add_only_what_they_read() -> None:
+    model, rows = load_model("DeepSeek-V3"), np.array([1, 256, 257, 4096])
+    profile = load_profile(None, load_hardware("h200"))
+    configs = (EngineConfig(is_moe=True, version=version) for version in ("vllm 0.11", "vllm 0.12"))
+    before, since = (OperatorTables(profile, 8, "fp8", config) for config in configs)
+    shared = [layer for layer in linear_layers(model, 8) if layer.group == "shared_experts"]
+    apart, beside = (tables.matrices(shared, rows).sum(axis=1) for tables in (before, since))
+    assert (beside[:2] < 0.2 * apart[:2]).all()
+    assert beside[2:].tolist() == apart[2:].tolist()
+    read_s = sum(layer.work(rows[:1], "fp8").bytes * layer.count for layer in shared) / 4.8e12
+    assert beside[0] == pytest.approx(read_s[0], rel=1e-6)
+
+
+def test_a_kernel_of_this_very_shape_goes_before_the_engine_s_own_of_other_shapes() -> None:
+    """SGLang's Triton experts of Qwen3-235B's shape on 8 ranks were timed under vLLM alone."""
+    profile, qwen = load_profile(None, load_hardware("b200")), load_model("Qwen3-235B-A22B")
+    tables = OperatorTables(profile, 8, "bf16", EngineConfig(is_moe=True, version="sglang 0.5.6"))
+    table = tables.routed(qwen, np.array([64]))
+    assert table[0].argmax() == Origin.MEASURED
+    assert table.sum() / qwen.num_moe_layers == pytest.approx(172.7e-6, rel=1e-3)

@@ -12,6 +12,7 @@ from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.operators.linear import fullest_rank_share
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
@@ -112,6 +113,18 @@ def test_experts_of_many_rows_shrink_less_than_by_the_number_of_ranks() -> None:
     ranks = [replace(EIGHT, tensor_parallel_size=1, data_parallel_size=n, enable_expert_parallel=True) for n in (4, 8)]
     four, eight = (cost(config).experts.sum(axis=1)[4096] for config in ranks)
     assert 0.5 * four < eight < four
+
+
+def test_few_rows_leave_the_fullest_rank_more_than_its_part_of_the_experts() -> None:
+    """Beside the launches; of 512 rows, which visit every expert, what the kernels showed with whole experts counts."""
+    rows = np.array([1, 512])
+    one_rank = OperatorTables(PROFILE, 1, "fp8").routed(DEEPSEEK, rows).sum(axis=1)
+    eight = OperatorTables(PROFILE, 8, "fp8", replace(EIGHT, enable_expert_parallel=True))
+    launches = DEEPSEEK.num_moe_layers * eight.profile.operator("moe", "fp8").t0_s
+    few, many = (eight.routed(DEEPSEEK, rows).sum(axis=1) - launches) / (one_rank - launches)
+    assert few == pytest.approx(float(fullest_rank_share(1, 256, 8, 8)))
+    assert few > 0.3
+    assert 0.125 < many < 0.17
 
 
 def test_rows_of_other_ranks_pass_through_the_experts_of_this_one() -> None:
