@@ -9,10 +9,8 @@ both, one after the other, with ``kv_heads`` index heads of ``head_dim`` numbers
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.extras import torch
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
@@ -34,15 +32,6 @@ def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike
     width = heads * model.index_head_dim
     moved = (context + queries) * model.index_key_bytes + queries * (width + 4.0 * heads)
     return Work(2.0 * width * pairs, moved + 8.0 * pairs)
-
-
-def padded_heads(heads: ArrayLike) -> FloatArray:
-    """Heads that a rank's sparse kernels compute: FlashMLA's take 64 or more and vLLM fills up with empty ones.
-
-    Decodes on H100 and H200 take the same for 1 to 64 heads, and twice as long for 128 (aiconfigurator-core 0.12.0,
-    dsa_generation_module).
-    """
-    return np.maximum(as_array(heads), 64.0)
 
 
 def sparse_decode_shape(model: ModelSpec, tp: int) -> dict[str, int]:
@@ -69,9 +58,7 @@ def _sparse_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str
 def _decode_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str) -> Work:
     """Kernels read ``top_k`` latents a query however short the context is; scores of fp8 keys run at twice the rate."""
     index = _index_shape_work(_indexer_of(shape), dtype, "fp8")
-    attention, (heads,) = _sparse_shape_work(shape, dtype, kv_cache_dtype), sizes_of(shape, "heads")
-    flops = attention.flops * padded_heads(heads) / heads + index.flops / 2.0
-    return Work(flops, attention.bytes + index.bytes)
+    return _sparse_shape_work(shape, dtype, kv_cache_dtype).add(Work(index.flops / 2.0, index.bytes))
 
 
 def _indexer_of(shape: Mapping[str, Any]) -> dict[str, Any]:

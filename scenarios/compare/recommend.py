@@ -24,6 +24,7 @@ from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario, members, with_values
+from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
@@ -151,7 +152,8 @@ def recommend(
         raise ScenarioError("all have a speculative_config of their own: leave out what is to be chosen", key=_GROUPS)
     chosen_metric = metric_named(metric)
     if scenario.speculative_config is None and not alternatives:
-        raise InputError("the scenario has no speculation to recommend", key="engine.speculative_config")
+        message = f"the scenario has no speculation to recommend: {GIVE_A_METHOD}"
+        raise InputError(message, key="engine.speculative_config")
     if scenario.statistics.replications < 2:
         message = "must be at least 2: without a spread no gain can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)

@@ -24,6 +24,7 @@ from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
+from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.crossing import CrossingKind, CrossingSearch, Found, Probe, between, locate
 from draftcast.sim.statistics.intervals import Estimate
@@ -173,7 +174,7 @@ class Cutover(Found, Plotted):
         return locate(self.probes, self.crossing.confidence).below
 
     def sign(self, probe: Probe) -> int:
-        """+1 where speculation surely pays at a point that was simulated, -1 where it costs, the same counted in."""
+        """+1 where speculation surely pays at a simulated point, -1 where it costs, the model's errors counted in."""
         if self.prediction is None:
             return probe.sign(self.crossing.confidence)
         spans = ((1, self.prediction.pays), (-1, self.prediction.costs))
@@ -249,7 +250,8 @@ def settings(
     """
     methods = with_methods(scenario, alternatives)
     if not methods:
-        raise InputError("the scenario has no speculation to compare with", key="engine.speculative_config")
+        message = f"the scenario has no speculation to compare with: {GIVE_A_METHOD}"
+        raise InputError(message, key="engine.speculative_config")
     if not lengths:
         return tuple(methods)
     return tuple(with_length(method, k) for method in methods for k in sorted(set(lengths)))

@@ -107,8 +107,8 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
         reading.missing("load.value", "not given")
     if reading.reasons:
         return None
-    rate = value if kind == "rate" else flags_of(point).get("request_rate")
-    if rate is not None:
+    rate: Any = flags_of(point).get("request_rate", math.inf) if kind == "concurrency" else value
+    if kind in ("rate", "concurrency") and math.isfinite(float(rate)):
         arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": float(rate)}
         requests = count or _PROMPTS * _ROUNDS
     else:

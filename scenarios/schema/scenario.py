@@ -88,6 +88,10 @@ class Statistics(Frozen):
     model_error: Literal["auto", "none"] = "auto"
 
 
+GIVE_A_METHOD = "give a method and its acceptance (`draftcast acceptance list` shows measured ones)"
+"""What to do about a scenario that has no speculation where one is needed."""
+
+
 class Scenario(Frozen):
     """One question to the simulator. Built by ``draftcast.load_scenario``; immutable, hashable by ``scenario_hash``."""
 

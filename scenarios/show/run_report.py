@@ -63,10 +63,8 @@ def cutover_line(comparison: Comparison) -> str:
     elif above is not None and below is not None:
         text = "Cutover: more than one; significantly faster and significantly slower rates alternate."
     elif above is not None:
-        every = (
-            "at every simulated rate" if {word for _, word in rated} == {"pays"} else "at every rate that is decided"
-        )
-        text = f"Cutover: none seen; speculation pays {every}, up to {above[1]:g} req/s ({level} at each)."
+        every = "every simulated rate" if {word for _, word in rated} == {"pays"} else "every rate that is decided"
+        text = f"Cutover: none seen; speculation pays at {every}, up to {above[1]:g} req/s ({level} at each)."
     elif below is not None:
         text = f"Cutover: none seen; speculation pays at no rate, costs from {below[0]:g} req/s on."
     else:

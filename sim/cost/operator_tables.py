@@ -24,7 +24,7 @@ from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.kernels.operators.linear import fullest_rank_share
 from draftcast.kernels.operators.sampler import sampler_work
-from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, padded_heads, sparse_decode_shape
+from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, sparse_decode_shape
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
@@ -34,6 +34,7 @@ from draftcast.sim.cost.step_time import Record, empty_record
 # Gathered latents keep the matrix units waiting: 0.4 of the peak FLOP/s over prompts of 4,096 and 8,192 tokens on H200,
 # 16 and 128 heads, where dense latent decodes reach 0.8 (aiconfigurator-core 0.12.0, dsa_context_module of vLLM 0.24).
 _SPARSE_PROMPT = 2.0
+_SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank (vLLM)
 
 
 # Of the time of a layer's routed experts on one rank, what does not shrink when whole experts are spread over ranks:
@@ -120,13 +121,10 @@ class OperatorTables:
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         dtype, _ = layer.stored(self.dtype)
         work = layer.work(rows, self.dtype).scale(layer.count)
-        table = None
-        if not layer.num_experts:
-            table = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
-        if table is None:
-            table = self.fitted("moe" if layer.num_experts else family, dtype, work, rows, layer.count)
-        else:
-            table = layer.count * table
+        if layer.num_experts:
+            return self.fitted("moe", dtype, work, rows, layer.count)
+        one = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
+        table = self.fitted(family, dtype, work, rows, layer.count) if one is None else layer.count * one
         return self._beside_routed(table, work, rows) if layer.group == "shared_experts" else table
 
     def _beside_routed(self, shared: FloatArray, work: Work, rows: IntArray) -> FloatArray:
@@ -398,7 +396,7 @@ class OperatorTables:
         flops, heads = float(pair.flops), None if sparse else shape
         family = family.replace("prefill", "decode") if sparse else family
         if sparse and model.is_mla:
-            flops *= float(padded_heads(shape["heads"])) / shape["heads"]
+            flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
         work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
         kind = self._kind(family, kv_cache_dtype, heads, count, work)
@@ -428,12 +426,7 @@ class OperatorTables:
         shape = sparse_decode_shape(model, self.tp)
         query = {"batch": 1, "q": 1, **shape}
         row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, kv_cache_dtype) for c in (0, 1))
-        # A query attends to as many tokens however long its context is: their products are the row's, which take as
-        # long as so many bytes.
-        entry, ceilings = self.profile.operator("dsa_decode", kv_cache_dtype), self.profile.hardware.ceilings
-        peak_flops, bandwidth = ceilings("dsa_decode", kv_cache_dtype)
-        computing = float(row.flops) * (entry.e_m * bandwidth) / (entry.e_c * peak_flops)
-        work = (float(more.flops - row.flops), float(more.bytes - row.bytes), max(float(row.bytes), computing))
+        work = (float(more.flops - row.flops), float(more.bytes - row.bytes), float(row.bytes))
         return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, work)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:

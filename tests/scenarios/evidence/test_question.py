@@ -251,6 +251,16 @@ def test_loads_as_arrivals() -> None:
     assert (kept.arrivals.concurrency, kept.num_requests) == (4, 80)
 
 
+def test_clients_that_send_at_a_rate_with_a_limit_are_a_rate_under_the_engine_s_limit() -> None:
+    limited = {"load": {"kind": "concurrency", "value": 64, "num_prompts": 128}, "flags": {"request_rate": 10}}
+    off = asked(**limited).off
+    assert off is not None
+    assert (off.workload.arrivals.process, off.rate_rps, off.engine.max_num_seqs) == ("poisson", 10.0, 64)
+    at_once = asked(**limited | {"flags": {"request_rate": "inf"}}).off
+    assert at_once is not None
+    assert at_once.workload.arrivals.process == "closed_loop"
+
+
 def test_lengths_of_generated_prompts() -> None:
     assert workload().lengths.prompt_tokens.value == 100
     drawn = workload(engine="sglang").lengths.prompt_tokens

@@ -13,7 +13,6 @@ from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.attention import layer_shape
-from draftcast.kernels.operators.sparse import DSA_DECODE, sparse_decode_shape
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
@@ -132,16 +131,6 @@ def test_every_roofline_number_of_sparse_decode_counts(number: str, value: float
         for p in (profile, other)
     )
     assert after > 1.01 * before
-
-
-def test_sparse_kernels_compute_64_heads_of_a_rank_that_has_fewer() -> None:
-    """On a device that computes slowly, what is computed decides: 8 heads of a rank take as long as 64."""
-    sparse, slow = load_model("DeepSeek-V3.2"), profile_of("default", "h20")
-    row_s = {tp: OperatorTables(slow, tp, "bf16").sparse_decode(sparse, "bf16")["row_s"] for tp in (1, 2, 16)}
-    assert row_s[16] == row_s[2] < row_s[1]
-    shape = {"batch": 1, "q": 1, "context": 4096, **sparse_decode_shape(sparse, 16)}
-    few, many = (DSA_DECODE.work({**shape, "heads": heads}, "bf16", "bf16").flops for heads in (8, 64))
-    assert few == many
 
 
 def test_layers_without_an_indexer_of_their_own_are_not_taken_for_measured() -> None:
