@@ -109,11 +109,12 @@ def fullest_rank_share(tokens: ArrayLike, num_experts: int, top_k: int, ranks: i
     A mean and the expected largest of ``ranks`` hypergeometric counts, as of normal ones (Blom 1958), routing uniform:
     of 8 experts of one token over 4 ranks 3.5 lie on one, not 2.
     """
-    touched = touched_experts(tokens, num_experts, top_k)
+    touched = np.maximum(touched_experts(tokens, num_experts, top_k), 1.0)
     largest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) * math.sqrt(ranks / (ranks - 1.0))
     untouched = (num_experts - touched) / (num_experts - 1.0)
-    spread = np.sqrt((ranks - 1.0) / ranks**2 * untouched / np.maximum(touched, 1.0))
-    return np.asarray(np.minimum(1.0 / ranks + largest * spread, 1.0))
+    spread = np.sqrt((ranks - 1.0) / ranks**2 * untouched / touched)
+    # One expert alone lies on one rank whole, which no normal count knows.
+    return np.asarray(np.maximum(1.0 / ranks + largest * spread, 1.0 / touched))
 
 
 def moe_work(

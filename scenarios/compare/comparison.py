@@ -17,7 +17,7 @@ import pandas as pd
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.verdict import Side, Verdict, advantage_of, judge, paired_probe, side
+from draftcast.scenarios.compare.verdict import SIGNS, Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
@@ -241,15 +241,16 @@ def compare(
     """
     compare_off = compare_off and scenario.speculative_config is not None
     # Validate every point before the first second is simulated.
-    variants = [with_rate(scenario, rate) for rate in sorted(set(rates))] or [scenario]
+    ordered = sorted(set(rates))
+    variants = [with_rate(scenario, rate) for rate in ordered] or [scenario]
     points = []
     for variant, part in parts_of(progress, variants):
         sides = [variant, without_speculation(variant)] if compare_off else [variant]
         runs = simulate_together(sides, progress=part_of(part, 0, 2), record_steps=record_steps)
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
     # The words' signs alone: they count in the errors of step times and acceptance, which the runs do not show.
-    signs, words = {"pays": 1, "costs": -1}, [point.word for point in points]
-    looks = [Probe(rate, sure=signs.get(word, 0)) for rate, word in zip(sorted(set(rates)), words, strict=False)]
+    words = [point.word for point in points]
+    looks = [Probe(rate, sure=SIGNS.get(word, 0)) for rate, word in zip(ordered, words, strict=False)]
     crossing = locate(looks, scenario.statistics.confidence) if looks and compare_off else None
     if crossing is not None and crossing.kind in ("always", "never") and "too close to call" in words:
         crossing = replace(crossing, kind="unclear")

@@ -6,6 +6,7 @@ Below it on both sides, the paired runs decide by the interval of the log ratio 
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +25,8 @@ from draftcast.sim.statistics.intervals import Estimate
 Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
 BY_SIGN: tuple[Word, ...] = ("too close to call", "pays", "costs")
 """The word for each sign of the advantage's logarithm, -1 from the end."""
+SIGNS: Mapping[str, int] = {"pays": 1, "costs": -1}
+"""And back; of every other word 0."""
 Position = Literal["below", "at", "above"]
 
 
@@ -227,7 +230,7 @@ def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float)
     elif not (on.has_figures and off.has_figures):
         word = "not settled"
     if word is not None:
-        sign_alone = Probe(x, sure={"pays": 1, "costs": -1}.get(word, 0), note=_why(word, on, off))
+        sign_alone = Probe(x, sure=SIGNS.get(word, 0), note=_why(word, on, off))
         return Verdict(word, metric, on, off, sign_alone, confidence)
     assert on.run is not None
     assert off.run is not None

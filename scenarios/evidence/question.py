@@ -107,9 +107,10 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
         reading.missing("load.value", "not given")
     if reading.reasons:
         return None
-    rate: Any = flags_of(point).get("request_rate", math.inf) if kind == "concurrency" else value
-    if kind in ("rate", "concurrency") and math.isfinite(float(rate)):
-        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": float(rate)}
+    stated = re.match(r"\d+(\.\d+)?", str(flags_of(point).get("request_rate")))
+    rate: Any = value if kind == "rate" else float(stated[0]) if stated and kind == "concurrency" else math.inf
+    if math.isfinite(rate):
+        arrivals: dict[str, Any] = {"process": "poisson", "request_rate_rps": rate}
         requests = count or _PROMPTS * _ROUNDS
     else:
         clients = max(1, round(value or count or 1))

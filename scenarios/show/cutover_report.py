@@ -215,9 +215,14 @@ def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
     for y, probes in zip(speedups.ys, speedups.rows, strict=True):
         rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
     yield make_table(rows)
-    level = f"{speedups.confidence:.0%} interval of chance alone"
-    yield f"Advantage in {question.compared.label}; * its {level} excludes 1."
+    yield f"Advantage in {_starred(speedups)}."
     yield from contour_lines(speedups)
+
+
+def _starred(speedups: SpeedupMap) -> str:
+    """The metric, and what a star says."""
+    level = f"{speedups.confidence:.0%} interval (chance alone)"
+    return f"{speedups.question.compared.label}; * its {level} excludes 1"
 
 
 def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | None) -> Iterator[str | Table]:
@@ -348,7 +353,7 @@ def map_figure(speedups: SpeedupMap) -> Any:
         series(figure, "break-even", CONTOUR, x, y, **style)
     label_axes(figure, unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
     figure.update_xaxes(type="log" if question.over in LOGARITHMIC else "linear")
-    note = f"{speedups.label}: advantage in {question.compared.label}; *: {confidence:.0%} interval of chance without 1"
+    note = f"{speedups.label}: advantage in {_starred(speedups)}"
     return plots.in_file(figure, title(question.scenario), [f"{note}; line: break-even"], height=560)
 
 

@@ -110,12 +110,15 @@ class OperatorTables:
         triton = operator == "moe" and dtype in self.generation.triton_experts(self.config.version)
         tables, seconds = self.profile.times_for(self.generation.engine), self.profile.seconds_of(family, dtype)
         for name in ("flashinfer", "") if triton else ("",):
-            found = (times.curves(operator, dtype, seconds, name, **group) for times in tables)
-            known = [curves for curves in found if curves is not None]
-            if known:
+            nearest = None
+            for times in tables:
+                curves = times.curves(operator, dtype, seconds, name, **group)
                 # Another engine's kernel of this very shape says more than the engine's own of other shapes.
-                curves = next((curves for curves in known if key in curves.curves), known[0])
-                return _split(*curves.seconds(x, key))
+                if curves is not None and key in curves.curves:
+                    return _split(*curves.seconds(x, key))
+                nearest = nearest or curves
+            if nearest is not None:
+                return _split(*nearest.seconds(x, key))
         return None
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:

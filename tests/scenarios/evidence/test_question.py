@@ -256,9 +256,10 @@ def test_clients_that_send_at_a_rate_with_a_limit_are_a_rate_under_the_engine_s_
     off = asked(**limited).off
     assert off is not None
     assert (off.workload.arrivals.process, off.rate_rps, off.engine.max_num_seqs) == ("poisson", 10.0, 64)
-    at_once = asked(**limited | {"flags": {"request_rate": "inf"}}).off
-    assert at_once is not None
-    assert at_once.workload.arrivals.process == "closed_loop"
+    for unlimited in ("inf", "as fast as it goes"):
+        at_once = asked(**limited | {"flags": {"request_rate": unlimited}}).off
+        assert at_once is not None
+        assert at_once.workload.arrivals.process == "closed_loop"
 
 
 def test_lengths_of_generated_prompts() -> None:
