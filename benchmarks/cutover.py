@@ -40,8 +40,7 @@ def main(coverage: int = 0, shortfall: bool = False, axes: bool = False) -> None
     wall, cpu = time.perf_counter(), time.process_time()
     (answer,) = cutover(CutoverQuestion(load_scenario()))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    for line in [headline(answer), *detail_lines(answer)]:
-        print(line)
+    print(headline(answer), *detail_lines(answer), sep="\n")
     print(f"{wall:.1f} s, {cpu:.1f} s of one core")
     span = [answer.crossing.low, answer.crossing.high]
     result = {"cutover_rps": span, "seconds": round(wall, 2), "core_seconds": round(cpu, 2)}
@@ -92,8 +91,7 @@ def short_runs() -> None:
     """
     print(f"{'':>16}{'rho':>7}{'requests':>10}{'falls short by':>16}{'bound':>8}")
     for name, scenario in (("with", load_scenario()), ("without", without_speculation(load_scenario()))):
-        found = capacity(scenario)
-        most = found.estimate
+        most = capacity(scenario).estimate
         for rho in (0.9, 0.95, 0.983):
             rate = rho * most.mean
             rated = with_rate(scenario, rate)

@@ -69,13 +69,13 @@ def main() -> None:
     for engine, ratio in ratios.items():
         print(f"{engine} {ratio:.2f}")
     shown = seen(before, slopes)
-    for (generation, name), value in values.items():
-        if value != stated[generation, name]:
-            change = f"{stated[generation, name]:.2e} -> {value:.2e}"
-            print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
+    changed = {key: value for key, value in values.items() if value != stated[key]}
+    for (generation, name), value in changed.items():
+        change = f"{stated[generation, name]:.2e} -> {value:.2e}"
+        print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
     if "--write" in sys.argv:
         named = sys.argv[sys.argv.index("--write") + 1 :] or [g.name for g in engines.generations()]
-        write({key: value for key, value in values.items() if key[0] in named}, stated, shown)
+        write({key: value for key, value in changed.items() if key[0] in named}, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
 
 
@@ -220,21 +220,20 @@ def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame]) -> dict[tuple[
     return setups
 
 
-def write(values: Constants, stated: Constants, shown: Mapping[tuple[str, str], int]) -> None:
+def write(changed: Constants, shown: Mapping[tuple[str, str], int]) -> None:
     """Every constant that changed and that two set-ups show."""
-    for (generation, name), value in values.items():
-        if value != stated[generation, name]:
-            path = engines.FOLDER / f"{generation}.yaml"
-            head, _, rest = path.read_text().partition(f"\n  {name}:\n    value: ")
-            entry, following = re.split(r"(?=\n  \w+:\n|\Z)", rest, maxsplit=1)
-            count = shown.get((generation, name), 0)
-            said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
-            source = f"    source: >-\n      {said}"
-            # What single methods have of their own was not fitted and stays.
-            methods = "".join(f"\n{line}" for line in entry.splitlines() if line.startswith("    methods"))
-            provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
-            changed = f"  {name}:\n    value: {value:.4g}{methods}\n{source}{provisional}"
-            path.write_text(f"{head}\n{changed}{following}")
+    for (generation, name), value in changed.items():
+        path = engines.FOLDER / f"{generation}.yaml"
+        head, _, rest = path.read_text().partition(f"\n  {name}:\n    value: ")
+        entry, following = re.split(r"(?=\n  \w+:\n|\Z)", rest, maxsplit=1)
+        count = shown.get((generation, name), 0)
+        said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
+        source = f"    source: >-\n      {said}"
+        # What single methods have of their own was not fitted and stays.
+        methods = "".join(f"\n{line}" for line in entry.splitlines() if line.startswith("    methods"))
+        provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
+        rewritten = f"  {name}:\n    value: {value:.4g}{methods}\n{source}{provisional}"
+        path.write_text(f"{head}\n{rewritten}{following}")
 
 
 if __name__ == "__main__":

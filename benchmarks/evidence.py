@@ -46,7 +46,6 @@ def main() -> None:
     if "--write-forecasts" in sys.argv:
         write_forecasts(list(forecast_points(point for point in points() if point.tier in summary.JUDGED_TIERS)))
         return
-    write = "--write-model-error" in sys.argv
     paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
     forecasts = list(forecast_points(points(*paths)))
     print("\n".join(aligned([SUMMARY, *summary_rows(forecasts)])))
@@ -67,7 +66,7 @@ def main() -> None:
         held = "ok    " if abs(error) <= EARLY_BAR else "MISSED"
         print(f"{held} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})")
     found["intervals"] = intervals(forecasts)
-    if write:
+    if "--write-model-error" in sys.argv:
         write_model_error(forecasts, calibrations)
     print(json.dumps(plain(found), allow_nan=False))
 
@@ -96,8 +95,7 @@ def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> 
     others = calibrations[calibrations["figure"] == OTHER_LOADS]
     share = round(float((others["with_it"] / others["without"]).median()), 2)
     values = {"schema_version": 1, "calibrated_share": share, "strata": strata | missing}
-    text = yaml.safe_dump(values, sort_keys=False)
-    path.write_text("\n".join(head) + "\n" + text)
+    path.write_text("\n".join(head) + "\n" + yaml.safe_dump(values, sort_keys=False))
 
 
 def write_forecasts(forecasts: list[Forecast]) -> None:

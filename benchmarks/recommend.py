@@ -47,8 +47,7 @@ def main(replications: int = 5) -> None:
         start = time.process_time()
         answer = recommend(scenario, loads=[ComparedLoad(label, {})])
         seconds.append(time.process_time() - start)
-        fixed = [outcome for outcome in answer.outcomes if " k=" in outcome.candidate.label]
-        best = fixed[0]
+        best = next(outcome for outcome in answer.outcomes if " k=" in outcome.candidate.label)
         off = next(outcome for outcome in answer.outcomes if outcome.candidate.label == "off")
         fresh = {"statistics.seed": scenario.statistics.seed + 1000}
         logs = [

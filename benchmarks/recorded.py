@@ -84,8 +84,7 @@ def main(replications: int = 1) -> None:  # nothing is drawn where speculation i
                     verdict = "" if bar is None else "met" if met else "MISSED"
                     rows.append([name, timings, figure, *numbers, "" if bar is None else f"{bar:.0%}", verdict])
                     results.append({"run": name, "timings": timings, "figure": figure, **values, "bar": bar})
-    for line in aligned(rows):
-        print(line)
+    print("\n".join(aligned(rows)))
     print(json.dumps(results))
 
 

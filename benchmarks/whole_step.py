@@ -87,8 +87,7 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
 
 def in_order(kernels: list[list[Launch]]) -> list[Launch]:
     """Launches layer by layer: the i-th share of every kind before the next share of any."""
-    most = max(len(each) for each in kernels)
-    placed = [((index + 0.5) / len(each) * most, launch) for each in kernels for index, launch in enumerate(each)]
+    placed = [((index + 0.5) / len(each), launch) for each in kernels for index, launch in enumerate(each)]
     return [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
 
 

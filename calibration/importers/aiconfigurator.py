@@ -222,7 +222,10 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     for engine, kinds in FILES.items():
         parts = []
         for kind, rows_of in kinds.items():
-            raw = {file: read_file(file, kind, engine) for file in _files(folder, kind, engine)}
+            found = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
+            # The newest version, and the one before where that counts too.
+            used = found[: 2 if kind in _EARLIER and engine == ENGINE else 1]
+            raw = {file: read_file(file, kind, engine) for file in used}
             if raw:
                 devices.update(*(rows["device"] for rows in raw.values()))
                 timed = sorted({version for rows in raw.values() for version in rows["version"]})
@@ -251,12 +254,6 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         sources=sources,
         left_out=own | dropped | {f"{name}: {why}": n for name, of in left_out.items() for why, n in (+of).items()},
     )
-
-
-def _files(folder: Path, kind: str, engine: str) -> list[Path]:
-    """The newest version of an engine's file, and the one before where that counts too."""
-    found = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
-    return found[: 2 if kind in _EARLIER and engine == ENGINE else 1]
 
 
 def _of_other(rows: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:

@@ -209,8 +209,7 @@ def _from_bench(result: Any, source: str) -> OffRun:
             raise InputError(message, file=source, key=key, value=result[key])
     requests = int(_number_at(result, source, "completed"))
     failed = result.get("failed") or 0
-    names = ("tpot", "ttft")
-    means = {name: _number_at(result, source, f"mean_{name}_ms") for name in names}
+    means = {name: _number_at(result, source, f"mean_{name}_ms") for name in ("tpot", "ttft")}
     seconds = _number_at(result, source, "duration")
     mean_output = _number_at(result, source, "total_output_tokens") / max(requests, 1)
     in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3 / (seconds or math.inf)
@@ -228,13 +227,13 @@ def _from_bench(result: Any, source: str) -> OffRun:
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
         if result.get("arrival_pattern") == "constant":
             arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
-    errors = {name: _relative_error(means[name], result.get(f"std_{name}_ms"), requests) for name in names}
+    errors = {name: _relative_error(mean, result.get(f"std_{name}_ms"), requests) for name, mean in means.items()}
     run = OffRun(
         source=source,
         load=load,
         requests=requests,
-        figures={f"mean_{name}_s": means[name] / 1e3 for name in names},
-        errors={f"mean_{name}_s": errors[name] for name in names},
+        figures={f"mean_{name}_s": mean / 1e3 for name, mean in means.items()},
+        errors={f"mean_{name}_s": error for name, error in errors.items()},
         arrivals=arrivals,
         prompt_tokens=_lengths(result, source, "input", requests),
         output_tokens=_lengths(result, source, "output", requests),

@@ -1,9 +1,9 @@
 """Cutover: where speculation stops paying, which setting to give the engine, and why it is so."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -24,9 +24,7 @@ from draftcast.scenarios.show.device_plots import roofline_figure
 from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.show.tables import show, title
-from draftcast.sim.progress import Progress
 
-T = TypeVar("T")
 # Of one map on a page: enough for every row to know its capacity on a large device.
 MAP_REQUESTS = 900_000
 MAP_ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -49,7 +47,10 @@ def render(session: Session, report: Report) -> None:
             page.setting()
         page.maps()
         command = session.question.command("cutover", "--over", page.over, "--metric", page.metric)
-    _roofline(report, own)
+    st.subheader("Where a decode step stands under the roofline", anchor="roofline")
+    tracks = operating_tracks(own.scenario, own.deployment, own.run)
+    device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
+    report.figure("roofline", roofline_figure(device, dtype, tracks))
     report.footer(own.hash, command, own)
     report.downloads(f"draftcast-cutover-{own.hash[:12]}", page.rows, lambda: page.summary)
 
@@ -59,6 +60,7 @@ class _Page:
 
     def __init__(self, session: Session, report: Report, own: Answer) -> None:
         self.session, self.report, self.own = session, report, own
+        self.key = question_key(own.scenario)
         self.over = self.metric = ""
         self.cutover: Cutover | None = None
         self.summary: dict[str, Any] = {"cutovers": [], "recommendation": None, "maps": []}
@@ -74,9 +76,6 @@ class _Page:
         help = f"Simulates both sides {effort}."
         return asked_for(self.session, view, " ".join([self.own.hash, *words]), label, help)
 
-    def answer(self, words: tuple[str, ...], text: str, make: Callable[[Progress], T]) -> T:
-        return long_answer((*question_key(self.own.scenario), *words), text, make)
-
     def crossing(self) -> None:
         st.subheader("Advantage of speculation", anchor="advantage")
         words = ("cutover", self.over, self.metric)
@@ -86,7 +85,7 @@ class _Page:
             return
         question = CutoverQuestion(self.own.scenario, self.over, self.metric)
         text = "Searching for the cutover"
-        (result,) = self.answer(words, text, lambda progress: cutover(question, progress=progress))
+        (result,) = long_answer((*self.key, *words), text, lambda progress: cutover(question, progress=progress))
         text, details = headline(result), detail_lines(result)
         tone = {"always pays": "better", "never pays": "worse"}.get(result.verdict, "")
         verdict_line(text, tone=tone, verdict=result.verdict)
@@ -111,8 +110,8 @@ class _Page:
 
     def setting(self) -> None:
         st.subheader("Recommended setting", anchor="setting")
-        words, make = ("recommend", self.metric), partial(recommend, self.own.scenario, metric=self.metric)
-        result = self.answer(words, "Trying settings at this load", lambda progress: make(progress=progress))
+        key, make = (*self.key, "recommend", self.metric), partial(recommend, self.own.scenario, metric=self.metric)
+        result = long_answer(key, "Trying settings at this load", lambda progress: make(progress=progress))
         text = answer_line(result)
         verdict_line(text, setting=result.chosen.candidate.label)
         rows = []
@@ -145,7 +144,7 @@ class _Page:
         question = CutoverQuestion(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
         values = MAP_ACCEPTANCES if against == "acceptance" else ()
         make = partial(speedup_map, question, against=against, values=values)
-        result = self.answer(words, "Drawing the map", lambda progress: make(progress=progress))
+        result = long_answer((*self.key, *words), "Drawing the map", lambda progress: make(progress=progress))
         picture = on_page(map_figure(result), height=380)
         picture.update_yaxes(rangemode="normal", tickvals=result.ys)
         self.report.figure(f"map-{against}", picture, metric=question.compared.label, against=against)
@@ -161,10 +160,3 @@ def _refusal_shown() -> Iterator[None]:
         yield
     except InputError as error:
         st.warning(literal(error), icon=":material/block:")
-
-
-def _roofline(report: Report, own: Answer) -> None:
-    st.subheader("Where a decode step stands under the roofline", anchor="roofline")
-    tracks = operating_tracks(own.scenario, own.deployment, own.run)
-    device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
-    report.figure("roofline", roofline_figure(device, dtype, tracks))

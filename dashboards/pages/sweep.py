@@ -256,15 +256,12 @@ def editor(session: Session, text: str) -> None:
         joined = BETWEEN.join(f"{name}={values.replace(BETWEEN, ',')}" for name, values in changed)
         session.see(View.SWEEP_GRID, joined, proposed_grid(session.question.scenario))
 
-    def replace(index: int, *row: Sequence[str]) -> None:
-        write([*rows[:index], *row, *rows[index + 1 :]])
-
-    def revalue(index: int, values: str) -> None:
-        replace(index, [rows[index][0], values])
+    def replace(index: int, name: str, values: str) -> None:
+        write([*rows[:index], [name, values], *rows[index + 1 :]])
 
     def rename(index: int, name: str | None) -> None:
         if name:
-            replace(index, [name, PROPOSED.get(name, rows[index][1])])
+            replace(index, name, PROPOSED.get(name, rows[index][1]))
 
     with st.container(border=True, key="grid"):
         for index, (name, values) in enumerate(rows):
@@ -273,10 +270,10 @@ def editor(session: Session, text: str) -> None:
                 write_name, look = partial(rename, index), filled("sweep.axis", number=index + 1)
                 extra = {"options": offered, "accept_new_options": True}
                 control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, **extra)
-                write_values, look = partial(revalue, index), filled("sweep.values", number=index + 1)
+                write_values, look = partial(replace, index, name), filled("sweep.values", number=index + 1)
                 control(st.text_input, f"sweep.values.{index}", values, write_values, look)
-                key, few = f"sweep.remove.{index}", len(rows) < 2
-                button(f"Remove axis {index + 1}", "remove", replace, index, key=key, disabled=few)
+                key, others = f"sweep.remove.{index}", [*rows[:index], *rows[index + 1 :]]
+                button(f"Remove axis {index + 1}", "remove", write, others, key=key, disabled=not others)
         used = [name for name, _ in rows]
         fresh = next((name for name in PROPOSED if name not in used), "seed")
         longer, full = [*rows, [fresh, PROPOSED[fresh]]], len(rows) >= MOST_AXES

@@ -83,12 +83,6 @@ class LogOptions:
     block_size: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportOptions:
-    path: Path | None = None
-    system: str | None = None
-
-
 def _names(*groups: type[Any]) -> set[str]:
     return {field.name for group in groups for field in fields(group)}
 
@@ -96,7 +90,7 @@ def _names(*groups: type[Any]) -> set[str]:
 OPTIONS = {
     "--device": _names(ProfileOptions, DeviceOptions) | {"seed"},
     "--engine-log": _names(ProfileOptions, LogOptions) | {"seed"},
-    "--import": _names(ProfileOptions, ImportOptions),
+    "--import": _names(ProfileOptions) | {"path", "system"},
 }
 """By source, the parameters that go with it."""
 _IN_MS = ("fixed_s", "draft_fixed_s", "draft_pass_s", "ngram_step_s")
@@ -110,7 +104,8 @@ def calibrate(
     seed: int = 0,
     timing: DeviceOptions,
     fit: LogOptions,
-    imported: ImportOptions,
+    path: Path | None = None,
+    system: str | None = None,
 ) -> None:
     """Measure time: of this machine's kernels, of a server's steps, or from another tool's tables."""
     chosen = source.chosen()
@@ -127,7 +122,7 @@ def calibrate(
     elif source.engine_log:
         calibrate_engine_log(source.engine_log, profile, fit, seed)
     else:
-        calibrate_import(source.import_from or "", profile, imported)
+        calibrate_import(source.import_from or "", profile, path, system)
 
 
 def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, options: LogOptions, seed: int = 0) -> None:
@@ -192,7 +187,7 @@ def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:
         yield f"\nequal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
 
 
-def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptions) -> None:
+def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, system: str | None) -> None:
     """Read another tool's timings and write a profile folder; print what was taken and what was not.
 
     Raises:
@@ -209,7 +204,7 @@ def calibrate_import(source: str, profile: ProfileOptions, imported: ImportOptio
     for taken in (TABLE, MANIFEST, FIT):
         if (out / taken).exists():
             raise InputError("exists already: give a new folder", file=str(out / taken))
-    device, path, system = load_hardware(profile.hardware), imported.path, imported.system
+    device = load_hardware(profile.hardware)
     spec = None if model is None else load_model(model)
     with progress_bar("importing"):
         timings = read(source, path, device, model=spec, tp=tp, dtype=dtype, system=system)

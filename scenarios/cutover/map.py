@@ -16,10 +16,9 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_length
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label
+from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label, settings
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 
@@ -90,9 +89,7 @@ def speedup_map(
         raise InputError(f"must be one of {', '.join(AGAINST)}", file="--map", value=against)
     if against == question.over:
         raise InputError("the map needs another axis than --over", file="--map", value=against)
-    if scenario.speculative_config is None:
-        message = f"the scenario has no speculation to compare with: {GIVE_A_METHOD}"
-        raise InputError(message, key="engine.speculative_config")
+    settings(scenario)  # refuses one without speculation
     usual = ACCEPTANCES if against == "acceptance" else range(1, longest_draft(scenario, MAX_K) + 1)
     ys = sorted(set(values)) or [float(y) for y in usual]
     variants = [_variant(scenario, against, y) for y in ys]

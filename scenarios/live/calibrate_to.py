@@ -26,6 +26,7 @@ from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 from draftcast.scenarios.run.deployment import deploy
@@ -89,9 +90,8 @@ def with_correction(scenario: Scenario, values: dict[str, Any], sources: Sequenc
 
 def _setup(scenario: Scenario, source: str) -> dict[str, Any]:
     """Of a correction: where it comes from and what it holds for."""
-    engine = scenario.engine
-    place = {"model": engine.model, "hardware": scenario.hardware, "quantization": engine.quantization}
-    return {"source": source, "tensor_parallel_size": engine.tensor_parallel_size, **place}
+    engine = picked(scenario.engine, "model tensor_parallel_size quantization")
+    return {"source": source, "hardware": scenario.hardware, **engine}
 
 
 def _check_plausible(factor: float, source: str) -> None:

@@ -64,5 +64,4 @@ def _section(model: type[BaseModel], data: Mapping[str, Any], indent: str) -> It
 
 def _flow(value: Any) -> str:
     plain = value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else value
-    plain = list(plain) if isinstance(plain, tuple) else plain
     return yaml.safe_dump([plain], default_flow_style=True, sort_keys=False, width=10**6).strip()[1:-1]

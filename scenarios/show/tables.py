@@ -16,6 +16,7 @@ from rich.table import Table
 from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.files import plain
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.statistics.intervals import Estimate
 
 Rows = Sequence[Sequence[str]]
@@ -130,8 +131,6 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
 
 def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     """Model, device, speculation and policy of a scenario, on one line; what it is calibrated to on a second."""
-    from draftcast.scenarios.schema.load import gpus_by_device
-
     engine, spec = scenario.engine, scenario.speculative_config
     drafted = f"{scenario.method}, k={spec.k}" if spec is not None else "no speculation"
     size = f"{scenario.cluster.replicas} x {engine.layout}"

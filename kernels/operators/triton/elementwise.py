@@ -40,9 +40,7 @@ def prepare_rmsnorm(inputs: Tensors, outputs: Tensors) -> Launch:
 
 
 @triton.jit
-def _turn(
-    out, heads_in, cos, sin, token, first, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr
-):  # fmt: skip
+def _turn(out, heads_in, cos, sin, token, first, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Heads ``first`` ... of one token."""
     head = first + tl.arange(0, HEADS)
     column = tl.arange(0, HALF)
@@ -55,9 +53,7 @@ def _turn(
 
 
 @triton.jit
-def _rotary(
-    q_out, k_out, q, k, table, positions, heads, kv_heads, half, HEADS: tl.constexpr, HALF: tl.constexpr
-):  # fmt: skip
+def _rotary(q_out, k_out, q, k, table, positions, heads, kv_heads, half, HEADS: tl.constexpr, HALF: tl.constexpr):
     """Token ``program_id(0)``, a group of its heads: the queries' first, then the keys'. HALF: a power of two."""
     token = tl.program_id(0)
     group = tl.program_id(1)

@@ -65,9 +65,7 @@ def token_of(weight, token, before, target, n):
 
 
 @triton.jit
-def scan(
-    tops, norms, bests, logits, temperature, n, ROWS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr
-):  # fmt: skip
+def scan(tops, norms, bests, logits, temperature, n, ROWS: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr):
     """Of one piece of one row: the largest score, the sum of weights against it, the first token that has it.
 
     ROWS: rows of logits that share a temperature.
@@ -114,9 +112,7 @@ def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     tops, norms, bests, pieces, width = scan_results(logits)
 
     def launch() -> None:
-        scan[(m, pieces)](
-            tops, norms, bests, logits, temperature, n, ROWS=1, PIECES=pieces, PIECE=PIECE, num_warps=8
-        )  # fmt: skip
+        scan[(m, pieces)](tops, norms, bests, logits, temperature, n, ROWS=1, PIECES=pieces, PIECE=PIECE, num_warps=8)
         _draw[(m,)](
             outputs["tokens"], tops, norms, bests, logits, temperature, inputs["uniforms"], n,
             PIECES=pieces, WIDTH=width, PIECE=PIECE, num_warps=8,

@@ -230,8 +230,7 @@ def run_figures(
 ) -> dict[str, float]:
     """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
     slo = dict(objectives) or None
-    metrics = compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position)
-    found = {**metrics.values}
+    found = {**compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position).values}
     found["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
     positions = [name for name in found if name.startswith("acceptance_rate_position_")]
     return {name: float(found.get(name, math.nan)) for name in (*FIGURES, *positions)}
