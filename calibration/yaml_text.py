@@ -176,5 +176,4 @@ def validated(record: TypeAdapter[Record], data: object, file: str, kind: type[I
         raise kind("required, but missing", file=file, key=key)
     unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
     message = "unknown key" if unknown else _NEEDED.get(fault["type"], fault["msg"].removeprefix("Value error, "))
-    value = "{...}" if isinstance(fault["input"], dict) else fault["input"]
-    raise kind(message, file=file, key=key, value=value)
+    raise kind(message, file=file, key=key, value="{...}" if isinstance(fault["input"], dict) else fault["input"])

@@ -76,8 +76,7 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
 def _request(entry: dict[str, Any], file: str, number: int) -> TokenRequest:
     given = [key for key in OUTPUT_KEYS if key in entry]
     if len(given) != 1:
-        message = f"needs exactly one of {' or '.join(OUTPUT_KEYS)}, has {len(given)}"
-        raise TraceError(message, file=file, line=number)
+        raise TraceError(f"needs exactly one of {' or '.join(OUTPUT_KEYS)}, has {len(given)}", file=file, line=number)
     if PROMPT_KEY not in entry:
         raise TraceError("missing", file=file, line=number, key=PROMPT_KEY)
     return TokenRequest(*(_tokens(entry[key], file, number, key) for key in (PROMPT_KEY, given[0])))

@@ -38,8 +38,7 @@ class Rows:
 
     def __getitem__(self, column: str) -> pd.Series[Any]:
         if column not in self.frame:
-            line = 1 if self.has_lines else None
-            raise HardwareError("column missing", file=self.file, line=line, key=column)
+            raise HardwareError("column missing", file=self.file, line=1 if self.has_lines else None, key=column)
         return self.frame[column]
 
     def has(self, column: str) -> pd.Series[bool]:

@@ -135,8 +135,7 @@ def _requests(file: Path) -> list[dict[str, Any]]:
         if not all(row[name] >= 1 and row[name] == int(row[name]) for name in _COUNTS):
             raise InputError("whole numbers >= 1 are needed", file=str(file), line=number, key=", ".join(_COUNTS))
         if not row["queued_ts"] <= row["first_token_ts"] <= row["last_token_ts"]:
-            message = "queued_ts, first_token_ts and last_token_ts must not fall"
-            raise InputError(message, file=str(file), line=number)
+            raise InputError("queued_ts, first_token_ts and last_token_ts must not fall", file=str(file), line=number)
         rows.append(row)
     if not rows:
         raise InputError("holds no request", file=str(file))

@@ -272,8 +272,7 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
         _number_at(result, place, strategies[kind])
         runs.append(_from_bench(result, place))
     if not runs:
-        message = f"holds no benchmark with a load; run it with {' or '.join(strategies)}"
-        raise InputError(message, file=source)
+        raise InputError(f"holds no benchmark with a load; run it with {' or '.join(strategies)}", file=source)
     return runs
 
 

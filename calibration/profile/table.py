@@ -141,8 +141,7 @@ def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
         chosen = functools.reduce(pc.and_, (pc.equal(table[name], value) for name, value in equal.items()))
         frame: pd.DataFrame = table.select(columns).filter(chosen).to_pandas()
     except (OSError, KeyError, pa.ArrowException) as error:
-        first = str(error).splitlines()[0]
-        raise HardwareError(f"is not a readable latency table: {first}", file=str(path)) from None
+        raise HardwareError(f"is not a readable latency table: {str(error).splitlines()[0]}", file=str(path)) from None
     return frame
 
 

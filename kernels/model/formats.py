@@ -91,16 +91,14 @@ def _schemes(section: Config) -> Schemes:
             elif stored is not None:
                 by_module.setdefault(stored, []).extend(targets)
         return default, by_module
-    known = f"known: {', '.join(_METHODS)}"
-    raise ModelError(known, file=section.name, key="quant_method", value=method)
+    raise ModelError(f"known: {', '.join(_METHODS)}", file=section.name, key="quant_method", value=method)
 
 
 def _modelopt(section: Config, algorithm: Any) -> Schemes:
     def stored(name: Any, key: str) -> Stored:
         known = _MODELOPT.get(str(name).upper())
         if known is None:
-            allowed = f"known: {', '.join(_MODELOPT)}, MIXED_PRECISION"
-            raise ModelError(allowed, file=section.name, key=key, value=name)
+            raise ModelError(f"known: {', '.join(_MODELOPT)}, MIXED_PRECISION", file=section.name, key=key, value=name)
         return known, WEIGHT_BYTES[known]
 
     if algorithm != "MIXED_PRECISION":

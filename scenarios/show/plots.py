@@ -127,5 +127,4 @@ def write_figure(figure: Any, path: Path) -> None:
             else:
                 figure.write_html(partial, include_plotlyjs=True)
     except (ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise InputError(f"cannot be drawn, take .html: {first}", file=str(path)) from None
+        raise InputError(f"cannot be drawn, take .html: {str(error).strip().splitlines()[0]}", file=str(path)) from None

@@ -97,8 +97,7 @@ def read_sharegpt(trace: TraceText) -> RequestTable:
         arrival = next((key for key in ARRIVAL_KEYS if key in entry.values), None)
         timed += arrival is not None
         if timed not in (0, number):
-            allowed = f"either every entry has an arrival time (one of {', '.join(ARRIVAL_KEYS)}) or none has"
-            raise entry.error(allowed)
+            raise entry.error(f"either every entry has an arrival time (one of {', '.join(ARRIVAL_KEYS)}) or none has")
         at_s = 0.0 if arrival is None else entry.seconds(arrival)
         rows += [(entry.line, prompt, output, at_s) for prompt, output in pairs]
     return table_of_rows(trace, rows, timed=bool(timed))
