@@ -99,23 +99,22 @@ class PolicyComparison:
         return assumptions(self.scenario)
 
     def summary(self) -> dict[str, Any]:
-        rows = [
-            {
-                "policy": standing.label,
-                **picked(standing.policy, "name parameters"),
-                **picked(standing.side, "state capacity_rps figures"),
-                **picked(standing, "rank value difference"),
-                "tied_with": standing.ties,
-                "gap_to_oracle": standing.gap,
-            }
-            for standing in self.standings
-        ]
         return {
             "metric": self.metric.name,
             **picked(self.metric, "figure less_is_better"),
             **picked(self, "baseline notes"),
             "confidence": self.scenario.statistics.confidence,
-            "policies": rows,
+            "policies": [
+                {
+                    "policy": standing.label,
+                    **picked(standing.policy, "name parameters"),
+                    **picked(standing.side, "state capacity_rps figures"),
+                    **picked(standing, "rank value difference"),
+                    "tied_with": standing.ties,
+                    "gap_to_oracle": standing.gap,
+                }
+                for standing in self.standings
+            ],
             "pairs": [vars(pair) for pair in self.pairs],
         }
 
@@ -162,8 +161,7 @@ def compare_policies(
             if error.key is None or not error.key.startswith("policy"):
                 raise
             raise error.at(file=PLACE) from None
-    runs = simulate_together(variants, progress=part_of(progress, 0, 2))
-    both = list(zip(variants, runs, strict=True))
+    both = list(zip(variants, simulate_together(variants, progress=part_of(progress, 0, 2)), strict=True))
     sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
     return _rank(scenario, chosen, asked, sides)
 

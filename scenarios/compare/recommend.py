@@ -99,18 +99,6 @@ class Recommendation:
 
     def summary(self) -> dict[str, Any]:
         labels = [load.label for load in self.loads]
-        rows = [
-            {
-                "setting": outcome.candidate.label,
-                "gain": outcome.gain,
-                "gain_by_load": dict(zip(labels, outcome.gains, strict=True)),
-                "closed_form": self.closed_forms[outcome.candidate.label],
-                "overloaded_loads": outcome.overloaded,
-                "verdicts": dict(zip(labels, (verdict.word for verdict in outcome.verdicts), strict=True)),
-                "figures": dict(zip(labels, (verdict.on.figures for verdict in outcome.verdicts), strict=True)),
-            }
-            for outcome in self.outcomes
-        ]
         return {
             "recommended": self.chosen.candidate.label,
             **picked(self, "worth_it reason speculative_config notes"),
@@ -121,7 +109,18 @@ class Recommendation:
                 server: {"refused": str(command)} if isinstance(command, ScenarioError) else command.summary()
                 for server, command in self.commands.items()
             },
-            "candidates": rows,
+            "candidates": [
+                {
+                    "setting": outcome.candidate.label,
+                    "gain": outcome.gain,
+                    "gain_by_load": dict(zip(labels, outcome.gains, strict=True)),
+                    "closed_form": self.closed_forms[outcome.candidate.label],
+                    "overloaded_loads": outcome.overloaded,
+                    "verdicts": dict(zip(labels, (verdict.word for verdict in outcome.verdicts), strict=True)),
+                    "figures": dict(zip(labels, (verdict.on.figures for verdict in outcome.verdicts), strict=True)),
+                }
+                for outcome in self.outcomes
+            ],
         }
 
 

@@ -47,27 +47,25 @@ class SpeedupMap(Plotted):
 
     def summary(self) -> dict[str, Any]:
         over = self.question.over
-        cells = [
-            {
-                **picked(probe, "x note"),
-                self.against: y,
-                "advantage": probe.advantage(self.confidence),
-                "sign": probe.sign(self.confidence),
-            }
-            for y, row in zip(self.ys, self.rows, strict=True)
-            for probe in row
-        ]
         fixed, found = ("k", over) if self.against == "k" else (over, "acceptance")
-        contour = [
-            {fixed: at, found: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
-        ]
         return {
             **picked(self.question, "over metric"),
             **picked(self, "against confidence"),
             "unit": self.question.axis.unit,
             "setting": self.label,
-            "cells": cells,
-            "break_even": contour,
+            "cells": [
+                {
+                    **picked(probe, "x note"),
+                    self.against: y,
+                    "advantage": probe.advantage(self.confidence),
+                    "sign": probe.sign(self.confidence),
+                }
+                for y, row in zip(self.ys, self.rows, strict=True)
+                for probe in row
+            ],
+            "break_even": [
+                {fixed: at, found: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
+            ],
             "requests_simulated": self.requests,
         }
 

@@ -182,15 +182,6 @@ class Cutover(Found, Plotted):
 
     def summary(self) -> dict[str, Any]:
         confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
-        points = [
-            {
-                **picked(probe, "x note"),
-                "advantage": probe.advantage(confidence),
-                "sign": self.sign(probe),
-                **picked(look, "replications requests on off"),
-            }
-            for probe, look in zip(self.probes, self.looks, strict=True)
-        ]
         return {
             **picked(self, "over unit verdict prediction surely_pays surely_costs stopped notes"),
             **picked(self.crossing, "low high confidence"),
@@ -203,7 +194,15 @@ class Cutover(Found, Plotted):
             "capacity_rps": {"on": self.capacity_on, "off": self.capacity_off},
             "limits": {"lower": self.lower, "upper": self.upper},
             "cost_per_million_tokens": self.costs,
-            "points": points,
+            "points": [
+                {
+                    **picked(probe, "x note"),
+                    "advantage": probe.advantage(confidence),
+                    "sign": self.sign(probe),
+                    **picked(look, "replications requests on off"),
+                }
+                for probe, look in zip(self.probes, self.looks, strict=True)
+            ],
             "requests_simulated": self.requests,
         }
 

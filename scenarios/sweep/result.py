@@ -203,14 +203,13 @@ class SweepResult(Plotted):
 
     def summary(self) -> dict[str, Any]:
         front = {id(cell) for cell in self.pareto}
-        cells = [
-            {"pareto": id(cell) in front, "error": cell.error or None, "verdict": cell.verdict or None}
-            | picked(cell, "values key state why advantage slo_met capacity_rps figures")
-            for cell in self.cells
-        ]
         return {
             "axes": {axis.name: list(axis.values) for axis in self.axes},
-            "cells": cells,
+            "cells": [
+                {"pareto": id(cell) in front, "error": cell.error or None, "verdict": cell.verdict or None}
+                | picked(cell, "values key state why advantage slo_met capacity_rps figures")
+                for cell in self.cells
+            ],
             **picked(self, "computed reused complete folder elapsed_s"),
             "errors": len(self.errors),
         }

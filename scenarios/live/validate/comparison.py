@@ -47,14 +47,13 @@ class StepTimes:
         steps = points["steps"].to_numpy(np.float64)
         each = {name: points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s")}
         quantiles = {f"p{q}": {name: float(np.percentile(s, q)) for name, s in each.items()} for q in (5, 50, 95)}
-        means = {name: float(points[name].sum() / steps.sum()) for name in each}
         return {
             **picked(self, "errors decode_excess prompt_excess"),
             **picked(self.timed, "clock left_out"),
             "points": len(points),
             "steps": int(steps.sum()),
             "repeat_spread": repeat_spread(points),
-            "step_s": {"mean": means, **quantiles},
+            "step_s": {"mean": {name: float(points[name].sum() / steps.sum()) for name in each}, **quantiles},
         }
 
 
