@@ -22,7 +22,7 @@ from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, response
-from draftcast.scenarios.compare.verdict import Verdict
+from draftcast.scenarios.compare.verdict import BY_SIGN, Verdict
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import Fluid
@@ -56,9 +56,7 @@ class StepEstimate:
 
     @property
     def word(self) -> str:
-        if self.here.advantage is None:
-            return "overloaded"
-        return ("too close to call", "pays", "costs")[self.here.sign]
+        return "overloaded" if self.here.advantage is None else BY_SIGN[self.here.sign]
 
     @functools.cached_property
     def cutover_rps(self) -> float | None:

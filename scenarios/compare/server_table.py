@@ -76,8 +76,7 @@ class Server(Frozen):
         """What starts a method; ``terms``: k, width, nodes, lookup and narrowest."""
         words = dict(self.methods[method])
         for name, value in words.items():
-            term = _TERM.fullmatch(value) if isinstance(value, str) else None
-            if term is not None:
+            if term := _TERM.fullmatch(str(value)):
                 words[name] = terms[term[1]] + bool(term[2])
         return words
 
@@ -87,7 +86,7 @@ class Server(Frozen):
         for method, template in sorted(self.methods.items(), key=lambda item: -len(item[1])):
             terms = dict[str, int]()
             for name, value in template.items():
-                term = _TERM.fullmatch(value) if isinstance(value, str) else None
+                term = _TERM.fullmatch(str(value))
                 if term is not None and isinstance(words.get(name), int):
                     number = words[name] - bool(term[2])
                     if terms.setdefault(term[1], number) != number:
