@@ -89,8 +89,7 @@ def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.Da
     rows = _known(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache", left_out)
     kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*PROMPTS, "num_key_value_heads", "head_dim")
     window = rows.get("window_size", 0)  # files of older versions have none
-    context = rows["step"] + rows["isl"]
-    return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=context, window=window)
+    return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=rows["step"] + rows["isl"], window=window)
 
 
 def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_DTYPES) -> pd.DataFrame:

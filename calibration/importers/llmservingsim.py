@@ -177,8 +177,7 @@ def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
     """Tokens of the prompt before the chunk."""
     if "kv_prefill" in rows.frame or "prefill_key" not in rows.frame:
         return rows.whole("kv_prefill")
-    mean_key = rows.seconds("prefill_key", 1.0, may_be_zero=True)
-    return (mean_key - chunk / 2).round().astype(np.int64)
+    return (rows.seconds("prefill_key", 1.0, may_be_zero=True) - chunk / 2).round().astype(np.int64)
 
 
 def _sometimes(rows: Rows, column: str) -> pd.Series[int]:

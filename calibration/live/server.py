@@ -253,9 +253,7 @@ class Endpoint:
 
     def trouble(self) -> str:
         """Why the server cannot go on; "" while it can, as far as can be told."""
-        if self.server is None or self.server.exit_code is None:
-            return ""
-        return self.server.epitaph("during the run")
+        return "" if self.server is None or self.server.exit_code is None else self.server.epitaph("during the run")
 
     def manifest(self) -> dict[str, Any]:
         return {

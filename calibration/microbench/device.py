@@ -173,8 +173,7 @@ def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) 
             peaks[of] = max(peaks.get(of, 0.0), rate)
     bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
     # A search over token ids computes nothing that a peak rate speaks of.
-    computing = table.frame[table.frame["dtype"].isin(list(WEIGHT_BYTES))]
-    for part, rows in parts_of(computing):
+    for part, rows in parts_of(table.frame[table.frame["dtype"].isin(list(WEIGHT_BYTES))]):
         work, seconds = part.work_of(rows), rows["seconds"].to_numpy(float)
         peaks[part.dtype] = max(peaks.get(part.dtype, 0.0), float((work.flops / seconds).max()))
         if part.operator != "all_reduce":  # bound by the link

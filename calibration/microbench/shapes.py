@@ -282,8 +282,7 @@ def _elementwise_series(model: ModelSpec, tp: int, act: str, grid: Grid) -> Iter
     for part in elementwise_parts(model, tp):
         if part.kernel and part.kernel != "embedding":
             yield Series(part.kernel, act, "", dict(zip(CURVES[part.kernel].axes, part.key, strict=True)), rows)
-    table = {"k": math.ceil(model.vocab_size / tp), "n": model.word_embed_proj_dim}
-    yield Series("embedding", act, "", table, rows)
+    yield Series("embedding", act, "", {"k": math.ceil(model.vocab_size / tp), "n": model.word_embed_proj_dim}, rows)
     # Samplers see the logits of all ranks gathered.
     yield Series("sampler", act, "", {"n": model.vocab_size}, {"m": grid.sampled_rows})
     drafted = {"batch": grid.batches, "q": tuple(q for q in grid.queries if q > 1)}

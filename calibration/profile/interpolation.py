@@ -199,8 +199,7 @@ class AttentionGrid:
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]
         kept = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
         np.fmin.at(log_s, tuple(at[kept] for at in where), np.log(seconds[kept]))
-        mesh = np.meshgrid(*axes, indexing="ij")
-        fitted = np.log(roofline(*mesh))
+        fitted = np.log(roofline(*np.meshgrid(*axes, indexing="ij")))
         excess, measured = _fill_between(log_s - fitted, axes)
         return cls(axes, _fill_beyond(excess, axes) + fitted, measured)
 

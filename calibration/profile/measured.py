@@ -184,8 +184,7 @@ class MeasuredTimes:
             if self.timed_by is not None:  # how its tiles fill the multiprocessors is the device's own
                 return None
             rows = read_points(self.table, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **heads)
-            columns = ["m", "k", "n", "batch", "context", "seconds"]
-            return rows[columns].to_numpy(np.float64) if len(rows) else None
+            return rows[["m", "k", "n", "batch", "context", "seconds"]].to_numpy(np.float64) if len(rows) else None
 
         return self._once((*part, *heads.items()), read)
 

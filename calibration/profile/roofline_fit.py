@@ -236,8 +236,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
     if manifest.hardware != hardware.name:
         message = f"the table was made on this device, not on {hardware.name}"
         raise HardwareError(message, file=str(folder), key="hardware", value=manifest.hardware)
-    device = manifest.ceilings.applied(hardware)
-    fits, errors = fit_table(LatencyTable.read(folder / TABLE), device)
+    fits, errors = fit_table(LatencyTable.read(folder / TABLE), manifest.ceilings.applied(hardware))
     document = {
         "schema_version": 1,
         "kind": "roofline",
