@@ -448,9 +448,7 @@ class ModelSpec:
 
     def qkv_size(self, tp: int = 1) -> int:
         """Width of queries, keys and values of one layer on one rank, an output gate apart; 0 of MLA."""
-        if self.is_mla:
-            return 0
-        return self.num_attention_heads // tp * self.head_dim + self.kv_elements_per_layer(tp)
+        return 0 if self.is_mla else self.num_attention_heads // tp * self.head_dim + self.kv_elements_per_layer(tp)
 
     @property
     def index_key_bytes(self) -> float:

@@ -34,9 +34,7 @@ def find_continuation(tokens: Tokens, length: int, min_n: int, max_n: int, z: In
     best, where, left, right = 0, -1, 0, 0
     newest = length - 1
     for i in range(1, length):
-        repeat = 0
-        if i < right:
-            repeat = min(z[i - left], right - i)
+        repeat = min(z[i - left], right - i) if i < right else 0
         if i + repeat >= right:
             while repeat < max_n and i + repeat < length and tokens[newest - repeat] == tokens[newest - i - repeat]:
                 repeat += 1

@@ -287,5 +287,4 @@ def is_partial(path: Path) -> bool:
 
 def is_inside(name: str) -> bool:
     """Whether a name that a manifest gives is of something in the manifest's own folder, and leads nowhere else."""
-    parts = name.split("/")
-    return not ({"", ".", ".."} & set(parts)) and "\0" not in name
+    return not ({"", ".", ".."} & set(name.split("/"))) and "\0" not in name
