@@ -78,6 +78,25 @@ class Constants(Section):
     uncaptured_launch_s: Constant | None = None
 
 
+@dataclass(frozen=True)
+class MemoryReserve(Section):
+    """GiB of a GPU's memory that weights and KV cache do not get where a scenario gives no share.
+
+    ``base``: a GPU's memory in GiB below which a row holds; GiB; GiB more for each GPU of a replica.
+    """
+
+    base: tuple[tuple[float, float, float], ...]
+    token: float = 0.0  # each token of a step, of 2,048 at least
+    captured: float = 0.0  # each request of the largest captured batch
+    captured_rank: float = 0.0  # each of them for each data-parallel rank that steps together
+    prompt_graphs: float = 0.0  # where prompts are captured
+    latent_prompt_graphs: float = 0.0  # where those of a model with latent attention are
+    least: float = 0.0  # on GPUs from 60 GiB on
+    head: float = 0.0  # above that, for a draft head
+    draft_model: float = 0.0  # or for a draft model
+    ranks: float = 0.0  # where data-parallel ranks step together
+
+
 GRAPH_KERNELS = 400
 """Kernels of a pass of an 8B model of 32 to 36 layers, to which `Constants.full_graph_s` was fitted."""
 
@@ -124,8 +143,13 @@ class EngineGeneration(Section):
     retracts: bool = False
     # Whether a request without a match still verifies as many rows as a text search may draft.
     pads_searches: bool = False
-    # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache.
+    # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache; what is
+    # left to them by default, by the version from which it holds; of the share that remains, what multimodal models
+    # get, and of any share what AMD's kernels leave with more than 8,192 tokens of context.
     memory_beside: bool = False
+    memory_reserve: dict[str, MemoryReserve] = field(default_factory=dict)
+    multimodal_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    amd_context_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
     graphs_counted_since: str | None = None
     # The version from which compiled steps quantise inputs to fp8 in the norm or activation before a matrix.

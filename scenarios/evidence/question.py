@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from draftcast.calibration.acceptance.references import continued
-from draftcast.errors import InputError
+from draftcast.errors import CapacityError, InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
 from draftcast.scenarios.evidence.point import EvidencePoint, GivenAcceptance, Spec
@@ -24,6 +24,7 @@ from draftcast.scenarios.evidence.settings import (
     read_lengths,
 )
 from draftcast.scenarios.run.choices import alpha_of
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
@@ -58,6 +59,17 @@ def scenarios_of(point: EvidencePoint) -> Reading:
     return reading
 
 
+def _starts(scenario: Scenario) -> bool:
+    """Whether the model fits into the memory that SGLang takes by default, where the row gives no share of it."""
+    if not scenario.engine.version.startswith("sglang") or scenario.engine.gpu_memory_utilization is not None:
+        return True
+    try:
+        cached_deployment(scenario)
+    except CapacityError:
+        return False
+    return True
+
+
 def _scenario(
     reading: Reading, raw: dict[str, Any], spec: dict[str, Any], acceptance: dict[str, Any] | None
 ) -> Scenario | None:
@@ -73,14 +85,20 @@ def _scenario(
     if not engine.get("enable_chunked_prefill", True) and (tokens or length) < length:
         engine["max_num_batched_tokens"] = length
     statistics = {"replications": _replications(workload), "warmup": "none"}
+    values = raw | {"engine": engine, "acceptance": acceptance, "statistics": statistics}
     try:
-        return load_scenario(raw | {"engine": engine, "acceptance": acceptance, "statistics": statistics})
+        scenario = load_scenario(values)
+        if not _starts(scenario):
+            share = engine["gpu_memory_utilization"] = _ASSUMED_SHARE
+            reading.assumed["gpu_memory_utilization"] = f"{share}; with the engine's own default it does not start"
+            scenario = load_scenario(values)
+        return scenario
     except InputError as error:
         reading.missing("scenario", str(error).removeprefix("scenario: "))
         return None
 
 
-_ASSUMED_WINDOW = 16384
+_ASSUMED_WINDOW, _ASSUMED_SHARE = 16384, 0.92
 # Of a roofline's tables; larger limits differ in nothing that a row measures.
 _MOST_ROWS = 65536
 # Output tokens of all replications together: chance then moves a mean by less than 1 %.

@@ -37,7 +37,7 @@ from draftcast.scenarios.schema.references import put_checksums
 from draftcast.scenarios.schema.support import RESEARCH, cannot_run
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
-from draftcast.sim.cost.memory import MemoryBudget, memory_budget
+from draftcast.sim.cost.memory import MemoryBudget, memory_budget, memory_share
 from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import StepCost
@@ -436,6 +436,7 @@ def deploy(scenario: Scenario) -> Deployment:
         config,
         **picked(memory, "num_gpu_blocks block_size fixed_blocks window_groups"),
         max_num_seqs=min(config.max_num_seqs, memory.most_requests or config.max_num_seqs),
+        gpu_memory_utilization=memory_share(config, model, hardware),
         is_dynamic=policy.is_dynamic,
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:

@@ -81,7 +81,8 @@ class Engine(Frozen):
     """Tokens of a step; null: the engine's default for the device."""
     max_num_scheduled_tokens: Count | None = None
     block_size: Annotated[int, Field(ge=1, le=2**16)] = 16
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.92
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    """Share of a GPU's memory for the engine (SGLang: for weights and KV cache); null: the engine's default."""
     num_gpu_blocks: Annotated[int, Field(ge=2, le=MOST_BLOCKS)] | None = None
     """KV blocks; null: as many as fit into memory."""
     enable_prefix_caching: bool = True

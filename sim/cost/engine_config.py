@@ -46,7 +46,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     max_num_scheduled_tokens: int = 0  # 0: ``max_num_batched_tokens``
     block_size: int = 16
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float | None = None  # None: the engine's default, `draftcast.sim.cost.memory.memory_share`
     num_gpu_blocks: int = 0  # vLLM's null block among them; 0: as many as fit into memory
     fixed_blocks: int = 0  # that a running request holds besides its context's (states of linear attention layers)
     enable_prefix_caching: bool = True
@@ -173,6 +173,13 @@ def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
 def graph_sizes(largest: int) -> list[int]:
     """Rows that vLLM captures as CUDA graphs, up to ``largest``: 1, 2, 4, by 8 below 256, then by 16."""
     return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
+
+
+def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
+    """Requests of the largest batch that an engine captures by default on a GPU; None: it limits rows instead."""
+    few = config.tensor_parallel_size * config.lockstep_ranks < 4
+    limits = config.generation.max_graph_requests
+    return next((less if few else more for below, less, more in limits if memory_gib < below), None)
 
 
 def _kv_dtype(name: str, dtype: str) -> str:

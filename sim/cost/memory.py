@@ -15,7 +15,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, stage_layers
+from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, most_captured, stage_layers
 from draftcast.sim.cost.methods import METHODS
 
 GIB = 2**30
@@ -29,6 +29,9 @@ _GRAPH_BYTES_PER_LAYER = 0.25 * 2**20
 _GRAPH_CEILING = 512
 # Attention kernels read KV in pages of a multiple of so many tokens (FlashAttention, FlashInfer).
 _SMALLEST_PAGE_TOKENS = 16
+_VLLM_SHARE = 0.92
+# Of SGLang's rules: the fewest tokens of a step, the memory above which a least is kept, the longest short context.
+_LEAST_TOKENS, _LARGE_GIB, _SHORT_CONTEXT = 2048, 60.0, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,32 @@ def memory_budget(
     return budget
 
 
+def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec) -> float:
+    """The share of a GPU's memory that the engine takes: the configuration's, else the engine's own default.
+
+    vLLM 0.32 takes 0.92 (``CacheConfig``); SGLang leaves room for activations and CUDA graphs (`MemoryReserve`).
+    """
+    engine, ranks = config.generation, config.lockstep_ranks
+    if config.gpu_memory_utilization is not None or not engine.memory_reserve:
+        return config.gpu_memory_utilization or _VLLM_SHARE
+    reserve, gib = since(engine.memory_reserve, config.version), hardware.memory_bytes / GIB
+    gpus = config.tensor_parallel_size * config.pipeline_parallel_size * ranks
+    tokens = max(config.max_num_batched_tokens * (ranks if engine.limits_of_ranks else 1), _LEAST_TOKENS)
+    captured = 0 if config.enforce_eager else most_captured(config, gib) or 0
+    base, each = next((base, each) for below, base, each in reserve.base if gib < below)
+    left = base + each * gpus + reserve.token * tokens + reserve.captured * captured
+    if ranks > 1:
+        left += reserve.captured_rank * captured * ranks
+    if config.cudagraph_mode == "FULL_AND_PIECEWISE":
+        left += reserve.latent_prompt_graphs if model.is_mla else reserve.prompt_graphs
+    left = max(left, reserve.least if gib > _LARGE_GIB else 0.0) + (reserve.ranks if ranks > 1 else 0.0)
+    if config.method.needs_draft_model:
+        left += reserve.draft_model
+    elif config.method.drafts and not config.method.proposes_by_match:
+        left += reserve.head
+    return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
+
+
 def _weight_bytes(
     model: ModelSpec, dtype: str, tp: int, config: EngineConfig, stage: int = 0, stages: int = 1
 ) -> float:
@@ -147,7 +176,10 @@ def _stage_budget(
     stages, dcp = config.pipeline_parallel_size, config.decode_context_parallel_size
     if stage < stages - 1:
         draft = None  # it runs behind the last stage
-    usable = hardware.memory_bytes * config.gpu_memory_utilization
+    taken = memory_share(config, model, hardware)
+    if hardware.vendor == "AMD" and config.max_model_len > _SHORT_CONTEXT:
+        taken *= config.generation.amd_context_share
+    usable = hardware.memory_bytes * taken
     weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
     draft_weights = 0.0 if draft is None else _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
     activations = activation_peak_bytes(config, model, draft)
@@ -192,7 +224,7 @@ def _stage_budget(
         raise CapacityError(
             f"does not fit into {hardware.name} with tensor_parallel_size {tp}{others}: "
             f"usable memory {usable / GIB:.1f} GiB "
-            f"({hardware.memory_bytes / GIB:.1f} GiB x gpu_memory_utilization {config.gpu_memory_utilization:g}), "
+            f"({hardware.memory_bytes / GIB:.1f} GiB x gpu_memory_utilization {taken:.3g}), "
             f"weights {weights / GIB:.1f} GiB in {config.weight_dtype}{drafts}, activations and graphs "
             f"{rest / GIB:.1f} GiB, KV cache {per_token:.0f} bytes a token",
             key="model",

@@ -21,7 +21,7 @@ from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, stage_layers
+from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, most_captured, stage_layers
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_time import Record, StepCost
@@ -60,11 +60,9 @@ def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfi
     limit = config.max_num_batched_tokens
     if config.cudagraph_mode == "NONE":
         return ()
-    ceiling, memory_gib = profile.cuda_graph_ceiling, profile.hardware.memory_bytes / 2**30
-    limits = [few if config.tensor_parallel_size < 4 else more
-              for below, few, more in config.generation.max_graph_requests if memory_gib < below]  # fmt: skip
-    if limits:
-        ceiling = limits[0] * (1 if config.generation.batch_expansion else verify_rows)
+    ceiling, most = profile.cuda_graph_ceiling, most_captured(config, profile.hardware.memory_bytes / 2**30)
+    if most is not None:
+        ceiling = most * (1 if config.generation.batch_expansion else verify_rows)
     if config.cudagraph_capture_sizes is not None:
         for size in config.cudagraph_capture_sizes:
             if size < 1:

@@ -13,7 +13,14 @@ from draftcast.kernels.model import drafters
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.sim.cost.engine_config import EngineConfig
-from draftcast.sim.cost.memory import GIB, MemoryBudget, activation_peak_bytes, cuda_graph_bytes, memory_budget
+from draftcast.sim.cost.memory import (
+    GIB,
+    MemoryBudget,
+    activation_peak_bytes,
+    cuda_graph_bytes,
+    memory_budget,
+    memory_share,
+)
 from draftcast.sim.cost.methods import get_method
 
 LLAMA = load_model("Llama-3.1-8B")
@@ -302,6 +309,52 @@ def test_sglang_gives_its_share_of_memory_to_weights_and_kv_cache_alone() -> Non
     # what does not fit beside that share is taken from it
     whole = budget_of(LLAMA, h100, version="sglang 0.5", gpu_memory_utilization=1.0)
     assert whole.kv_cache_bytes == pytest.approx(h100.memory_bytes - whole.weight_bytes - rest)
+
+
+# GiB that SGLang's own rule keeps free (server_args.py of the version), worked out by hand.
+H100_TOKENS = 0.5 + 8192 * 1.5 / 1024
+EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("version", "device", "model", "flags", "kept_gib"),
+    [
+        ("0.5.2", "h100-sxm", LLAMA, {}, 9.5 + 1 / 2),
+        ("0.5.2", "h100-sxm", LLAMA, EAGLE, 9.5 + 1 / 2 + 2),
+        ("0.5.2", "rtx-4090", LLAMA, {"tensor_parallel_size": 4}, 2.8 + 4 / 10),
+        ("0.5.6", "h100-sxm", LLAMA, {}, H100_TOKENS + 0.5 + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, {"tensor_parallel_size": 4}, H100_TOKENS + 1.0 + 4 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 2),
+        ("0.5.6", "h100-sxm", LLAMA, {"max_num_batched_tokens": 2048}, 10.0),
+        ("0.5.6", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
+        ("0.5.12", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024 + 4),
+        ("0.5.14", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
+    ],
+)
+def test_sglang_s_own_share_of_memory(
+    version: str, device: str, model: ModelSpec, flags: dict[str, Any], kept_gib: float
+) -> None:
+    hardware = load_hardware(device)
+    config = EngineConfig(version=f"sglang {version}", **flags)
+    gib = hardware.memory_bytes / 2**30
+    assert memory_share(config, model, hardware) == pytest.approx(1.0 - kept_gib / gib, abs=0.001)
+    assert memory_share(replace(config, gpu_memory_utilization=0.7), model, hardware) == 0.7
+    assert memory_share(replace(config, version="vllm 0.32"), model, hardware) == 0.92
+
+
+def test_ranks_that_step_together_multimodal_models_and_amd_s_kernels_leave_less_memory() -> None:
+    deepseek, h200, mi300x = load_model("DeepSeek-V3"), load_hardware("h200"), load_hardware("mi300x")
+    ranks: dict[str, Any] = {"data_parallel_size": 8, "is_moe": True, "enable_expert_parallel": True}
+    # 8,192 tokens of all ranks together; 3 MiB and half as much for each captured request of each rank.
+    config = EngineConfig(version="sglang 0.5.6", max_num_batched_tokens=1024, **ranks)
+    kept = H100_TOKENS + 1.0 + 8 / 8 + 512 * 8 * 4.5 / 1024
+    gib = h200.memory_bytes / 2**30
+    assert memory_share(config, deepseek, h200) == pytest.approx(1.0 - kept / gib, abs=0.001)
+    plain = EngineConfig(version="sglang 0.5.6")
+    assert memory_share(replace(plain, is_multimodal=True), LLAMA, h200) == 0.91 * memory_share(plain, LLAMA, h200)
+    for length, share in ((8192, 1.0), (8193, 0.85)):
+        usable = budget_of(LLAMA, mi300x, version="sglang 0.5.6", gpu_memory_utilization=0.8, max_model_len=length)
+        assert usable.usable_bytes == pytest.approx(0.8 * share * mi300x.memory_bytes)
 
 
 def test_the_last_tokens_of_compressed_attention_are_blocks_of_a_request() -> None:
