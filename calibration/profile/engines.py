@@ -78,6 +78,10 @@ class Constants(Section):
     uncaptured_launch_s: Constant | None = None
 
 
+GRAPH_KERNELS = 400
+"""Kernels of a pass of an 8B model of 32 to 36 layers, to which `Constants.full_graph_s` was fitted."""
+
+
 @dataclass(frozen=True)
 class MemoryReserve(Section):
     """GiB of a GPU's memory that weights and KV cache do not get where a scenario gives no share.
@@ -91,14 +95,10 @@ class MemoryReserve(Section):
     captured_rank: float = 0.0  # each of them for each data-parallel rank that steps together
     prompt_graphs: float = 0.0  # where prompts are captured
     latent_prompt_graphs: float = 0.0  # where those of a model with latent attention are
-    least: float = 0.0  # on GPUs from 60 GiB on
+    least: float = 0.0  # on GPUs of more than 60 GiB
     head: float = 0.0  # above that, for a draft head
     draft_model: float = 0.0  # or for a draft model
     ranks: float = 0.0  # where data-parallel ranks step together
-
-
-GRAPH_KERNELS = 400
-"""Kernels of a pass of an 8B model of 32 to 36 layers, to which `Constants.full_graph_s` was fitted."""
 
 
 @dataclass(frozen=True)

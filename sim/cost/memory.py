@@ -128,6 +128,7 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     """The share of a GPU's memory that the engine takes: the configuration's, else the engine's own default.
 
     vLLM 0.32 takes 0.92 (``CacheConfig``); SGLang leaves room for activations and CUDA graphs (`MemoryReserve`).
+    Raises CapacityError where that rule leaves nothing.
     """
     engine, ranks = config.generation, config.lockstep_ranks
     if config.gpu_memory_utilization is not None or not engine.memory_reserve:
@@ -147,6 +148,11 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
         left += reserve.draft_model
     elif config.method.drafts and not config.method.proposes_by_match:
         left += reserve.head
+    if left >= gib:
+        message = (
+            f"by the rule of {config.version} no memory is left for weights: lower it or give gpu_memory_utilization"
+        )
+        raise CapacityError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
 
 

@@ -262,6 +262,16 @@ def test_clients_that_send_at_a_rate_with_a_limit_are_a_rate_under_the_engine_s_
         assert at_once.workload.arrivals.process == "closed_loop"
 
 
+def test_a_row_that_cannot_have_run_with_sglang_s_default_share_takes_another_and_says_so() -> None:
+    sglang = {"engine": "SGLang", "engine_version": "0.5.6"}
+    plain, tight = (asked(**sglang, flags={"chunked-prefill-size": tokens}) for tokens in (8192, 65536))
+    assert plain.off is not None
+    assert tight.off is not None
+    assert (plain.off.engine.gpu_memory_utilization, tight.off.engine.gpu_memory_utilization) == (None, 0.92)
+    assert "gpu_memory_utilization" not in plain.assumed
+    assert "does not start" in tight.assumed["gpu_memory_utilization"]
+
+
 def test_lengths_of_generated_prompts() -> None:
     assert workload().lengths.prompt_tokens.value == 100
     drawn = workload(engine="sglang").lengths.prompt_tokens

@@ -342,6 +342,14 @@ def test_sglang_s_own_share_of_memory(
     assert memory_share(replace(config, version="vllm 0.32"), model, hardware) == 0.92
 
 
+def test_a_step_of_so_many_tokens_that_sglang_s_rule_leaves_nothing_is_refused() -> None:
+    flags = {"version": "sglang 0.5.6", "max_num_batched_tokens": 60_000}
+    with pytest.raises(CapacityError, match="no memory is left for weights: lower it or give") as refused:
+        budget_of(LLAMA, H100, **flags)
+    assert (refused.value.key, refused.value.value) == ("max_num_batched_tokens", 60_000)
+    assert budget_of(LLAMA, H100, gpu_memory_utilization=0.8, **flags).num_gpu_blocks > 0
+
+
 def test_ranks_that_step_together_multimodal_models_and_amd_s_kernels_leave_less_memory() -> None:
     deepseek, h200, mi300x = load_model("DeepSeek-V3"), load_hardware("h200"), load_hardware("mi300x")
     ranks: dict[str, Any] = {"data_parallel_size": 8, "is_moe": True, "enable_expert_parallel": True}
