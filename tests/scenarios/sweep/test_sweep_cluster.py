@@ -91,7 +91,7 @@ def test_a_cluster_that_loses_a_worker_gives_what_this_process_gives(
         here = run_task(task_of(changed(base, cell.values)))
         assert json.dumps(kept[cell.key], sort_keys=True) == json.dumps(here.rows, sort_keys=True)
     # What a cluster computed, a local sweep finds; and a cluster's worker reports its own errors.
-    again = sweep(base, {**grid, "engine.gpu_memory_utilization": [0.92]}, folder=tmp_path / "set", workers=1)
+    again = sweep(base, {**grid, "engine.watermark": [0.0]}, folder=tmp_path / "set", workers=1)
     assert (again.computed, again.reused) == (0, 12)
     (tmp_path / "own.py").write_text("from draftcast.sim import Policy\nclass P(Policy):\n    pass\n")
     broken = {"policy": [f"{tmp_path}/own.py:P", "fixed"], "engine.gpu_memory_utilization": [0.05]}
