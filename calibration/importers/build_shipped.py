@@ -17,6 +17,7 @@ import pandas as pd
 from draftcast.calibration.importers.aiconfigurator import PACKAGE, read_aiconfigurator
 from draftcast.calibration.importers.formats import write_profile
 from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.load import VERIFY
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import DraftcastError
 from draftcast.kernels.arrays import FloatArray
@@ -32,6 +33,12 @@ DIGITS = 4
 WITH_WINDOWS = ("gpt-oss-20b", "gpt-oss-120b")
 """Models whose windows are bundled. Those of Gemma-3 were timed too, but they would bend the fits of full attention."""
 NOT_BUNDLED = "attention of heads or windows that few models have: not bundled"
+VERIFIED = (
+    "; verify.parquet: FlashAttention 3 of vLLM 0.25.1 with 1 to 17 queries a sequence in a CUDA graph, timed by "
+    "draftcast on an NVIDIA H100 80GB HBM3 on 2026-11-27 (driver 580.159.04, torch 2.11.0, CUDA 13.0, Triton 3.6.0, SM "
+    "clock up to 1980 MHz, memory 2619 MHz): docs/gpu-runs.md, run 2"
+)
+"""Added to the source of a profile whose folder holds such a table; H200's kernels are H100's, so it holds the same."""
 
 
 def shipped(table: LatencyTable) -> LatencyTable:
@@ -67,6 +74,8 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
         engines = {name: shipped(of_engine) for name, of_engine in imported.engines.items()}
         kept = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out)
+        if (out / name / VERIFY).is_file():
+            kept = dataclasses.replace(kept, source=kept.source + VERIFIED)
         write_profile(out / name, kept, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())
         print(f"{name:<14}{len(table):>8} rows{size / 1e6:>8.2f} MB")

@@ -206,7 +206,8 @@ class AttentionGrid:
     def stretched(self, values: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
         """With nodes at those ``values`` of the first axis beyond its last: that one's, times the roofline's ratio.
 
-        They are not measured. The engine reads a node several times faster than it computes such a ratio.
+        They are not measured, and no node is below one of fewer. The engine reads a node several times faster than it
+        computes such a ratio.
         """
         last = self.axes[0][-1]
         beyond = values[values > last][: MAX_NODES - len(self.axes[0])]
@@ -214,7 +215,7 @@ class AttentionGrid:
         ratio = np.log(roofline(*mesh)) - np.log(roofline(np.full_like(mesh[0], last), *mesh[1:]))
         return AttentionGrid(
             (np.concatenate([self.axes[0], beyond]), *self.axes[1:]),
-            np.concatenate([self.log_s, self.log_s[-1:] + ratio]),
+            np.concatenate([self.log_s, self.log_s[-1:] + np.maximum.accumulate(np.maximum(ratio, 0.0))]),
             np.concatenate([self.measured, np.zeros(ratio.shape, dtype=bool)]),
         )
 

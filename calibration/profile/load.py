@@ -1,7 +1,8 @@
 """A profile's folder and reading it: a YAML file or a measured folder in, `RooflineProfile` or `AffineProfile` out.
 
 A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit), and may hold tables of
-kernels that one engine alone has, ``sglang.parquet``. The manifest holds the device and the checksums of the tables, or
+kernels that one engine alone has, ``sglang.parquet``, and ``verify.parquet``, attention over several queries a sequence
+(`MeasuredTimes.verify`). The manifest holds the device and the checksums of the tables, or
 of the fit where there is no table. Every fault is a one-line `HardwareError`.
 """
 
@@ -22,7 +23,7 @@ from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import is_inside, read_bytes, read_json, read_text, write_text
 
-MANIFEST, TABLE, FIT = "manifest.json", "table.parquet", "profile.yaml"
+MANIFEST, TABLE, FIT, VERIFY = "manifest.json", "table.parquet", "profile.yaml", "verify.parquet"
 ENGINE_TABLE = "{}.parquet"
 """Name of the table with kernels that one engine alone has, beside the one that holds for all."""
 
@@ -146,7 +147,9 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         raise HardwareError(f"must be {allowed} {beside} a table", file=str(path / FIT), key="kind", value=profile.kind)
     if isinstance(profile, AffineProfile):
         return profile
-    times = {name: MeasuredTimes(path / name, checksum) for name, checksum in manifest.files.items() if name != FIT}
+    tables = {name: checksum for name, checksum in manifest.files.items() if name not in (FIT, VERIFY)}
+    verify = path / VERIFY if VERIFY in manifest.files else None
+    times = {name: MeasuredTimes(path / name, checksum, verify=verify) for name, checksum in tables.items()}
     measured, of_engine = times.pop(TABLE), {Path(name).stem: of_one for name, of_one in times.items()}
     device = manifest.ceilings.applied(hardware)
     return dataclasses.replace(profile, hardware=device, measured=measured, of_engine=of_engine)

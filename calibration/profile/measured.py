@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet, Key
+from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet, Key, RooflineSeconds
 from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_points
 from draftcast.kernels.arrays import FloatArray, IntArray
@@ -40,8 +40,10 @@ CURVES = {
     for name, facts in registry.FACTS.items()
     if (curve := facts.get("curve"))
 }
-VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0])
+VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 12.0, 16.0, 17.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
+TILE_ROWS = 64
+"""Rows of FlashAttention 3's smaller tile, the queries of all heads of a KV head (its hopper/flash_api.cpp)."""
 LINEAR_ATTENTION = ("gdn_decode", "gdn_prefill")
 """What has no context: its grids' axes are decode's, with one node in place of contexts."""
 ATTENTION = ("attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "dsa_decode", *LINEAR_ATTENTION)
@@ -123,13 +125,22 @@ def curves_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, in
     return CurveSet.from_points(curve_keys(part.operator, rows), rows[how.x], rows["seconds"], roofline)
 
 
-def grid_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int]) -> AttentionGrid:
+def grid_of(
+    part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int], verify: RooflineSeconds | None = None
+) -> AttentionGrid:
+    """Grid of measured points; ``verify``: what tells the ratio of several queries to one, where not the roofline."""
+    roofline = roofline_of(part, group, seconds)
+    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), roofline)
+    return grid.stretched(VERIFY_QUERIES, verify or roofline) if part.operator.endswith("decode") else grid
+
+
+def roofline_of(part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
+    """The roofline at values of a grid's axes."""
 
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
-    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), roofline)
-    return grid.stretched(VERIFY_QUERIES, roofline) if part.operator.endswith("decode") else grid
+    return roofline
 
 
 @dataclass(frozen=True)
@@ -145,6 +156,8 @@ class MeasuredTimes:
     # Rooflines by family and format of the device that was timed, where it is another than the profile's: times are
     # stretched by the ratio of rooflines, and none counts as measured
     timed_by: Callable[[str, str], Seconds] | None = None
+    # A table of attention over several queries a sequence beside those of one query: its ratios hold (`_verify`)
+    verify: Path | None = None
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
@@ -197,12 +210,48 @@ class MeasuredTimes:
             return None
         nearest, rows = of_nearest_heads(rows, heads)
         group = full | nearest
-        grid = grid_of(part, rows, seconds, group)
+        grid = grid_of(part, rows, seconds, group, self._verify(part, group, seconds))
         if nearest == heads and self.timed_by is None:
             return grid
         shape = grid_shape(part.operator, *np.meshgrid(*grid.axes, indexing="ij"))
         ratio = np.log(seconds(part.work({**shape, **full, **heads}))) - np.log(seconds(part.work({**shape, **group})))
         return AttentionGrid(grid.axes, grid.log_s + ratio, np.zeros_like(grid.measured))
+
+    def _verify(self, part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds | None:
+        """Seconds of verification as they were timed, for other heads too; None where nothing of the kind was.
+
+        The queries of all heads that share a KV head are rows of tiles, and a tile's work is one of (sequence, KV
+        head): heads of another shape take the times of as many rows over as many KV heads. A tile takes as long
+        however full it is; beyond the rows that were timed the roofline goes on.
+        """
+        if self.verify is None or part.operator != "attention_decode":
+            return None
+        formats = {"dtype": part.dtype, "kv_dtype": part.kv_dtype}
+        rows = read_points(self.verify, part.operator, **formats, head_dim=group["head_dim"])
+        if not len(rows):
+            return None
+        timed = {name: int(rows[name].iloc[0]) for name in part.group}
+        per_head = timed["heads"] / timed["kv_heads"]
+        share, one_tile = group["heads"] / group["kv_heads"] / per_head, rows["q"] * per_head <= TILE_ROWS
+        roofline, decode = roofline_of(part, group, seconds), grid_of(part, rows[rows["q"] == 1], seconds, timed)
+
+        def one_query(_: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
+            return np.exp(decode.log_seconds(np.ones_like(batch), batch, context)[0])
+
+        # Not every number of queries was timed at every batch and context: the ratio to one query varies least.
+        within, beyond = (
+            AttentionGrid.from_points(grid_axes(part.operator, of), of["seconds"].to_numpy(), one_query)
+            for of in (rows[one_tile], rows[~one_tile])
+        )
+
+        def verified(q: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
+            as_many, width = q * share, batch * group["kv_heads"] / timed["kv_heads"]
+            at = np.clip(as_many, beyond.axes[0][0], beyond.axes[0][-1])
+            more = roofline(q, batch, context) / roofline(at / share, batch, context)
+            found = [np.exp(grid.log_seconds(as_many, width, context)[0]) for grid in (within, beyond)]
+            return np.where(as_many * per_head <= TILE_ROWS, found[0], found[1] * more)
+
+        return verified
 
     def _points(self, part: Part, seconds: Seconds, **labels: str | int) -> pd.DataFrame:
         """The table's rows of a part, in seconds on the profile's device."""

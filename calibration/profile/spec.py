@@ -155,7 +155,7 @@ class RooflineProfile(Section):
         """
 
         def stretched(times: MeasuredTimes) -> MeasuredTimes:
-            return MeasuredTimes(times.table, times.sha256, self.seconds_of)
+            return MeasuredTimes(times.table, times.sha256, self.seconds_of, times.verify)
 
         return replace(
             self,

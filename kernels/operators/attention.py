@@ -27,6 +27,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, fp8_runs,
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators import paged
 from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
+from draftcast.kernels.operators.flash_attention import FLASH_ATTENTION
 from draftcast.kernels.operators.registry import Draw, Implementation, Operator, Shape, implementations
 
 
@@ -159,7 +160,12 @@ ATTENTION_PREFILL = Operator(
         paged.prepare, "attention:prepare", torch_supports=_supports, triton_supports=_triton_supports
     ),
 )
-ATTENTION_DECODE = replace(ATTENTION_PREFILL, name="attention_decode", work=partial(attention_shape_work, causal=False))
+ATTENTION_DECODE = replace(
+    ATTENTION_PREFILL,
+    name="attention_decode",
+    work=partial(attention_shape_work, causal=False),
+    implementations={**ATTENTION_PREFILL.implementations, FLASH_ATTENTION.name: FLASH_ATTENTION},
+)
 MLA_DECODE = Operator(
     name="mla_decode",
     work=partial(mla_work, absorbed=True),

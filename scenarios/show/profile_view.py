@@ -26,6 +26,7 @@ from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, LatencyTabl
 from draftcast.errors import HardwareError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import load_model
+from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.scenarios.show.tables import LOOKS
 from draftcast.sim.cost import step_time as st
@@ -256,8 +257,8 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     ]
 
 
-def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
-    """The step's cost under a profile, for up to the largest of `BATCHES` sequences."""
+def step_cost(opened: OpenProfile, step: Step, draft: ModelSpec | None = None) -> st.StepCost:
+    """The step's cost under a profile, for up to the largest of `BATCHES` sequences; ``draft``: None: the usual one."""
     model = load_model(step.model)
     config = EngineConfig(
         version=step.version,
@@ -271,7 +272,7 @@ def step_cost(opened: OpenProfile, step: Step) -> st.StepCost:
         max_num_batched_tokens=MAX_ROWS,
         max_num_seqs=max(BATCHES),
     )
-    return compile_step_cost(config, model, None, opened.profile, opened.hardware)
+    return compile_step_cost(config, model, draft, opened.profile, opened.hardware)
 
 
 def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -> dict[str, float]:

@@ -167,7 +167,7 @@ def test_verification_comes_from_its_own_measured_points(folder: Path) -> None:
     assert grid is not None
     found = grid.grid("attention_decode", "bf16", "bf16", seconds, **HEADS)
     assert found is not None
-    assert list(found.axes[0]) == [1, 2, 4, 5, 8, 12, 16, 24, 32, 64]
+    assert list(found.axes[0]) == [1, 2, 4, 5, 8, 9, 12, 16, 17, 24, 32, 64]
     assert found.measured[:5].all()
     assert not found.measured[5:].any()
     other = grid.grid("attention_decode", "bf16", "bf16", seconds, heads=8, kv_heads=2, head_dim=128)
