@@ -75,7 +75,7 @@ test-live: $(LIVE)/.stamp  ## live tests against vLLM itself: scheduler, n-gram 
 bench: $(VENV)/.test  ## speed of the engine, of policies, of profiles, of a sweep and of the dashboard: tables, then one JSON line each
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/policies.py
-	$(BIN)/python benchmarks/profile.py
+	$(BIN)/python benchmarks/step_cost.py
 	folder=$$(mktemp -d) && for turn in first again; do $(BIN)/draftcast sweep default --grid rate=5..50:10 --grid k=0..3 \
 	    --set workload.num_requests=2000 --set statistics.replications=5 --workers 2 --out $$folder | tail -1; done
 	$(BIN)/python benchmarks/dashboard.py

@@ -25,7 +25,6 @@ import typer
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.heads import resolve_head
-from draftcast.scenarios.show.profile_view import Step, open_profile, step_cost, step_parts
 
 MODELS = Path(__file__).parents[1] / "kernels" / "models"
 OUTPUT_TOKENS = 48
@@ -47,9 +46,10 @@ def measure(
     sizes = [int(size) for size in batches.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         log, spec = Path(folder) / "engine.log", json.loads(speculative_config)
-        handler = {"class": "logging.FileHandler", "filename": str(log), "formatter": "stamped"}
+        file = {"class": "logging.FileHandler", "filename": str(log), "formatter": "stamped"}
+        handlers = {"file": file, "terminal": {"class": "logging.StreamHandler", "level": "WARNING"}}
         logging = {"version": 1, "formatters": {"stamped": {"format": "%(created).6f %(message)s"}}}
-        logging |= {"handlers": {"file": handler}, "loggers": {"vllm": {"handlers": ["file"], "level": "INFO"}}}
+        logging |= {"handlers": handlers, "loggers": {"vllm": {"handlers": [*handlers], "level": "INFO"}}}
         (Path(folder) / "logging.json").write_text(json.dumps(logging))
         (Path(folder) / "config.json").write_bytes((MODELS / f"{model}.json").read_bytes())
         os.environ |= {"VLLM_LOGGING_CONFIG_PATH": f"{folder}/logging.json", "HF_HUB_OFFLINE": "1"}
@@ -71,6 +71,7 @@ def _run(folder: str, context: int, sizes: list[int], speculative_config: dict[s
         max_num_seqs=max(sizes),
         speculative_config=speculative_config,
         enable_logging_iteration_details=True,
+        disable_log_stats=False,
     )
     draw = random.Random(1)
     prompts = [{"prompt_token_ids": [draw.randrange(10, 10_000) for _ in range(context)]} for _ in range(max(sizes))]
@@ -99,6 +100,9 @@ def steps_of(log: Path) -> Iterator[dict[str, Any]]:
 
 @app.command()
 def compare(files: list[Path]) -> None:
+    # Later than vLLM: on a CPU it looks through all loaded modules and stumbles over numba's.
+    from draftcast.scenarios.show.profile_view import Step, open_profile, step_cost, step_parts
+
     rows = pd.concat([pd.read_csv(file) for file in files])
     errors = []
     print(f"{'model':<24}{'method':<10}{'batch':>6}{'measured, ms':>14}{'forecast, ms':>14}{'error':>8}")

@@ -1,4 +1,4 @@
-"""Loading profiles and compiling step costs: ``.venv/bin/python benchmarks/profile.py`` (part of ``make bench``).
+"""Loading profiles and compiling step costs: ``.venv/bin/python benchmarks/step_cost.py`` (part of ``make bench``).
 
 Prints the best of several rounds, since machines are shared: loading every bundled profile, compiling the step cost of
 every bundled model on the H100's, and one `step_time` call with measured attention and without. The last line is JSON.
