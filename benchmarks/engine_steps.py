@@ -108,7 +108,8 @@ def compare(files: list[Path]) -> None:
     print(f"{'model':<24}{'method':<10}{'batch':>6}{'measured, ms':>14}{'forecast, ms':>14}{'error':>8}")
     for row in rows.itertuples():
         opened = open_profile(row.hardware)
-        step = Step(row.model, row.method, row.k, context=row.context, dtype=row.dtype, version=row.version)
+        same = {"context": row.context, "dtype": row.dtype, "version": row.version}
+        step = Step(row.model, row.method, row.k, temperature=0.0, **same)
         target, draft = load_model(row.model), None
         if row.k:  # with the target's LM head
             draft = replace(resolve_head(row.method, target, row.k, None).spec, vocab_size=target.vocab_size)

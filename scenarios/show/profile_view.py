@@ -216,6 +216,7 @@ class Step:
     context: int = 1024
     dtype: str = "bf16"
     version: str = DEFAULT_VERSION
+    temperature: float = EngineConfig.temperature
 
 
 def compare_steps(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
@@ -268,6 +269,7 @@ def step_cost(opened: OpenProfile, step: Step, draft: ModelSpec | None = None) -
         num_speculative_tokens=step.k,
         tensor_parallel_size=step.tp,
         weight_dtype=step.dtype,
+        temperature=step.temperature,
         max_model_len=model.max_position_embeddings,
         max_num_batched_tokens=MAX_ROWS,
         max_num_seqs=max(BATCHES),

@@ -252,7 +252,7 @@ def test_work_counts_what_each_query_sees(q: int, context: int, window: int) -> 
 @pytest.mark.parametrize("name", ["attention_decode", "attention_prefill"])
 def test_supports_says_why_not(name: str) -> None:
     found = operator(name).implementations
-    for implementation in found.values():
+    for implementation in (found["torch"], found["triton"]):
         assert implementation.supports(SHAPE, "bf16", "fp8", DEVICE) == ""
         assert "fp8 cache" in implementation.supports(SHAPE, "bf16", "fp32", DEVICE)
         assert "at least q" in implementation.supports({**SHAPE, "q": 41}, "bf16", "bf16", DEVICE)

@@ -106,7 +106,7 @@ OTHER = load_hardware("h200")
         ({"cudagraph_mode": "PIECEWISE"}, {D, T, H}),
         ({"cudagraph_mode": "NONE"}, {D, T, H}),
         ({"version": "vllm 0.6"}, {D, T, S, H}),
-        ({"version": "sglang 0.5.6"}, {T, S, H}),
+        ({"version": "sglang 0.5.6"}, {D, T, S, H}),
         ({"temperature": 0.0}, {S}),
         ({"num_seqs": 23}, {D, T, S, H}),
         ({"context": 1500.0}, {D, T}),
