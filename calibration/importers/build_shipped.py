@@ -33,11 +33,7 @@ DIGITS = 4
 WITH_WINDOWS = ("gpt-oss-20b", "gpt-oss-120b")
 """Models whose windows are bundled. Those of Gemma-3 were timed too, but they would bend the fits of full attention."""
 NOT_BUNDLED = "attention of heads or windows that few models have: not bundled"
-VERIFIED = (
-    "; verify.parquet: FlashAttention 3 of vLLM 0.25.1 with 1 to 17 queries a sequence in a CUDA graph, timed by "
-    "draftcast on an NVIDIA H100 80GB HBM3 on 2026-11-27 (driver 580.159.04, torch 2.11.0, CUDA 13.0, Triton 3.6.0, SM "
-    "clock up to 1980 MHz, memory 2619 MHz): docs/gpu-runs.md, run 2"
-)
+VERIFIED = "; verification timed by draftcast on an H100 (docs/gpu-runs.md)"
 """Added to the source of a profile whose folder holds such a table; H200's kernels are H100's, so it holds the same."""
 
 
