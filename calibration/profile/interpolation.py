@@ -211,8 +211,8 @@ class AttentionGrid:
         """
         last = self.axes[0][-1]
         beyond = values[values > last][: MAX_NODES - len(self.axes[0])]
-        mesh = np.meshgrid(beyond, *self.axes[1:], indexing="ij")
-        ratio = np.log(roofline(*mesh)) - np.log(roofline(np.full_like(mesh[0], last), *mesh[1:]))
+        many, one = (np.log(roofline(*np.meshgrid(at, *self.axes[1:], indexing="ij"))) for at in (beyond, last))
+        ratio = many - one
         return AttentionGrid(
             (np.concatenate([self.axes[0], beyond]), *self.axes[1:]),
             np.concatenate([self.log_s, self.log_s[-1:] + np.maximum.accumulate(np.maximum(ratio, 0.0))]),

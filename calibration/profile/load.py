@@ -2,8 +2,8 @@
 
 A folder holds ``table.parquet``, ``manifest.json`` (its origin) and ``profile.yaml`` (the fit), and may hold tables of
 kernels that one engine alone has, ``sglang.parquet``, and ``verify.parquet``, attention over several queries a sequence
-(`MeasuredTimes.verify`). The manifest holds the device and the checksums of the tables, or
-of the fit where there is no table. Every fault is a one-line `HardwareError`.
+(`MeasuredTimes.verify`). The manifest holds the device and the checksums of the tables, or of the fit where there is no
+table. Every fault is a one-line `HardwareError`.
 """
 
 import dataclasses

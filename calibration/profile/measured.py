@@ -130,8 +130,13 @@ def grid_of(
 ) -> AttentionGrid:
     """Grid of measured points; ``verify``: what tells the ratio of several queries to one, where not the roofline."""
     roofline = roofline_of(part, group, seconds)
-    grid = AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), roofline)
+    grid = _grid_at(part, rows, roofline)
     return grid.stretched(VERIFY_QUERIES, verify or roofline) if part.operator.endswith("decode") else grid
+
+
+def _grid_at(part: Part, rows: Points, between: RooflineSeconds) -> AttentionGrid:
+    """The grid of the points alone; ``between``: what fills the nodes that were not timed."""
+    return AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), between)
 
 
 def roofline_of(part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
@@ -226,23 +231,23 @@ class MeasuredTimes:
         """
         if self.verify is None or part.operator != "attention_decode":
             return None
-        formats = {"dtype": part.dtype, "kv_dtype": part.kv_dtype}
-        rows = read_points(self.verify, part.operator, **formats, head_dim=group["head_dim"])
+        heads = {name: group[name] for name in ("heads", "kv_heads", "head_dim")}
+        same = {name: size for name, size in group.items() if name not in ("heads", "kv_heads")}
+        rows = read_points(self.verify, part.operator, dtype=part.dtype, kv_dtype=part.kv_dtype, **same)
         if not len(rows):
             return None
-        timed = {name: int(rows[name].iloc[0]) for name in part.group}
+        nearest, rows = of_nearest_heads(rows, heads)
+        timed = {**group, **nearest}
         per_head = timed["heads"] / timed["kv_heads"]
         share, one_tile = group["heads"] / group["kv_heads"] / per_head, rows["q"] * per_head <= TILE_ROWS
-        roofline, decode = roofline_of(part, group, seconds), grid_of(part, rows[rows["q"] == 1], seconds, timed)
+        roofline, of_timed = roofline_of(part, group, seconds), roofline_of(part, timed, seconds)
+        decode = _grid_at(part, rows[rows["q"] == 1], of_timed)
 
         def one_query(_: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
             return np.exp(decode.log_seconds(np.ones_like(batch), batch, context)[0])
 
         # Not every number of queries was timed at every batch and context: the ratio to one query varies least.
-        within, beyond = (
-            AttentionGrid.from_points(grid_axes(part.operator, of), of["seconds"].to_numpy(), one_query)
-            for of in (rows[one_tile], rows[~one_tile])
-        )
+        within, beyond = (_grid_at(part, of, one_query) for of in (rows[one_tile], rows[~one_tile]))
 
         def verified(q: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
             as_many, width = q * share, batch * group["kv_heads"] / timed["kv_heads"]
