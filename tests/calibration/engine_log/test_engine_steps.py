@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from paths import ROOT
-
-FILE = ROOT / "benchmarks" / "engine_steps.py"
+from paths import ROOT, benchmark_module
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("engine_steps", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark_module("engine_steps")
 
 
 def test_only_steps_that_decode_alone_count(benchmark: ModuleType, tmp_path: Path) -> None:
@@ -52,7 +44,7 @@ def test_only_steps_that_decode_alone_count(benchmark: ModuleType, tmp_path: Pat
 def test_the_recorded_steps_stand_beside_their_forecast(
     benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benchmark.compare(sorted((FILE.parent / "data").glob("h100-*.csv")))
+    benchmark.compare(sorted((ROOT / "benchmarks" / "data").glob("h100-*.csv")))
     lines = capsys.readouterr().out.splitlines()
     off = [line.split() for line in lines if line.startswith("Llama-3.1-8B") and " none " in line]
     assert len(off) == 11

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,25 +9,19 @@ from types import ModuleType
 
 import pytest
 import torch
-from paths import ROOT
+from paths import benchmark_module
 
 from draftcast.calibration.microbench.device import Device
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.catalog import load_model
 
-FILE = ROOT / "benchmarks" / "whole_step.py"
 CPU = Device("cpu", "a processor", 1, 1, 1 << 20, 8 << 30)
 
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("whole_step", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark_module("whole_step")
 
 
 def test_kernels_of_a_step_hold_the_models_weights_and_cache(benchmark: ModuleType) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from paths import ROOT, shared_data
+from paths import ROOT, benchmark_module, shared_data
 
 from draftcast.calibration.acceptance.measure import measure_ngram, read_token_log
 from draftcast.calibration.profile.hardware import load_hardware
@@ -25,24 +24,15 @@ NGRAM = {1: (1.2, 1.35), 8: (1.1, 1.3), 64: (0.8, 1.0)}
 pytestmark = pytest.mark.skipif(not SHAREGPT.exists(), reason=f"the recorded acceptance is absent: {SHAREGPT}")
 
 
-def module_of(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def benchmark() -> Any:
     """``benchmarks/replay_specdecode.py``, whose table the documentation quotes."""
-    return module_of("replay_specdecode")
+    return benchmark_module("replay_specdecode")
 
 
 def test_the_noise_floor_is_what_halves_differ_by(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    held_out = module_of("held_out")
+    held_out = benchmark_module("held_out")
 
     def floor(rounds: list[list[float]]) -> dict[str, float]:
         monkeypatch.setattr(held_out, "rounds_of", lambda *_: [np.array(each) for each in rounds])

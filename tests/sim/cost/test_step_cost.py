@@ -1,7 +1,6 @@
 """Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
 
 import dataclasses
-import importlib.util
 import math
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from numba import njit
 from numba.core.runtime import _nrt_python, rtsys
-from paths import ROOT
+from paths import benchmark_module
 
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import load_profile
@@ -562,11 +561,7 @@ def test_a_decode_step_of_measured_sparse_layers(device_name: str, measured: dic
 @pytest.mark.parametrize("name", ["Qwen3-8B", "Llama-4-Scout", "Gemma-4-31B", "Nemotron-3-Nano", "MiMo-V2-Flash"])
 def test_decode_steps_lie_between_their_bounds(name: str) -> None:
     """A sample of `benchmarks/model_bounds.py`, which runs every bundled model."""
-    spec = importlib.util.spec_from_file_location("model_bounds", ROOT / "benchmarks" / "model_bounds.py")
-    assert spec is not None
-    assert spec.loader is not None
-    bounds = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bounds)
+    bounds = benchmark_module("model_bounds")
     found = list(bounds.steps(name, "h200"))
     assert len(found) >= 2 * len(bounds.BATCHES)
     assert [step for step in found if not step["floor_s"] <= step["seconds"] <= step["most_s"]] == []
