@@ -5,6 +5,7 @@ constants that hold on any device, each beside its source.
 """
 
 import functools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -86,13 +87,15 @@ GRAPH_KERNELS = 400
 class MemoryReserve(Section):
     """GiB of a GPU's memory that weights and KV cache do not get where a scenario gives no share.
 
-    ``base``: a GPU's memory in GiB below which a row holds; GiB; GiB more for each GPU of a replica.
+    ``base``: a GPU's memory in GiB below which a row holds; GiB; GiB more for each GPU of a replica. ``captured_rank``:
+    captured requests below which a row holds; GiB more of each for each data-parallel rank that steps together.
     """
 
     base: tuple[tuple[float, float, float], ...]
     token: float = 0.0  # each token of a step, of 2,048 at least
     captured: float = 0.0  # each request of the largest captured batch
-    captured_rank: float = 0.0  # each of them for each data-parallel rank that steps together
+    captured_rank: tuple[tuple[float, float], ...] = ((math.inf, 0.0),)
+    eager_too: bool = False  # captured requests count where nothing is captured, too
     prompt_graphs: float = 0.0  # where prompts are captured
     latent_prompt_graphs: float = 0.0  # where those of a model with latent attention are
     least: float = 0.0  # on GPUs of more than 60 GiB

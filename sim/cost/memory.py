@@ -136,11 +136,12 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     reserve, gib = since(engine.memory_reserve, config.version), hardware.memory_bytes / GIB
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size * ranks
     tokens = max(config.max_num_batched_tokens * (ranks if engine.limits_of_ranks else 1), _LEAST_TOKENS)
-    captured = 0 if config.enforce_eager else most_captured(config, gib) or 0
+    captures = config.cudagraph_mode != "NONE" or reserve.eager_too
+    captured = _captured_requests(config, gib) if captures else 0
     base, each = next((base, each) for below, base, each in reserve.base if gib < below)
     left = base + each * gpus + reserve.token * tokens + reserve.captured * captured
     if ranks > 1:
-        left += reserve.captured_rank * captured * ranks
+        left += next(each for below, each in reserve.captured_rank if captured < below) * captured * ranks
     if config.cudagraph_mode == "FULL_AND_PIECEWISE":
         left += reserve.latent_prompt_graphs if model.is_mla else reserve.prompt_graphs
     left = max(left, reserve.least if gib > _LARGE_GIB else 0.0) + (reserve.ranks if ranks > 1 else 0.0)
@@ -154,6 +155,12 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
         )
         raise CapacityError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
+
+
+def _captured_requests(config: EngineConfig, memory_gib: float) -> int:
+    sizes = config.cudagraph_capture_sizes
+    rows = max(sizes) if sizes else config.max_cudagraph_capture_size
+    return most_captured(config, memory_gib) or 0 if rows is None else rows // (1 + config.max_drafts)
 
 
 def _weight_bytes(

@@ -326,9 +326,12 @@ EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens"
         ("0.5.6", "h100-sxm", LLAMA, {"tensor_parallel_size": 4}, H100_TOKENS + 1.0 + 4 / 8),
         ("0.5.6", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 2),
         ("0.5.6", "h100-sxm", LLAMA, {"max_num_batched_tokens": 2048}, 10.0),
-        ("0.5.6", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 0.5 + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, {"max_cudagraph_capture_size": 64}, H100_TOKENS + 1 / 8 + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, EAGLE | {"max_cudagraph_capture_size": 256}, H100_TOKENS + 1 / 8 + 1 / 8 + 2),
         ("0.5.12", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024 + 4),
         ("0.5.14", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
+        ("0.5.15", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
     ],
 )
 def test_sglang_s_own_share_of_memory(
@@ -353,11 +356,13 @@ def test_a_step_of_so_many_tokens_that_sglang_s_rule_leaves_nothing_is_refused()
 def test_ranks_that_step_together_multimodal_models_and_amd_s_kernels_leave_less_memory() -> None:
     deepseek, h200, mi300x = load_model("DeepSeek-V3"), load_hardware("h200"), load_hardware("mi300x")
     ranks: dict[str, Any] = {"data_parallel_size": 8, "is_moe": True, "enable_expert_parallel": True}
-    # 8,192 tokens of all ranks together; 3 MiB and half as much for each captured request of each rank.
+    # 8,192 tokens of all ranks together; for each captured request of each rank 3 MiB, above 300 half as much more.
     config = EngineConfig(version="sglang 0.5.6", max_num_batched_tokens=1024, **ranks)
-    kept = H100_TOKENS + 1.0 + 8 / 8 + 512 * 8 * 4.5 / 1024
     gib = h200.memory_bytes / 2**30
-    assert memory_share(config, deepseek, h200) == pytest.approx(1.0 - kept / gib, abs=0.001)
+    for given, captured, each in ((None, 512, 4.5), (301, 301, 4.5), (300, 300, 3.0)):
+        kept = H100_TOKENS + captured * 2 / 1024 + 8 / 8 + captured * 8 * each / 1024
+        share = memory_share(replace(config, max_cudagraph_capture_size=given), deepseek, h200)
+        assert share == pytest.approx(1.0 - kept / gib, abs=0.001)
     plain = EngineConfig(version="sglang 0.5.6")
     assert memory_share(replace(plain, is_multimodal=True), LLAMA, h200) == 0.91 * memory_share(plain, LLAMA, h200)
     for length, share in ((8192, 1.0), (8193, 0.85)):
