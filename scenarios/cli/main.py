@@ -63,9 +63,14 @@ def serve(
 
 
 def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
-    """Write the default scenario with a comment at every key, to be changed."""
+    """Write the default scenario with a comment at every key, to be changed (-: standard output)."""
     from draftcast.scenarios.schema.describe import commented_scenario
 
+    if str(file) == "-":
+        if as_json:
+            raise InputError("standard output takes the scenario or --json", file="--json")
+        typer.echo(commented_scenario(), nl=False)
+        return
     check_new(file)
     write_text(file, commented_scenario())
     print_lines(as_json, {"written": str(file)}, [f"written: {file}", f"next: draftcast simulate {file}"])

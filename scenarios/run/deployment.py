@@ -408,6 +408,8 @@ def deploy(scenario: Scenario) -> Deployment:
             blocks = memory_ahead(config, draft, hardware).num_gpu_blocks
             memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, blocks))
     except CapacityError as error:
+        if error.key == "max_num_batched_tokens":  # says what helps; no other GPU or format does
+            raise
         message = f"{error.message}; {_what_fits(config, model, draft, hardware)}"
         raise CapacityError(message, key=error.key, value=error.value) from None
     if memory.num_gpu_blocks > MOST_BLOCKS:

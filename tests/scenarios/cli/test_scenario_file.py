@@ -37,6 +37,9 @@ def test_init_writes_the_default_and_overwrites_nothing(tmp_path: Path) -> None:
     again = CliRunner().invoke(cli.app, ["init", str(path)])
     assert isinstance(again.exception, InputError)
     assert "already exists" in str(again.exception)
+    assert CliRunner().invoke(cli.app, ["init", "-"]).stdout == path.read_text()
+    both = CliRunner().invoke(cli.app, ["init", "-", "--json"])
+    assert "standard output takes the scenario or --json" in str(both.exception)
 
 
 def test_every_key_behind_a_comment_holds_its_default(tmp_path: Path) -> None:

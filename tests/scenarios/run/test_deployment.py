@@ -447,6 +447,11 @@ def test_sglangs_pool_of_states_limits_the_batch() -> None:
     assert deployed(*hybrid, "engine.version=sglang 0.5.15", "engine.max_num_seqs=8").settings.max_num_seqs == 8
 
 
+def test_a_step_too_large_for_sglangs_memory_rule_names_no_other_gpus() -> None:
+    message = refused("engine.version=sglang 0.5.6", "engine.max_num_batched_tokens=60000", OFF).message
+    assert message.endswith("lower it or give gpu_memory_utilization")
+
+
 def test_another_vocabulary_is_allowed_when_asked_for() -> None:
     config = "{method: draft_model, model: Qwen3-0.6B, num_speculative_tokens: 3, use_heterogeneous_vocab: true}"
     assert deployed(f"engine.speculative_config={config}", FOUR).draft is not None
