@@ -80,8 +80,9 @@ def read_command(text: str) -> ReadCommand:
         flags = {name: value for name, value in zip(known, flags.values(), strict=True) if value is not False}
     flags = {table.also.get(name, name): value for name, value in flags.items()}
     for switch, meant in table.switches.items():  # of several the first counts, before all the flag itself
-        if flags.pop(switch, None) is not None:
-            flags = meant | flags
+        name, _, value = switch.partition("=")
+        if name in flags and value in ("", flags[name]):
+            flags = meant | {word: given for word, given in flags.items() if word != name}
     if server == "sglang":
         _complete_sglang_drafts(flags)
         adaptive = flags.pop("speculative-adaptive", None)

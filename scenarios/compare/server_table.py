@@ -70,7 +70,8 @@ class Server(Frozen):
         """Every word that is read."""
         rows = {row.name for row in (*self.engine.values(), *self.speculation.values())}
         words = {word for words in self.methods.values() for word in words}
-        return rows | words | {*self.switches, *self.also, *self.also.values()}
+        switches = {switch.partition("=")[0] for switch in self.switches}
+        return rows | words | {*switches, *self.also, *self.also.values()}
 
     def method_words(self, method: str, terms: Mapping[str, int]) -> Words:
         """What starts a method; ``terms``: k, width, nodes, lookup and narrowest."""

@@ -172,7 +172,7 @@ def _flags(reading: Reading) -> dict[str, Any]:
             reading.missing(f"flags.{flag}", unknown[flag])
         if flag in negated:
             keys[negated[flag]] = not value
-        keys |= {"async_scheduling": True} if value == "extra_buffer" else {}  # states are cached beside the overlap
+        keys |= NAMES["flag_values"].get(f"{flag}={value}", {})
         if flag in known and value is not None:
             # A word of a command line ("4096"), or a remark ("on (the default)").
             keys[known[flag]] = yaml.safe_load(value.split()[0]) if isinstance(value, str) else value

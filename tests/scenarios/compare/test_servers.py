@@ -521,6 +521,7 @@ def test_the_other_servers_spellings_are_read() -> None:
     alone = {"cudagraph_mode": "FULL_DECODE_ONLY"}
     for switch, said in (
         ("disable-cuda-graph", {"enforce_eager": True}),
+        ("deepep-mode normal", {"enforce_eager": True}),
         ("disable-piecewise-cuda-graph", alone),
         ("disable-prefill-cuda-graph", alone),
         ("enable-piecewise-cuda-graph", {"cudagraph_mode": "FULL_AND_PIECEWISE"}),
@@ -528,6 +529,7 @@ def test_the_other_servers_spellings_are_read() -> None:
         read = read_command(f"sglang serve --model x --{switch}")
         assert said.items() <= read.engine.items()
         assert not any(switch in note for note in read.notes)
+    assert not read_command("sglang serve --model x --deepep-mode auto").engine.get("enforce_eager")
     both = read_command("sglang serve --model x --disable-piecewise-cuda-graph --disable-cuda-graph")
     assert both.engine["enforce_eager"]
     document = "speculative_config:\n  decoding_type: MTP\n  num_nextn_predict_layers: 3\n"

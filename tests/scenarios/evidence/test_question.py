@@ -156,6 +156,13 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
     assert side is not None
     assert (side.engine.max_num_seqs, side.engine.gpu_memory_utilization) == (48, 0.8)
     assert not side.engine.enable_prefix_caching
+    for flag, key in (
+        ("deepep-mode=normal", "enforce_eager"),
+        ("mamba-scheduler-strategy=extra_buffer", "async_scheduling"),
+    ):
+        read, plain = (asked(engine="sglang", flags={"server": words}).off for words in (f"x --{flag}", "x"))
+        assert read is not None and plain is not None
+        assert (getattr(read.engine, key), bool(getattr(plain.engine, key))) == (True, False)
 
 
 def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
