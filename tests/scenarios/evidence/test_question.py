@@ -161,7 +161,8 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
         ("mamba-scheduler-strategy=extra_buffer", "async_scheduling"),
     ):
         read, plain = (asked(engine="sglang", flags={"server": words}).off for words in (f"x --{flag}", "x"))
-        assert read is not None and plain is not None
+        assert read is not None
+        assert plain is not None
         assert (getattr(read.engine, key), bool(getattr(plain.engine, key))) == (True, False)
 
 
