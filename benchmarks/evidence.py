@@ -19,7 +19,6 @@ import pandas as pd
 import yaml
 
 from draftcast.calibration.live.off_runs import OffRun
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.compare import model_error
@@ -33,6 +32,7 @@ from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import to_mapping, with_values
 from draftcast.scenarios.show.evidence_report import SUMMARY, counts_line, sign_lines, summary_rows
 from draftcast.scenarios.show.tables import aligned
+from draftcast.yaml_text import yaml_beside
 
 BARS = yaml_beside(__file__, "evidence.yaml")
 LOSSES, GAINS = 0.80, 0.97

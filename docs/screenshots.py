@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from browser import Browser, Server  # noqa: E402
 
-from draftcast.calibration.yaml_text import yaml_beside  # noqa: E402
+from draftcast.yaml_text import yaml_beside  # noqa: E402
 
 IMAGES = Path(__file__).parent / "img"
 COLOURS = 128

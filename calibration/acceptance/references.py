@@ -9,9 +9,9 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field, TypeAdapter
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import ScenarioError
 from draftcast.frozen import Count, Faults, Frozen, Probability, wrong
+from draftcast.yaml_text import yaml_beside
 
 
 class Reference(Frozen):

@@ -24,9 +24,9 @@ from typing import Any
 
 import pandas as pd
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import open_input
+from draftcast.yaml_text import yaml_beside
 
 COLUMNS: dict[str, str] = yaml_beside(__file__, "columns.yaml")
 

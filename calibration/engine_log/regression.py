@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.arrays import BoolArray, FloatArray
+from draftcast.yaml_text import yaml_beside
 
 # 95 % efficient for normal errors.
 _BIWEIGHT = 4.685

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame, read_text
 from draftcast.kernels.arrays import BoolArray
+from draftcast.yaml_text import yaml_beside
 
 LeftOut = Counter[str]
 """Rows that were not taken, by reason."""

@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
 from draftcast.calibration.live.server import fetched
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
+from draftcast.yaml_text import yaml_beside
 
 LEAST_REQUESTS = 10
 URL_SECONDS, URL_BYTES = 5.0, 5_000_000

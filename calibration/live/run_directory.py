@@ -25,9 +25,9 @@ from typing import Annotated, Any, Literal, Self
 import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import made, plain, read_bytes, read_frame, read_json, write_text, written
+from draftcast.yaml_text import yaml_beside
 
 KIND, SCHEMA_VERSION = "live", 1
 # Seconds of a run, tokens of a request: more is no measurement.

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from draftcast.calibration.acceptance.metrics import samples
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError, LiveError
 from draftcast.files import picked, value_at, without_secrets
+from draftcast.yaml_text import yaml_beside
 
 HOST = "127.0.0.1"
 STOP_TIMEOUT_S = 30.0  # for a server to end after it was asked to; then it is killed

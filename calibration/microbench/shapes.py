@@ -16,13 +16,13 @@ from pydantic import TypeAdapter
 
 from draftcast.calibration.profile.measured import CURVES
 from draftcast.calibration.profile.table import SHAPE_FIELDS
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import HardwareError
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import elementwise_parts, linear_layers, lm_head
+from draftcast.yaml_text import yaml_beside
 
 if TYPE_CHECKING:
     from draftcast.calibration.microbench.device import Device

@@ -17,10 +17,10 @@ from pydantic import Field, TypeAdapter
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.roofline import Seconds
 from draftcast.calibration.profile.spec import Section
-from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import digest, read_text
 from draftcast.kernels.model.spec import ModelSpec
+from draftcast.yaml_text import parse_yaml, validated
 
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"

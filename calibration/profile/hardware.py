@@ -12,11 +12,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 
-from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
 from draftcast.frozen import OneOf
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE
+from draftcast.yaml_text import parse_yaml, validated
 
 _FOLDER = Path(__file__).parents[1] / "hardware"
 USUAL_SHARE = 0.8

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from draftcast.calibration.profile.hardware import HardwareSpec, Positive, load_hardware
 from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile, RooflineProfile
-from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import HardwareError
 from draftcast.files import is_inside, read_bytes, read_json, read_text, write_text
+from draftcast.yaml_text import parse_yaml, validated
 
 MANIFEST, TABLE, FIT, VERIFY = "manifest.json", "table.parquet", "profile.yaml", "verify.parquet"
 ENGINE_TABLE = "{}.parquet"

@@ -11,11 +11,11 @@ from typing import Any, get_args
 import streamlit as st
 from pydantic import BaseModel
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.session.session import Session, View, literal, one_of
 from draftcast.dashboards.session.uploads import Receipt, Upload, receive
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
+from draftcast.yaml_text import yaml_beside
 
 Change = Callable[[Any], Mapping[str, Any]]
 Words = Callable[[Any], str]

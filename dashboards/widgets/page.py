@@ -17,7 +17,6 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.session.answers import Answer
 from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.session.uploads import trace_notes
@@ -31,6 +30,7 @@ from draftcast.scenarios.show.run_report import LATENCIES, colour_of, latency_fi
 from draftcast.scenarios.show.tables import MISSED, html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.yaml_text import yaml_beside
 
 T = TypeVar("T")
 LONG: Kept[Any] = Kept(96)

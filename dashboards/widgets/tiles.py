@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import NamedTuple, Self
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.dashboards.widgets.controls import WORDS
 from draftcast.scenarios.compare.comparison import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
@@ -14,6 +13,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.yaml_text import yaml_beside
 
 PER_GPU = "tokens_per_s_per_gpu"
 

@@ -9,22 +9,20 @@ describes another kind of layer, or an unknown size, is refused by name: a near 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, Config, usual_words
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
+from draftcast.yaml_text import yaml_beside
 
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 _OUTER = ("tie_word_embeddings", "architectures", "quantization_config")  # what of it may stand beside
 
-_IMPLIED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("implied.yaml").read_text("utf-8"))
+_IMPLIED: dict[str, dict[str, Any]] = yaml_beside(__file__, "implied.yaml")
 
 _WINDOWED = ("sliding_attention", "chunked_attention")
 _KINDS = ("full_attention", "attention", "deepseek_sparse_attention", *_WINDOWED, "linear_attention", "mamba")

@@ -10,15 +10,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import yaml
-
 from draftcast.errors import ModelError
+from draftcast.yaml_text import yaml_beside
 
 _LARGEST = 2**31  # No dimension of a model comes near it, and no product of dimensions leaves a float.
-_FIELDS = yaml.safe_load(Path(__file__).with_name("fields.yaml").read_text("utf-8"))
+_FIELDS = yaml_beside(__file__, "fields.yaml")
 OTHER_NAMES: dict[str, list[str]] = _FIELDS["names"]
 _KNOWN = {*OTHER_NAMES, *chain(*OTHER_NAMES.values()), *_FIELDS["read"], *_FIELDS["silent"]}
 _STATES = {"linear_attention": "mamba"}

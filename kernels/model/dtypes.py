@@ -5,15 +5,13 @@ Names are short (``bf16``); vLLM's spellings (``bfloat16``, ``fp8_e4m3``) are ac
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from draftcast.errors import ModelError
 from draftcast.kernels.extras import torch
+from draftcast.yaml_text import yaml_beside
 
-FORMATS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("formats.yaml").read_text("utf-8"))
+FORMATS: dict[str, Any] = yaml_beside(__file__, "formats.yaml")
 WEIGHT_BYTES: dict[str, float] = FORMATS["weight_bytes"]
 KV_BYTES: dict[str, float] = FORMATS["kv_bytes"]
 COMPUTE_DTYPE: dict[str, str] = FORMATS["compute"]

@@ -217,8 +217,8 @@ class SweepOptions:
     in_turn: bool | None = None
 
     def plan(self, hardware: str) -> SweepPlan:
-        from draftcast.calibration.yaml_text import parse_yaml
         from draftcast.scenarios.live.sweep import CONCURRENCIES, SweepPlan
+        from draftcast.yaml_text import parse_yaml
 
         if (self.calibration_concurrency is None) != (self.calibration_lengths is None):
             raise InputError("go together", file="--calibration-concurrency and --calibration-lengths")

@@ -202,7 +202,7 @@ def streamlit_command(
     scenarios: list[str], *, port: int | None = None, address: str = ADDRESS, open_browser: bool = False
 ) -> list[str]:
     """The command that serves the pages; the first word is this interpreter."""
-    from draftcast.calibration.yaml_text import yaml_beside
+    from draftcast.yaml_text import yaml_beside
 
     pages = Path(draftcast.__file__).parent / "dashboards" / "app.py"
     given = {"server.address": address, "server.headless": "false" if open_browser else "true", "server.port": port}

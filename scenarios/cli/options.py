@@ -207,7 +207,7 @@ def check_target(option: str, path: Path | None) -> None:
 
 def method_of(text: str) -> dict[str, Any]:
     """The mapping of a ``--candidate``, from JSON or a YAML file. Raises InputError: neither of the two."""
-    from draftcast.calibration.yaml_text import parse_yaml
+    from draftcast.yaml_text import parse_yaml
 
     place = "--candidate"
     if not text.lstrip().startswith("{"):

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work
@@ -28,6 +27,7 @@ from draftcast.scenarios.schema import Engine, Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_tables import capture_sizes
+from draftcast.yaml_text import yaml_beside
 
 KV_FULL = 0.9
 """Share of the KV blocks in use from which space for them is what limits: a mean leaves no room for peaks."""

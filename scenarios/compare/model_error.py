@@ -17,7 +17,6 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from draftcast.calibration.profile.load import profiles_of
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
@@ -28,6 +27,7 @@ from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
+from draftcast.yaml_text import yaml_beside
 
 Source = Literal["chance", "acceptance", "model"]
 Curve = Callable[[FloatArray], FloatArray]

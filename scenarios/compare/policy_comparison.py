@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC, speculative_values
@@ -25,6 +24,7 @@ from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.scenario import POLICIES
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio
+from draftcast.yaml_text import parse_yaml
 
 ORACLE = "oracle"
 PLACE = "--policies"

@@ -13,12 +13,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from draftcast.calibration.yaml_text import parse_yaml, validated
 from draftcast.errors import ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
 from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Words
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
+from draftcast.yaml_text import parse_yaml, validated
 
 FILE = "--serve-command"
 _HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOTALL)

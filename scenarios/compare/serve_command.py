@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from draftcast.calibration.profile.engines import parse_version
-from draftcast.calibration.yaml_text import write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
@@ -26,6 +25,7 @@ from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.support import RESEARCH, cannot_run
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.ema_tiers import EmaTiers
+from draftcast.yaml_text import write_yaml
 
 INSTRUCT = "Instruct"
 VLLM = "vLLM 0.32"

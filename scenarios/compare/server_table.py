@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.frozen import Frozen
+from draftcast.yaml_text import yaml_beside
 
 Words = dict[str, Any]
 """A server's names and values: flags without their dashes, or keys of a YAML file with dots."""

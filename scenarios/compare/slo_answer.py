@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.arrays import BoolArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.choices import replaced_arrivals
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.output.results import RequestColumns
+from draftcast.yaml_text import yaml_beside
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
 _SENTENCES: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["slo"]

@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from draftcast.calibration.profile.hardware import is_bundled_device
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
 from draftcast.scenarios.schema import Scenario
+from draftcast.yaml_text import yaml_beside
 
 
 @dataclass

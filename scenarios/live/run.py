@@ -20,7 +20,6 @@ from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import Noise, record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Endpoint, Server, ServerFlags
-from draftcast.calibration.yaml_text import write_yaml, yaml_beside
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
 from draftcast.kernels.arrays import IntArray
@@ -34,6 +33,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
+from draftcast.yaml_text import write_yaml, yaml_beside
 
 SCENARIO = "scenario.yaml"
 LIVE_POLICIES = ("fixed", "batch_schedule")

@@ -18,7 +18,6 @@ from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import HardwareProfile
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
@@ -44,6 +43,7 @@ from draftcast.sim.cost.step_time import StepCost
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
 from draftcast.sim.policies.registry import load_policy
+from draftcast.yaml_text import yaml_beside
 
 NOTES: dict[str, str] = yaml_beside(__file__, "notes.yaml")
 MOST_KEPT = 16

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import missing_acceptance, to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema.raw import NAMES, value_at
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import Tree
+from draftcast.yaml_text import parse_yaml
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)

@@ -7,11 +7,11 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel
 
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.frozen import Frozen
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, embedded_scenarios
 from draftcast.scenarios.schema.scenario import Scenario
 from draftcast.scenarios.schema.speculation import UNTIMED
+from draftcast.yaml_text import parse_yaml
 
 _WIDTH = 100
 

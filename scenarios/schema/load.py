@@ -16,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
 from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, sections, value_at
@@ -24,6 +23,7 @@ from draftcast.scenarios.schema.references import outside_names, put_checksums, 
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.model import Trace
+from draftcast.yaml_text import parse_yaml, write_yaml
 
 
 def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> Scenario:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.errors import ScenarioError
+from draftcast.yaml_text import yaml_beside
 
 NAMES, MESSAGES = (yaml_beside(__file__, name) for name in ("keys.yaml", "messages.yaml"))
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from draftcast.calibration.yaml_text import yaml_beside
+from draftcast.yaml_text import yaml_beside
 
 _TABLES = yaml_beside(__file__, "support.yaml")
 RESEARCH: dict[str, str] = _TABLES["research"]

@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost.engine_config import EngineConfig
+from draftcast.yaml_text import yaml_beside
 
 LABELS = ("model_name", "engine")
 CACHE_CONFIG = ("block_size", "num_gpu_blocks", "enable_prefix_caching")

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.scenarios.compare.comparison import CAUSES, LATENCY, TOKENS, Comparison, RatePoint
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
@@ -23,6 +22,7 @@ from draftcast.scenarios.show.tables import LOOKS, make_table, show, title
 from draftcast.sim.output.results import RequestColumns
 from draftcast.sim.output.vllm_result import vllm_result
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.yaml_text import yaml_beside
 
 _FIGURES = yaml_beside(__file__, "run_report.yaml")
 COMPARED, ONE_RUN, ENGINE = (tuple(map(tuple, _FIGURES[table])) for table in ("compared", "one_run", "engine"))

@@ -13,11 +13,11 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from draftcast.calibration.yaml_text import yaml_beside
 from draftcast.files import plain
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.statistics.intervals import Estimate
+from draftcast.yaml_text import yaml_beside
 
 Rows = Sequence[Sequence[str]]
 MISSED = "MISSED"

@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
 from draftcast.scenarios.schema.numbers import spaced
+from draftcast.yaml_text import parse_yaml
 
 PLACE = "--grid"
 MAX_CELLS = 100_000

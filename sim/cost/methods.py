@@ -12,8 +12,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Literal, Self
 
-from draftcast.calibration.yaml_text import parse_yaml
 from draftcast.errors import ScenarioError
+from draftcast.yaml_text import parse_yaml
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
 Growth = Literal["", "best", "all", "breadth"]

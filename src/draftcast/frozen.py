@@ -9,16 +9,16 @@ import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-import yaml
 from annotated_types import GroupedMetadata
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from draftcast.yaml_text import yaml_beside
+
 _UNIT = re.compile(r"(?<!^)_(ms|us|s|sec|seconds|rps|qps|rpm|tokens|bytes|gb|gib)\Z")
-SYNONYMS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text("utf-8"))
+SYNONYMS: dict[str, str] = yaml_beside(__file__, "synonyms.yaml")
 
 T = TypeVar("T")
 Faults = Iterator[PydanticCustomError]

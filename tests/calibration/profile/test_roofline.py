@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max, soft_max_scalar
-from draftcast.calibration.yaml_text import validated
 from draftcast.errors import HardwareError
+from draftcast.yaml_text import validated
 
 SECONDS = st.floats(0.0, 1e3, allow_nan=False)
 STANDING = {"origin": Origin.MEASURED, "source": "a test"}

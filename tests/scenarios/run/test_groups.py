@@ -197,7 +197,7 @@ def test_a_file_of_groups_is_written_and_read_back() -> None:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    from draftcast.calibration.yaml_text import parse_yaml
+    from draftcast.yaml_text import parse_yaml
 
     data = parse_yaml(text, "text")
     assert isinstance(data, dict)

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.yaml_text import parse_yaml, write_yaml
 from draftcast.errors import InputError, ScenarioError
 from draftcast.frozen import nearest_key
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
@@ -39,6 +38,7 @@ from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cluster import routers
 from draftcast.sim.cost import methods
+from draftcast.yaml_text import parse_yaml, write_yaml
 
 RATE = "workload.arrivals.request_rate_rps"
 SPEC = "engine.speculative_config"

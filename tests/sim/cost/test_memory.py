@@ -327,11 +327,11 @@ EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens"
         ("0.5.6", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 2),
         ("0.5.6", "h100-sxm", LLAMA, {"max_num_batched_tokens": 2048}, 10.0),
         ("0.5.6", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 0.5 + 1 / 8),
-        ("0.5.6", "h100-sxm", LLAMA, {"max_cudagraph_capture_size": 64}, H100_TOKENS + 1 / 8 + 1 / 8),
-        ("0.5.6", "h100-sxm", LLAMA, EAGLE | {"max_cudagraph_capture_size": 256}, H100_TOKENS + 1 / 8 + 1 / 8 + 2),
         ("0.5.12", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024 + 4),
         ("0.5.14", "h100-sxm", LLAMA, EAGLE, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
         ("0.5.15", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, {"max_cudagraph_capture_size": 64}, H100_TOKENS + 1 / 8 + 1 / 8),
+        ("0.5.6", "h100-sxm", LLAMA, EAGLE | {"max_cudagraph_capture_size": 256}, H100_TOKENS + 1 / 8 + 1 / 8 + 2),
     ],
 )
 def test_sglang_s_own_share_of_memory(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import draftcast
-from draftcast.calibration import yaml_text
-from draftcast.calibration.yaml_text import parse_yaml
+from draftcast import yaml_text
 from draftcast.errors import InputError
+from draftcast.yaml_text import parse_yaml
 
 ROOMS = Path(draftcast.__file__).parent
-BUNDLED = sorted(path for room in ("calibration", "scenarios") for path in (ROOMS / room).rglob("*.yaml"))
+BUNDLED = sorted(path for room in ("kernels", "calibration", "scenarios") for path in (ROOMS / room).rglob("*.yaml"))
 
 
 def without_libyaml(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +26,13 @@ def test_both_parsers_read_every_bundled_file_alike(path: Path, monkeypatch: pyt
     without_libyaml(monkeypatch)
     assert parse_yaml(path.read_text(), "f") == fast
     assert fast
+
+
+def test_a_merged_mapping_gives_what_is_not_said_beside_it() -> None:
+    text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
+    assert parse_yaml(text, "f") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
+    with pytest.raises(InputError, match="duplicate key"):
+        parse_yaml(text.replace("y: 3", "y: 3, y: 4"), "f")
 
 
 @pytest.mark.parametrize(
