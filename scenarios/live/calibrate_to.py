@@ -7,6 +7,11 @@ What makes forecast and measurement agree is the scenario's `Correction`, which 
 - two loads or more: a factor and fixed seconds a step, where the loads can tell them apart;
 - what the time to first token then lacks is the front end, where requests do not queue.
 
+One run is one measurement: the next of the same set-up differs. So the factor and the seconds are weighed against how
+far forecasts of such a scenario lie from measurements (`draftcast.scenarios.compare.model_error`): a small difference
+is followed in part, a large one almost whole. Errors of forecasts have long tails, as Student's t with 3 degrees of
+freedom has; the fit is by reweighted least squares.
+
 Latency grows with the requests in the engine, ``L = C1 + C2 B``; with Little's law, ``B = rate x L``, that is ``L = C1
 / (1 - rate x C2)`` (arXiv 2605.15051). So the factor is the ratio of the measured and the forecast C2, the fixed
 seconds are what is left of C1, and a run at a rate is compared at the B that was measured, not at the one forecast.
@@ -29,13 +34,14 @@ from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
+from draftcast.scenarios.compare.model_error import model_error
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import PLAUSIBLE
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.statistics.intervals import normal_quantile
+from draftcast.sim.statistics.intervals import normal_quantile, student_t
 
 # Relative standard deviation between two runs of one set-up, for the intervals: six published runs of one set-up
 # (Qwen3-8B, H100, 8 clients, TPOT) spread over 8 %, on machines of their own; one machine repeats better.
@@ -47,6 +53,7 @@ _LEAST_SPREAD = 1.15
 # Of the time to first token; where more of it is waiting for other requests it says nothing about the front end.
 _MOST_QUEUE = 0.2
 _ROUNDS, _CLOSE = 8, 2e-3
+_REWEIGHTED, _FREEDOM = 20, 3
 _REPLICATIONS = 5
 # Means of lengths that differ by less are of one distribution; by more than the second, of another load.
 _SAME_LENGTHS, _OTHER_LENGTHS = 0.1, 0.25
@@ -215,45 +222,82 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
             message = f"was measured on another model than the scenario's {model}"
             raise InputError(message, file=run.source, value=run.model)
     compared = [_Compared(scenario, run) for run in runs]
-    factor, seconds, front_end = 1.0, 0.0, None
-    sigma = np.array([each.sigma for each in compared])
+    factor, seconds, front_end, solved = 1.0, 0.0, None, np.ones(1)
+    sigma, expected = np.array([each.sigma for each in compared]), _expected(scenario)
     for _ in range(_ROUNDS):
         plain_s = np.array([each.plain_s(factor, seconds) for each in compared])
         before, shortest_s = (factor, seconds), min(each.figures["mean_tpot_s"] for each in compared)
-        factor, seconds = _line(plain_s, np.array([each.wanted_s() for each in compared]), sigma)
-        _check_plausible(factor, ", ".join(run.source for run in runs))
+        wanted_s = np.array([each.wanted_s() for each in compared])
+        solved = _line(plain_s, wanted_s, sigma, expected)
+        factor, seconds = (*map(float, solved), 0.0)[:2]
+        as_measured = float(_line(plain_s, wanted_s, sigma, math.inf)[0])
+        _check_plausible(as_measured, ", ".join(run.source for run in runs))
         front_end = _front_end(compared, front_end)
         for each in compared:
             each.forecast({"step_factor": factor, "step_s": seconds, "front_end_s": front_end[0] if front_end else 0.0})
         if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / shortest_s < _CLOSE:
             break
     front_end = _front_end(compared, front_end)
-    values = _with_intervals(plain_s, factor, seconds, sigma)
+    values = _with_intervals(plain_s, solved, sigma, expected)
     if front_end is not None:
         value, half = front_end
         values |= {"front_end_s": value, "front_end_s_interval": [max(value - half, 0.0), value + half]}
     return values | {"loads": ", ".join(dict.fromkeys(run.load for run in runs)), "runs": len(runs)}
 
 
-def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray) -> tuple[float, float]:
-    """Factor and seconds of ``measured = factor x plain + seconds``, by relative errors; seconds are never below 0."""
-    weights = 1.0 / (sigma * measured_s)
+def _expected(scenario: Scenario) -> float:
+    """Relative standard deviation of the scenario's step times without speculation, uncorrected."""
+    plain = with_values(scenario, _OFF | {"correction": None})
+    return model_error(plain, deploy(plain)).step
+
+
+def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float) -> FloatArray:
+    """Factor of ``measured = factor x plain + seconds`` and, where the loads tell them apart, the seconds.
+
+    By relative errors: ``sigma`` of the measurements, ``expected`` of a forecast. Seconds are never below 0.
+    """
     if len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD:
-        design = np.column_stack([plain_s, np.ones(len(plain_s))]) * weights[:, None]
-        (factor, seconds), *_ = np.linalg.lstsq(design, measured_s * weights, rcond=None)
-        if seconds > 0.0 and factor >= PLAUSIBLE[0]:
-            return float(factor), float(seconds)
-    x, y = plain_s * weights, measured_s * weights
-    return float((x @ y) / (x @ x)), 0.0
+        line = _solved(plain_s, measured_s, sigma, expected, 2)
+        if line[1] > 0.0 and line[0] >= PLAUSIBLE[0]:
+            return line
+    return _solved(plain_s, measured_s, sigma, expected, 1)
 
 
-def _with_intervals(plain_s: FloatArray, factor: float, seconds: float, sigma: FloatArray) -> dict[str, Any]:
-    """The values with 95 % intervals: of the least squares, from how far two runs of one set-up differ."""
-    weights = 1.0 / (sigma * (factor * plain_s + seconds))
-    columns = [plain_s, np.ones(len(plain_s))] if seconds > 0.0 else [plain_s]
-    design = np.column_stack(columns) * weights[:, None]
-    half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
-    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": factor + np.array([-1.0, 1.0]) * half[0]}
+def _solved(
+    plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float, parameters: int
+) -> FloatArray:
+    solved = uncorrected = np.array([1.0, 0.0])[:parameters]
+    for _ in range(_REWEIGHTED):
+        design, forecast = _equations(plain_s, measured_s, sigma, expected, solved)
+        weighed = np.concatenate([1.0 / sigma, forecast @ uncorrected])
+        solved, *_ = np.linalg.lstsq(np.vstack([design, forecast]), weighed, rcond=None)
+    return np.asarray(solved)
+
+
+def _equations(
+    plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float, solved: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Rows of the measurements, shape [runs, parameters], and of the uncorrected forecast, one a parameter.
+
+    The further a parameter from the uncorrected one, the less the forecast weighs: Student's t, scaled so that nine in
+    ten lie within the normal distribution's limits for ``expected``.
+    """
+    parameters = len(solved)
+    design = np.column_stack([plain_s, np.ones(len(plain_s))])[:, :parameters] / (sigma * measured_s)[:, None]
+    scale = np.array([1.0, plain_s.min()])[:parameters]
+    apart = (solved - np.array([1.0, 0.0])[:parameters]) / scale
+    width = expected * normal_quantile(0.9) / student_t(_FREEDOM, 0.9)
+    doubt = scale * np.sqrt((_FREEDOM * width**2 + apart**2) / (_FREEDOM + 1.0))
+    return design, np.diag(1.0 / doubt)
+
+
+def _with_intervals(plain_s: FloatArray, solved: FloatArray, sigma: FloatArray, expected: float) -> dict[str, Any]:
+    """The values with 95 % intervals of the least squares."""
+    corrected_s = np.column_stack([plain_s, np.ones(len(plain_s))])[:, : len(solved)] @ solved
+    equations = np.vstack(_equations(plain_s, corrected_s, sigma, expected, solved))
+    half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(equations.T @ equations)))
+    factor, seconds = float(solved[0]), float(solved[1]) if len(solved) > 1 else 0.0
+    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half[0], factor + half[0]]}
     values["step_s"] = seconds
     if seconds > 0.0:
         values["step_s_interval"] = [max(seconds - half[1], 0.0), seconds + half[1]]
@@ -299,9 +343,12 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     factor = float(measured_s.sum() / predicted_s.sum())
     _check_plausible(factor, source)
     spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
-    half = normal_quantile(_CONFIDENCE) * math.hypot(spread, REPEAT * factor)
-    values = {"step_factor": factor, "step_factor_interval": [factor - half, factor + half]}
-    return values | {"loads": f"{count:,} logged steps", "runs": frame["run"].nunique()}
+    sigma, expected = np.array([math.hypot(spread / factor, REPEAT)]), _expected(scenario)
+    solved = _line(np.ones(1), np.array([factor]), sigma, expected)
+    return _with_intervals(np.ones(1), solved, sigma, expected) | {
+        "loads": f"{count:,} logged steps",
+        "runs": frame["run"].nunique(),
+    }
 
 
 def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:

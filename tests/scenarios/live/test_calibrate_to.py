@@ -41,7 +41,9 @@ def poisson(rate: float) -> dict[str, Any]:
     return {"process": "poisson", "request_rate_rps": rate}
 
 
-def hidden(arrivals: Mapping[str, Any], factors: Mapping[str, Any], requests: int = 300) -> tuple[Scenario, RunResult]:
+def hidden(
+    arrivals: Mapping[str, Any], factors: Mapping[str, Any], requests: int = 300, scenario: Scenario = SCENARIO
+) -> tuple[Scenario, RunResult]:
     """A run without speculation on an engine that is slower than the forecast by ``factors``."""
     values = {
         "workload.arrivals": dict(arrivals),
@@ -49,14 +51,20 @@ def hidden(arrivals: Mapping[str, Any], factors: Mapping[str, Any], requests: in
         "statistics.replications": 1,
         "statistics.seed": 77,
         "statistics.warmup": "none",
-        "correction": {"source": "hidden", **OWN, **factors},
+        "correction": {"source": "hidden", **OWN, "hardware": scenario.hardware, **factors},
     }
-    scenario = with_values(without_speculation(SCENARIO), values)
+    scenario = with_values(without_speculation(scenario), values)
     return scenario, simulate_together([scenario], record_steps=True)[0]
 
 
-def measured(file: Path, arrivals: Mapping[str, Any], factors: Mapping[str, Any], requests: int = 300) -> Path:
-    file.write_text(json.dumps(vllm_bench_result(*hidden(arrivals, factors, requests))))
+def measured(
+    file: Path,
+    arrivals: Mapping[str, Any],
+    factors: Mapping[str, Any],
+    requests: int = 300,
+    scenario: Scenario = SCENARIO,
+) -> Path:
+    file.write_text(json.dumps(vllm_bench_result(*hidden(arrivals, factors, requests, scenario))))
     return file
 
 
@@ -74,6 +82,19 @@ def test_a_hidden_factor_is_found_within_its_interval(tmp_path: Path, arrivals: 
     assert found.step_factor == pytest.approx(factor, rel=0.05)
     assert inside(found.front_end_s_interval, 0.02)
     assert (found.source, found.runs, found.step_s) == ("off.json", 1, 0.0)
+
+
+@pytest.mark.parametrize(("hardware", "least", "most"), [("h100-sxm", 1.01, 1.025), ("h20", 1.025, 1.035)])
+def test_what_two_runs_differ_by_is_followed_where_forecasts_are_less_sure(
+    tmp_path: Path, hardware: str, least: float, most: float
+) -> None:
+    """Kernels of an H100 were measured, of an H20 none; a tenth more is followed on either."""
+    scenario = with_values(SCENARIO, {"hardware": hardware})
+    for more, low, high in ((1.03, least, most), (1.13, 1.11, 1.14)):
+        file = measured(tmp_path / "off.json", closed(8), {"step_factor": more}, 200, scenario)
+        found = calibrate_to(scenario, file).correction
+        assert found is not None
+        assert low < found.step_factor < high
 
 
 def test_several_loads_tell_a_factor_from_fixed_seconds(tmp_path: Path) -> None:
@@ -230,7 +251,7 @@ def test_commands_say_what_they_are_calibrated_to(tmp_path: Path) -> None:
     small = ["--replications", "2", "--set", "workload.num_requests=200"]
     for command in (["simulate", "--no-compare-off"], ["recommend", "--max-k", "1"]):
         shown = CliRunner().invoke(app, [command[0], "default", *command[1:], *small, "--calibrate-to", str(file)])
-        assert "calibrated to off.json (8 clients): step time x 1.3" in shown.output, shown.output
+        assert "calibrated to off.json (8 clients): step time x 1.29" in shown.output, shown.output
         printed = CliRunner().invoke(
             app, [command[0], "default", *command[1:], *small, "--calibrate-to", str(file), "--json"]
         )
