@@ -153,11 +153,13 @@ def calibrated(forecasts: list[Forecast]) -> pd.DataFrame:
     for members in setups.values():
         runs = {(f.point.load.value, f.point.off): f for f in members}
         for run in runs.values():
-            correction = correction_of(run)
+            load, off = run.point.load.value, run.point.off
+            same = [f for f in members if (f.point.load.value, f.point.off) == (load, off)]
+            judged = [f for f in members if f.point.load.value != load]
+            judged += [f for f in same if f.error("on") is not None]
+            correction = correction_of(run) if judged else None
             if correction is None:
                 continue
-            load, off = run.point.load.value, run.point.off
-            judged = [f for f in members if f.point.load.value != load or f.point.off == off]
             for before, after in zip(judged, corrected(judged, correction), strict=True):
                 at_others = before.point.load.value != load
                 sides: tuple[ForecastSide, ...] = ("on", "off") if at_others else ("on",)

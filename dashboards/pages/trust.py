@@ -167,7 +167,7 @@ def _scorecard(report: Report, own: Answer) -> None:
         if side == "speedup":
             near = next((scores[index] for index in marked if not scores[index].engine), None)
     if near is None:
-        verdict_line(f"No measurement is like this scenario ({stratum}).", tone="worse", points=0)
+        verdict_line(f"No measured speed-up is like this scenario ({stratum}).", tone="worse", points=0)
     else:
         text = (
             f"{near.errors.median:.0%} off at the median: speed-ups of settings like this one ({stratum}), at "

@@ -59,13 +59,10 @@ class RelativeErrors:
 
 
 def stratum_of(deployment: Deployment) -> str:
-    """By the model's attention, its experts, and of a dense one whether kernels of the device were measured."""
+    """By the model, dense with plain attention or not, and whether kernels of the device were measured."""
     profile, model = deployment.profile, deployment.model
-    if not model.has_plain_attention:
-        return "latent, sparse or linear attention"
-    if model.is_moe:
-        return "experts with plain attention"
-    return "dense, measured" if profile.kind == "affine" or profile.is_timed else "dense, not measured"
+    kind = "dense" if model.has_plain_attention and not model.is_moe else "experts or other attention"
+    return f"{kind}, {'measured' if profile.kind == 'affine' or profile.is_timed else 'not measured'}"
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:

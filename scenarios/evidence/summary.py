@@ -168,13 +168,15 @@ def estimated_strata(forecasts: Sequence[Forecast]) -> dict[str, dict[str, float
 
 
 def sharing(found: Residuals, stratum: str) -> dict[str, list[float]]:
-    """The errors that a stratum's spread comes from, by source: its own, or those of all strata with too few sources.
+    """The errors that a stratum's spread comes from, by source: its own; of few sources those of its kind of models.
 
     Where these too are fewer than two sources, all there are.
     """
-    few = [name for name, by_source in found.items() if len(by_source) < LEAST_SOURCES]
-    names = [stratum] if stratum in found and stratum not in few else few
-    together = merged(found[name] for name in names)
+    own = found.get(stratum, {})
+    if len(own) >= LEAST_SOURCES:
+        return own
+    kind = stratum.rpartition(", ")[0]
+    together = merged(errors for name, errors in found.items() if name.rpartition(", ")[0] == kind)
     return together if len(together) > 1 else merged(found.values())
 
 

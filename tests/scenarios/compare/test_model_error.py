@@ -143,10 +143,11 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
         with_values(scenario, {"engine.model": model, "engine.speculative_config": None})
         for model in ("Qwen3-30B-A3B", "DeepSeek-V2-Lite")
     )
-    asked = (scenario, sheet, experts, latent)
+    asked = (scenario, sheet, experts, with_values(experts, {"hardware": "mi300x"}))
     errors = [times_error(each, cached_deployment(each)) for each in asked]
     assert errors == sorted(set(errors))
     assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(SPREADS["strata"])
+    assert stratum_of(cached_deployment(latent)) == stratum_of(cached_deployment(experts))
     assert times_error(with_values(scenario, {"statistics.model_error": "none"}), cached_deployment(scenario)) == 0.0
     assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
 

@@ -63,13 +63,15 @@ def test_half_widths_and_errors_count_a_source_once() -> None:
 
 def test_strata_with_few_sources_share_one_spread() -> None:
     known = {str(number): [0.1] for number in range(5)}
-    found = {"known": known, "new": {"a": [0.4]}, "newer": {"a": [0.2], "b": [0.3]}}
-    assert sharing(found, "known") == known
-    assert sharing(found, "new") == sharing(found, "newer") == sharing(found, "unseen") == {"a": [0.4, 0.2], "b": [0.3]}
-    assert coverage(found, stratum="new").half_width == pytest.approx(0.3)
-    assert coverage(found, stratum="known").half_width == pytest.approx(0.1)
+    found = {"dense, measured": known, "dense, not measured": {"a": [0.4]}, "other, measured": {"a": [0.2], "b": [0.3]}}
+    assert sharing(found, "dense, measured") == known
+    assert sharing(found, "dense, not measured") == known | {"a": [0.4]}
+    assert sharing(found, "other, measured") == sharing(found, "other, not measured") == {"a": [0.2], "b": [0.3]}
+    assert coverage(found, stratum="other, measured").half_width == pytest.approx(0.25)
+    assert coverage(found, stratum="dense, measured").half_width == pytest.approx(0.1)
     # One source alone has nothing to be judged by: all are taken.
-    assert sharing({"known": known, "new": {"a": [0.4]}}, "new") == known | {"a": [0.4]}
+    alone = {"dense, measured": known, "other, measured": {"a": [0.4]}}
+    assert sharing(alone, "other, measured") == known | {"a": [0.4]}
 
 
 def test_the_scorecard_has_every_stratum_and_engine() -> None:
