@@ -93,7 +93,7 @@ def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> 
     strata = estimated_strata(forecasts)
     missing = {name: known for name, known in model_error.SPREADS["strata"].items() if name not in strata}
     others = calibrations[calibrations["figure"] == OTHER_LOADS]
-    share = round(float((others["with_it"] / others["without"]).median()), 2)
+    share = min(round(float((others["with_it"] / others["without"]).median()), 2), 1.0)
     values = {"schema_version": 1, "calibrated_share": share, "strata": strata | missing}
     path.write_text("\n".join(head) + "\n" + yaml.safe_dump(values, sort_keys=False))
 

@@ -74,7 +74,7 @@ def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
-        step = math.hypot(of_the_factor, SPREADS["calibrated_share"] * found["step"])
+        step = min(step, math.hypot(of_the_factor, SPREADS["calibrated_share"] * found["step"]))
     return RelativeErrors(name, step, math.hypot(found["speculation"], of_speculation), _acceptance_error(scenario))
 
 
