@@ -2,7 +2,7 @@
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (overloaded), 5 no steady state
 (not settled: more requests are needed, and no SLO is judged) or the cutover cannot be told, 6 a live run failed or is
-incomplete, 7 a sweep has cells without figures, 130 interrupted. ``simulate`` exits with the code of the scenario's own
+incomplete, 7 cells of a sweep failed, 130 interrupted. ``simulate`` exits with the code of the scenario's own
 setting; a table of several rates (``--rates``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard
 output; progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """

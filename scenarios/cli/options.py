@@ -199,10 +199,15 @@ def whole_values_of(text: str | None, option: str) -> list[int]:
     return [int(value) for value in values]
 
 
-def check_target(option: str, path: Path | None) -> None:
-    """Refuse a file to be written that is a folder or has none."""
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+def check_target(option: str, path: Path | None, subject: Subject) -> None:
+    """Refuse a file to be written that is a folder, has none, or is one that the question was read from."""
+    if path is None:
+        return
+    if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError("must be a file in a folder that exists", file=option, value=str(path))
+    read = (subject.scenario, subject.trace, subject.serve_command, *(getattr(subject, "calibrate_to", None) or ()))
+    if path.exists() and any(path.samefile(each) for each in read if each is not None and os.path.exists(each)):
+        raise InputError("is what the question is read from", file=option, value=str(path))
 
 
 def method_of(text: str) -> dict[str, Any]:

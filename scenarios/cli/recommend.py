@@ -31,7 +31,7 @@ def recommend(
 
     if engine not in SERVERS:
         raise InputError(f"must be one of {', '.join(SERVERS)}", file="--engine", value=engine)
-    check_target("--out", out)
+    check_target("--out", out, question)
     scenario = question.load()
     own = scenario.workload.arrivals.model_dump(mode="json") if scenario.is_closed_loop else {"process": "closed_loop"}
     with progress_bar() as progress:

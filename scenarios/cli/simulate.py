@@ -9,7 +9,7 @@ import typer
 from draftcast.errors import InputError, naming
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Question, values_of
+from draftcast.scenarios.cli.options import Question, check_target, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
 
 
@@ -37,7 +37,7 @@ def simulate(
         raise InputError("the scenario has no speculation to compare with", file="--compare-off")
     compared = spec is not None and compare_off is not False
     exports = {"--vllm-json": vllm_json, "--prometheus": prometheus}
-    to_stdout = _check_exports(exports, single=not rates_rps, as_json=question.as_json)
+    to_stdout = _check_exports(exports, question, single=not rates_rps)
     if plot is not None:
         plots.check_points(len(rates_rps) if compared else 0)
         plots.check_picture(plot, "--plot")
@@ -70,16 +70,16 @@ def simulate(
         raise typer.Exit(SLO_UNMET)
 
 
-def _check_exports(exports: Mapping[str, Path | None], *, single: bool, as_json: bool) -> bool:
+def _check_exports(exports: Mapping[str, Path | None], question: Question, *, single: bool) -> bool:
     """Whether one goes to standard output. Raises InputError: nothing of one run, no file, or two to one output."""
     given = {option: str(path) for option, path in exports.items() if path is not None}
     for option, path in given.items():
         if not single:
             raise InputError("is of one run, not of several rates", file=option)
         if path != "-":
-            check_output(path)
+            check_target(option, check_output(path), question)
     to_stdout = [option for option, path in given.items() if path == "-"]
-    if len(to_stdout) + as_json > 1:
+    if len(to_stdout) + question.as_json > 1:
         raise InputError("standard output takes one of --json, --vllm-json and --prometheus", file=to_stdout[0])
     if "--prometheus" in given:
         require("serve", "prometheus_client", place="--prometheus")

@@ -28,8 +28,8 @@ def sweep(
     from draftcast.scenarios.sweep.run import sweep as run
 
     scenario = question.load()
-    check_target("--csv", csv)
-    check_target("--plot", plot)
+    check_target("--csv", csv, question)
+    check_target("--plot", plot, question)
     try:
         with progress_bar("sweep") as show:
             compute = partial(run, scenario, grid, folder=out, workers=workers, cluster=cluster)

@@ -67,6 +67,8 @@ def read_command(text: str) -> ReadCommand:
     if start is None:
         raise ScenarioError(f"must be a command of {', '.join(_PROGRAMS)}", file=FILE, value=text[:60])
     server = _PROGRAMS[words[start]]
+    if words[start + 1 : start + 2] == ["bench"]:
+        raise ScenarioError("must start a server; bench is a client of one", file=FILE, value="bench")
     plain, flags = split_flags([word for word in words[start + 1 :] if word != "serve"])
     if server != "trtllm":
         file = flags.pop("config", None)

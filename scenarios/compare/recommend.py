@@ -150,6 +150,8 @@ def recommend(
     if groups and all("speculative_config" in group.engine for group in groups):
         raise ScenarioError("all have a speculative_config of their own: leave out what is to be chosen", key=_GROUPS)
     chosen_metric = metric_named(metric)
+    if metric == "slo_goodput" and not scenario.slos:
+        raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=metric)
     if scenario.speculative_config is None and not alternatives:
         message = f"the scenario has no speculation to recommend: {GIVE_A_METHOD}"
         raise InputError(message, key="engine.speculative_config")
@@ -179,11 +181,13 @@ def _verdicts(
 
 
 def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]]) -> list[CandidateOutcome]:
-    """Outcomes, best first: fewest overloaded loads, then the largest mean gain over what can be compared."""
-    falls_behind = [sum(verdict.on.position != "below" for verdict in own) for own in verdicts]
-    # A load counts where off and all candidates that keep up as often as the best have figures.
+    """Outcomes, best first: fewest loads without figures, then the largest mean gain over what can be compared."""
+    falls_behind = [_behind(own) for own in verdicts]
+    # A load counts where off and all candidates that have figures as often as the best have them.
     settled = [own for own, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
-    shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in settled)]
+    # Off itself (the first) has no advantage where it meets an SLO for no request; it is what others are compared with.
+    others = [own for own in settled if own is not verdicts[0]]
+    shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in others)]
     outcomes = []
     for candidate, own in zip(settings, verdicts, strict=True):
         advantages = [known for index in shared if (known := own[index].advantage) is not None]
@@ -201,10 +205,14 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
         completed = sum(rate.mean for v in outcome.verdicts if (rate := v.on.capacity_rps) is not None)
-        behind = sum(verdict.on.position != "below" for verdict in outcome.verdicts)
-        return (behind, -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
+        return (_behind(outcome.verdicts), -gain, _loss(outcome.verdicts), -completed, outcome.candidate.effort)
 
     return sorted(outcomes, key=rank)
+
+
+def _behind(verdicts: Sequence[Verdict]) -> int:
+    """Loads that a setting cannot take, or of which its run says nothing."""
+    return sum(not verdict.on.has_figures for verdict in verdicts)
 
 
 def _loss(verdicts: Sequence[Verdict]) -> float:
@@ -228,7 +236,8 @@ def _answer(
     elif off.overloaded > chosen.overloaded:
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
     elif best.gain is None and len(loads) == 1:
-        reason = best.verdicts[0].why
+        word, why = best.verdicts[0].word, best.verdicts[0].why
+        reason = f"{word}, {why}" if word == "too close to call" and why else why or reason
     tuned = chosen.candidate.scenario
     notes = (*serve_command.class_notes(tuned), *assumptions(tuned))
     loaded = with_values(tuned, loads[-1].values)
@@ -270,7 +279,10 @@ def _simplest(
 ) -> tuple[CandidateOutcome, str]:
     """The least elaborate setting that is worse than the best by nothing that counts, and why it was taken."""
     if best.gain is None:
-        # Off, unless the best keeps up where off does not.
+        # Off, unless the best keeps up where off does not, or meets an SLO that off meets for no request.
+        words = {verdict.word for verdict in best.verdicts}
+        if best.overloaded == off.overloaded and "pays" in words and "costs" not in words:
+            return best, "no request meets the SLO without speculation"
         chosen = off if off.overloaded <= best.overloaded == 0 else best
         return chosen, "no load has figures with and without speculation"
     simpler = [outcome for outcome in outcomes if outcome.candidate.effort < best.candidate.effort]

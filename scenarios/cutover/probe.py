@@ -206,7 +206,8 @@ class Prober:
         with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)
         self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
-        return Probe(x, with_sd, without, note=verdict.why)
+        why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be
+        return Probe(x, with_sd, without, note=why)
 
     def step_level_crossing(self, grid: Sequence[float]) -> float | None:
         """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``.

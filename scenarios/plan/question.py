@@ -164,7 +164,7 @@ def mean_rate(scenario: Scenario) -> float:
     if scenario.rate_rps is not None:
         return scenario.rate_rps
     if not isinstance(arrivals, TraceArrivals):
-        message = f"{arrivals.process} arrivals have no single rate; give a target rate"
+        message = f"{arrivals.process} arrivals have no single rate to plan for; take poisson or another open process"
         raise InputError(message, key="workload.arrivals.process")
     gap_s = load_trace(arrivals).mean_gap_s * arrivals.time_scale
     if not gap_s > 0.0:

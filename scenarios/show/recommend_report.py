@@ -119,4 +119,4 @@ def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:
         words.append(f"overloaded at {outcome.overloaded} loads")
     elif outcome.gain is None and outcome.candidate.label != OFF:
         words.append("no load at which all that keep up have figures")
-    return ", ".join(words)
+    return ", ".join(filter(None, words))

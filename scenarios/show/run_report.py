@@ -199,9 +199,10 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
         yield comparison_table(answer)
         if any(point.off is not None for point in answer.points):
             statistics = answer.scenario.statistics
+            yield "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with."
             yield (
-                "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with. "
-                f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications."
+                f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications, "
+                "brackets are its bounds; an advantage's holds the errors of step times too."
             )
             if len(answer.points) > 1:
                 yield cutover_line(answer)

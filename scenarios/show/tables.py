@@ -117,8 +117,12 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(plain(data), indent=1, allow_nan=False) + "\n").encode()
 
 
+LOPSIDED = 0.4
+"""From which difference of an interval's arms, over their mean length, its bounds are shown."""
+
+
 def show(value: Estimate | None, factor: float = 1.0) -> str:
-    """Mean and half width of the interval; a dash when undefined."""
+    """Mean and half width of the interval, its bounds where the mean is not near its middle; a dash when undefined."""
     if value is None or math.isnan(value.mean):
         return "-"
     scaled = value.scaled(factor)
@@ -126,6 +130,8 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
     text = f"{scaled.mean:,.{digits}f}"
     if math.isinf(scaled.half_width):  # of a load that may be too much for the other side
         return f"{text} ({scaled.low:,.{digits}f} or more)"
+    if abs(scaled.high + scaled.low - 2.0 * scaled.mean) > LOPSIDED * scaled.half_width:
+        return f"{text} ({scaled.low:,.{digits}f} to {scaled.high:,.{digits}f})"
     return text if math.isnan(scaled.half_width) else f"{text} ±{scaled.half_width:,.{digits}f}"
 
 

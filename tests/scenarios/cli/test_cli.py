@@ -30,6 +30,7 @@ from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.run.run_directory import make_manifest
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.describe import commented_scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.run_report import ENGINE, capacity_line, cutover_line
 from draftcast.scenarios.show.tables import show
@@ -467,6 +468,23 @@ def test_a_result_file_that_cannot_be_written_is_refused_before_the_run(
     line = refuse("default", "--vllm-json", str(tmp_path / "missing" / "result.json"))
     assert "its folder does not exist" in line
     assert "not a regular file" in refuse("default", "--vllm-json", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["simulate"], "--vllm-json"),
+        (["simulate"], "--prometheus"),
+        (["sweep", "--grid", "k=0,1"], "--csv"),
+        (["recommend"], "--out"),
+    ],
+)
+def test_no_output_replaces_the_scenario(tmp_path: Path, command: list[str], option: str) -> None:
+    scenario = tmp_path / "my.yaml"
+    scenario.write_text(commented_scenario())
+    done = CliRunner().invoke(cli.app, [command[0], str(scenario), *command[1:], option, str(scenario)])
+    assert "is what the question is read from" in str(done.exception)
+    assert scenario.read_text() == commented_scenario()
 
 
 def test_figures_are_shown_with_their_half_width() -> None:

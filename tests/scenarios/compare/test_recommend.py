@@ -48,6 +48,23 @@ def paying() -> Recommendation:
     return recommend(question(f"{RATE}=20"))
 
 
+def test_an_slo_that_only_speculation_meets_recommends_it() -> None:
+    slo = ("slo={tpot_ms: 5.5, attainment: 0.9}", f"{RATE}=10")
+    answer = recommend(question(*slo), metric="slo_goodput", max_k=2)
+    assert answer.worth_it
+    assert answer.chosen.verdicts[0].off.figures is not None
+    assert answer.chosen.verdicts[0].off.figures[METRICS["slo_goodput"].figure].mean == 0.0
+    assert answer.chosen.gain is not None
+    assert answer.chosen.gain.low > 1.0
+    assert answer.reason
+    assert "recommended" in remark(answer, answer.chosen)
+
+
+def test_goodput_under_an_slo_needs_one() -> None:
+    with pytest.raises(InputError, match="needs an SLO"):
+        recommend(question(), metric="slo_goodput")
+
+
 def started(answer: Recommendation, server: str = "vllm") -> str:
     """The command that starts the recommended setting."""
     command = answer.commands[server]

@@ -388,6 +388,8 @@ def test_a_command_of_ones_own_is_read() -> None:
     """
     with pytest.raises(ScenarioError, match="must be a command of"):
         read_command(text)
+    with pytest.raises(ScenarioError, match="bench is a client"):
+        read_command("vllm bench serve --model Qwen/Qwen3-8B")
     read = read_command(
         "python3 -m sglang.launch_server --model Qwen/Qwen3-8B --tp 2 --port 30000 \\\n --speculative-algorithm=EAGLE3 "
         "--speculative-draft-model-path x/head --speculative-num-steps 5 --speculative-eagle-topk 4 "

@@ -273,6 +273,15 @@ def by_latency(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Cuto
     return scenario, answer
 
 
+def test_an_slo_that_all_requests_meet_makes_no_difference(tmp_path: Path) -> None:
+    scenario = easy(tmp_path, "slo={tpot_ms: 1000, attainment: 0.9}")
+    (answer,) = cutovers(scenario, over="rate", at=[2, 4], metric="slo_goodput")
+    assert answer.crossing.kind == "even"
+    assert all(probe.advantage(0.95).mean == 1.0 for probe in answer.probes if probe.has_value)
+    (delivered,) = cutovers(scenario, over="rate", at=[2, 4], metric="token_goodput")
+    assert not any(probe.note for probe in delivered.probes)  # below both capacities: nothing to run, nothing to excuse
+
+
 @pytest.mark.parametrize("metric", ["tpot", "token_goodput", "slo_goodput", "cost"])
 def test_every_metric(by_latency: tuple[Scenario, Cutover], metric: str) -> None:
     scenario, e2e = by_latency
