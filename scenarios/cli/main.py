@@ -120,8 +120,24 @@ app.add_typer(live.app, name="live")
 app.command("published", hidden=True, help="The former name of evidence.")(evidence)
 
 
+# Of a command line that cannot be read; the class has no public name.
+_USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
+
+
 def main() -> None:
-    run_script(app)
+    run_script(_run)
+
+
+def _run() -> None:
+    try:
+        sys.exit(app(standalone_mode=False))
+    except _USAGE_ERROR as error:
+        told = " ".join(error.format_message().split())
+        if told.startswith("Usage:"):  # no arguments at all
+            error.show()
+            sys.exit(error.exit_code)
+        told = f"{told[0].lower()}{told[1:].rstrip('.')}"
+        raise InputError(f"{told} (see {error.ctx.command_path} --help)" if error.ctx else told) from None
 
 
 def _version(requested: bool) -> None:

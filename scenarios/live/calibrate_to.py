@@ -84,7 +84,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     if logs and runs:
         raise InputError("an engine log is compared step by step: give logs or runs, not both", file="--calibrate-to")
     if not logs and not runs:
-        raise InputError("names no file", file="--calibrate-to")
+        raise InputError("holds no run" if names else "names no file", file=names[0] if names else "--calibrate-to")
     plain = with_values(scenario, {"correction": None})
     return with_correction(plain, _from_log(plain, logs) if logs else fitted(plain, runs), names)
 

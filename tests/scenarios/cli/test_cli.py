@@ -471,6 +471,25 @@ def test_a_result_file_that_cannot_be_written_is_refused_before_the_run(
 
 
 @pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["simulate", "default", "--replications", "abc"], "invalid value for '--replications': "),
+        (["simulate"], "missing argument 'scenario' (see draftcast simulate --help)"),
+        (["nothing"], "no such command 'nothing' (see draftcast --help)"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_one_line(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["draftcast", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, line = capsys.readouterr()
+    assert (ended.value.code, out, line.count("\n")) == (2, "", 1)
+    assert line.startswith(f"draftcast: error: {says}")
+
+
+@pytest.mark.parametrize(
     ("command", "option"),
     [
         (["simulate"], "--vllm-json"),

@@ -208,6 +208,10 @@ def test_refusals(tmp_path: Path) -> None:
     file.write_text(json.dumps(result | {"model_id": "Qwen/Qwen3-8B"}))
     with pytest.raises(InputError, match="another model"):
         calibrate_to(SCENARIO, file)
+    empty = tmp_path / "empty.json"
+    empty.write_text("[]")
+    with pytest.raises(InputError, match="holds no run"):
+        calibrate_to(SCENARIO, empty)
     with pytest.raises(InputError, match="no such file"):
         calibrate_to(SCENARIO, tmp_path / "nothing.json")
     log = engine_log(tmp_path / "server.log", 1.0)
