@@ -153,6 +153,8 @@ class Cutover(Found, Plotted):
         """``always pays`` and ``never pays`` hold wherever it was looked; ``cannot tell``: nothing else is true."""
         if self.stopped == "budget spent" and self.crossing.kind in ("always", "never", "even"):
             return "cannot tell"  # not everything that was to be looked at was
+        if self.crossing.kind in ("always", "never") and not any(map(self.sign, self.probes)):
+            return "cannot tell"  # chance alone decides, the errors of step times and acceptance are larger
         return _WORDS[self.crossing.kind]
 
     @property

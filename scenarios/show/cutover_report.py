@@ -65,8 +65,10 @@ def _verdict_text(answer: Cutover) -> str:
     sure = [f"significantly {word} ({level}) {_span(span)} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
         return f"crosses more than once: {', '.join(sure)}, alternating."
-    unsure = [p.x for p in answer.probes if not p.sign(crossing.confidence)]
+    unsure = [probe.x for probe in answer.probes if not answer.sign(probe)]
     why = "the budget is spent" if answer.stopped == "budget spent" else "more replications do not decide it"
+    if answer.prediction is not None and any(probe.sign(crossing.confidence) for probe in answer.probes):
+        why = "the errors of step times and acceptance are larger than the advantage"
     where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not simulated"
     return f"cannot tell: {', '.join([*sure, where])}; {why}."
 

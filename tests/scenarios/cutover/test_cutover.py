@@ -25,7 +25,7 @@ from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, cutover
+from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -157,6 +157,17 @@ def test_verdicts(tmp_path: Path, changes: list[str], how: dict[str, Any], verdi
     (answer,) = cutovers(easy(tmp_path, *changes), **{"over": "concurrency", **how})
     assert answer.verdict == verdict
     assert says in headline(answer)
+
+
+def test_where_step_times_are_too_unsure_at_every_load_no_verdict_holds(tmp_path: Path) -> None:
+    (always,) = cutovers(easy(tmp_path, "acceptance.alpha=0.95"), over="concurrency", at=[1, 4])
+    assert always.verdict == "always pays"
+    unsure = PredictedCutover(math.nan, math.nan, None, None, "model")
+    answer = dataclasses.replace(always, prediction=unsure)
+    assert answer.verdict == "cannot tell"
+    assert "undecided at 1, 4 clients; the errors of step times and acceptance are larger" in headline(answer)
+    somewhere = dataclasses.replace(unsure, pays=(3.0, 4.0))
+    assert dataclasses.replace(always, prediction=somewhere).verdict == "always pays"
 
 
 def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
