@@ -307,9 +307,12 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
             passes = out["draft_overhead_s"]
             draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
         host |= {"host: step": cost.params[0]["host_fixed_s"], "host: requests": batch * cost.params[0]["host_seq_s"]}
-        head = device.lm_head(model, np.array([int(features["logit_rows"])])).sum()
-        sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": head}
-        sampler["sample: sampler"] = out["sample_s"] - head - out["verify_s"]
+        logits = np.array([int(features["logit_rows"])])
+        head, choice = device.lm_head(model, logits).sum(), device.sampler(model, logits, 1 + step.k).sum()
+        # In a step their sum never falls with the rows, as measured times do here and there: both in proportion.
+        both = out["sample_s"] - out["verify_s"]
+        sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": both * head / (head + choice)}
+        sampler["sample: sampler"] = both * choice / (head + choice)
         if step.k:
             sampler["sample: verification"] = out["verify_s"]
     parts |= draft | sampler | host

@@ -69,6 +69,9 @@ def test_parts_add_up_and_the_comparison_names_operators() -> None:
         assert sum(target) == pytest.approx(found["target"])
         assert ("target: all-reduce" in found) == (tp > 1)
         assert found["sample: lm_head"] + found["sample: sampler"] == pytest.approx(found["lm_head and sampler"])
+    # One row of lm_head was timed slower than eight are.
+    opened, step = open_profile("h100-sxm"), Step("Llama-3.1-8B")
+    assert step_parts(opened, step_cost(opened, step), step, 1)["sample: sampler"] > 0
     arguments = ["profile", "compare", "h100-llama-3.1-8b-affine", "h100-sxm", "--json"]
     rows = json.loads(CliRunner().invoke(app, arguments, catch_exceptions=False).stdout)["rows"]
     linear = [row for row in rows if row["part"] == "target: linear"]
