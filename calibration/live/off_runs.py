@@ -247,7 +247,10 @@ def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -
     mean = _number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
     lengths = result.get(f"{kind}_lens")
     if isinstance(lengths, list):
-        kept = tuple(n for n in lengths if type(n) is int and n > 0)
+        bad = next((n for n in lengths if type(n) is not int or n < 0), None)
+        if bad is not None:
+            raise InputError("must be whole numbers of tokens", file=source, key=f"{kind}_lens", value=bad)
+        kept = tuple(n for n in lengths if n > 0)  # 0: a request that failed
         if len(kept) >= requests:
             return Tokens(mean, kept)
     spread = f"{kind}_len_std"
