@@ -130,7 +130,7 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(standalone_mode=False) or 0)
     except _USAGE_ERROR as error:
         told = " ".join(error.format_message().split())
         if told.startswith("Usage:"):  # no arguments at all
