@@ -18,7 +18,7 @@ from draftcast.scenarios.compare.candidate import best_schedule, candidates
 from draftcast.scenarios.compare.comparison import compare, simulate
 from draftcast.scenarios.compare.limits import break_even, closed_form
 from draftcast.scenarios.compare.metric import METRICS
-from draftcast.scenarios.compare.recommend import ComparedLoad, Recommendation, recommend
+from draftcast.scenarios.compare.recommend import ComparedLoad, Recommendation, _ranked, recommend
 from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.cutover.search import settings as cutover_settings
@@ -346,6 +346,18 @@ def test_why_a_setting_has_no_gain_is_said(
     answer = dataclasses.replace(paying, outcomes=(*paying.outcomes[:-1], other))
     figures = answer.summary()["candidates"][-1]["figures"]
     assert (figures == {"as given": None}) == (on != "below")
+
+
+def test_a_setting_without_figures_at_one_of_the_loads_ranks_behind(paying: Recommendation) -> None:
+    off = next(outcome for outcome in paying.outcomes if outcome.candidate.label == "off")
+    best, other, *_ = (outcome for outcome in paying.outcomes if outcome is not off)
+    unsettled = decide(METRICS["e2e"], Side(None, "below"), best.verdicts[0].off, 0.95)
+    settings = [outcome.candidate for outcome in (off, best, other)]
+    ranked = _ranked(settings, [off.verdicts * 2, (*best.verdicts, unsettled), other.verdicts * 2])
+    assert ranked[0].candidate == other.candidate
+    assert ranked[0].gain is not None
+    assert ranked[-1].candidate == best.candidate
+    assert ranked[-1].gain is None
 
 
 def test_where_off_is_overloaded_the_fastest_setting_is_recommended() -> None:
