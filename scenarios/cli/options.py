@@ -199,13 +199,13 @@ def whole_values_of(text: str | None, option: str) -> list[int]:
     return [int(value) for value in values]
 
 
-def check_target(option: str, path: Path | None, subject: Subject) -> None:
+def check_target(option: str, path: Path | None, question: Question) -> None:
     """Refuse a file to be written that is a folder, has none, or is one that the question was read from."""
     if path is None:
         return
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError("must be a file in a folder that exists", file=option, value=str(path))
-    read = (subject.scenario, subject.trace, subject.serve_command, *(getattr(subject, "calibrate_to", None) or ()))
+    read = (question.scenario, question.trace, question.serve_command, *(question.calibrate_to or ()))
     if path.exists() and any(path.samefile(each) for each in read if each is not None and os.path.exists(each)):
         raise InputError("is what the question is read from", file=option, value=str(path))
 

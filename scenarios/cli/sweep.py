@@ -8,7 +8,7 @@ import typer
 
 from draftcast.files import written
 from draftcast.scenarios.cli.options import Question, check_target
-from draftcast.scenarios.cli.terminal import CELLS_WITHOUT_FIGURES, INTERRUPTED, progress_bar
+from draftcast.scenarios.cli.terminal import CELLS_FAILED, INTERRUPTED, progress_bar
 
 
 def sweep(
@@ -46,4 +46,4 @@ def sweep(
     for line in report.error_lines(result):
         print(f"draftcast: no figures: {line}", file=sys.stderr)
     if result.errors:
-        raise typer.Exit(CELLS_WITHOUT_FIGURES)
+        raise typer.Exit(CELLS_FAILED)

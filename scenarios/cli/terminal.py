@@ -14,7 +14,7 @@ from draftcast.errors import InputError, LiveError
 from draftcast.files import plain
 from draftcast.sim.compiled.cache import tell_of_compiling
 
-BAD_INPUT, SLO_UNMET, UNSTABLE, UNDECIDED, LIVE_FAILED, CELLS_WITHOUT_FIGURES = range(2, 8)
+BAD_INPUT, SLO_UNMET, UNSTABLE, UNDECIDED, LIVE_FAILED, CELLS_FAILED = range(2, 8)
 INTERRUPTED, TERMINATED = 130, 143
 """As shells report Ctrl-C and SIGTERM."""
 LINE_EVERY_S = 10.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from draftcast.errors import InputError
+from draftcast.scenarios.schema import Scenario
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ METRICS: Mapping[str, Metric] = {
 }
 # At equal GPUs the cost of a token is the inverse of the tokens delivered; the price decides what that is in money.
 COST = Metric("cost", "output_throughput", False, "output tokens per money", "tokens per money", "tok", 1.0, True)
+
+
+def check_slo(metric: str, scenario: Scenario) -> None:
+    """Raises InputError: goodput under an SLO of a scenario without one."""
+    if metric == "slo_goodput" and not scenario.slos:
+        raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=metric)
 
 
 def metric_named(name: str) -> Metric:

@@ -17,7 +17,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare import serve_command
 from draftcast.scenarios.compare.candidate import MAX_K, NEGLIGIBLE, Candidate, candidates
 from draftcast.scenarios.compare.limits import ClosedForm, break_even, cliffs, closed_form
-from draftcast.scenarios.compare.metric import Metric, metric_named
+from draftcast.scenarios.compare.metric import Metric, check_slo, metric_named
 from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
@@ -150,8 +150,7 @@ def recommend(
     if groups and all("speculative_config" in group.engine for group in groups):
         raise ScenarioError("all have a speculative_config of their own: leave out what is to be chosen", key=_GROUPS)
     chosen_metric = metric_named(metric)
-    if metric == "slo_goodput" and not scenario.slos:
-        raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=metric)
+    check_slo(metric, scenario)
     if scenario.speculative_config is None and not alternatives:
         message = f"the scenario has no speculation to recommend: {GIVE_A_METHOD}"
         raise InputError(message, key="engine.speculative_config")

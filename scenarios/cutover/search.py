@@ -16,7 +16,7 @@ from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import with_length, with_methods
 from draftcast.scenarios.compare.limits import Limits, limits_at
-from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price
+from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price, check_slo
 from draftcast.scenarios.compare.model_error import Source, response
 from draftcast.scenarios.cutover.axis import Axis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, PairedRun, Prober
@@ -69,8 +69,7 @@ class CutoverQuestion:
             raise InputError(f"must be one of {', '.join(CUTOVER_METRICS)}", file="--metric", value=self.metric)
         if self.metric == COST.name and self.price is None:
             raise InputError("needs --price, which only you know", file="--metric", value=self.metric)
-        if self.metric == "slo_goodput" and not self.scenario.slos:
-            raise InputError("needs an SLO in the scenario (--set slo.tpot_ms=30)", file="--metric", value=self.metric)
+        check_slo(self.metric, self.scenario)
         if self.budget_requests is not None and self.budget_requests < 1:
             raise InputError("must be at least 1", file="--budget", value=self.budget_requests)
         replications = self.scenario.statistics.replications

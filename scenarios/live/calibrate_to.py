@@ -35,7 +35,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 from draftcast.scenarios.compare.model_error import model_error
-from draftcast.scenarios.run.deployment import deploy
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.correction import PLAUSIBLE
@@ -43,7 +43,7 @@ from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import normal_quantile, student_t
 
-# Relative standard deviation between two runs of one set-up, for the intervals: six published runs of one set-up
+# Relative standard deviation between two runs of one set-up (weights, intervals): six published runs of one set-up
 # (Qwen3-8B, H100, 8 clients, TPOT) spread over 8 %, on machines of their own; one machine repeats better.
 REPEAT = 0.02
 _TTFT_REPEAT = 0.10
@@ -54,6 +54,7 @@ _LEAST_SPREAD = 1.15
 _MOST_QUEUE = 0.2
 _ROUNDS, _CLOSE = 8, 2e-3
 _REWEIGHTED, _FREEDOM = 20, 3
+_UNCORRECTED = np.array([1.0, 0.0])  # factor and seconds
 _REPLICATIONS = 5
 # Means of lengths that differ by less are of one distribution; by more than the second, of another load.
 _SAME_LENGTHS, _OTHER_LENGTHS = 0.1, 0.25
@@ -91,7 +92,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
 
 def with_correction(scenario: Scenario, values: dict[str, Any], sources: Sequence[str]) -> Scenario:
     source = ", ".join(name if "://" in name else Path(name).name for name in sources)
-    checksum = deploy(with_values(scenario, _OFF)).profile.checksum()
+    checksum = cached_deployment(with_values(scenario, _OFF)).profile.checksum()
     return with_values(scenario, {"correction": _setup(scenario, source) | values | {"profile_checksum": checksum}})
 
 
@@ -248,7 +249,7 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
 def _expected(scenario: Scenario) -> float:
     """Relative standard deviation of the scenario's step times without speculation, uncorrected."""
     plain = with_values(scenario, _OFF | {"correction": None})
-    return model_error(plain, deploy(plain)).step
+    return model_error(plain, cached_deployment(plain)).step
 
 
 def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float) -> FloatArray:
@@ -266,12 +267,17 @@ def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expect
 def _solved(
     plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float, parameters: int
 ) -> FloatArray:
-    solved = uncorrected = np.array([1.0, 0.0])[:parameters]
+    solved = uncorrected = _UNCORRECTED[:parameters]
     for _ in range(_REWEIGHTED):
         design, forecast = _equations(plain_s, measured_s, sigma, expected, solved)
         weighed = np.concatenate([1.0 / sigma, forecast @ uncorrected])
         solved, *_ = np.linalg.lstsq(np.vstack([design, forecast]), weighed, rcond=None)
     return np.asarray(solved)
+
+
+def _columns(plain_s: FloatArray, parameters: int) -> FloatArray:
+    """What the factor and the seconds are multiplied by."""
+    return np.column_stack([plain_s, np.ones(len(plain_s))])[:, :parameters]
 
 
 def _equations(
@@ -283,9 +289,9 @@ def _equations(
     ten lie within the normal distribution's limits for ``expected``.
     """
     parameters = len(solved)
-    design = np.column_stack([plain_s, np.ones(len(plain_s))])[:, :parameters] / (sigma * measured_s)[:, None]
+    design = _columns(plain_s, parameters) / (sigma * measured_s)[:, None]
     scale = np.array([1.0, plain_s.min()])[:parameters]
-    apart = (solved - np.array([1.0, 0.0])[:parameters]) / scale
+    apart = (solved - _UNCORRECTED[:parameters]) / scale
     width = expected * normal_quantile(0.9) / student_t(_FREEDOM, 0.9)
     doubt = scale * np.sqrt((_FREEDOM * width**2 + apart**2) / (_FREEDOM + 1.0))
     return design, np.diag(1.0 / doubt)
@@ -293,7 +299,7 @@ def _equations(
 
 def _with_intervals(plain_s: FloatArray, solved: FloatArray, sigma: FloatArray, expected: float) -> dict[str, Any]:
     """The values with 95 % intervals of the least squares."""
-    corrected_s = np.column_stack([plain_s, np.ones(len(plain_s))])[:, : len(solved)] @ solved
+    corrected_s = _columns(plain_s, len(solved)) @ solved
     equations = np.vstack(_equations(plain_s, corrected_s, sigma, expected, solved))
     half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(equations.T @ equations)))
     factor, seconds = float(solved[0]), float(solved[1]) if len(solved) > 1 else 0.0
@@ -328,7 +334,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     if drafting.any():
         message = "a server with speculation; calibrate to one without"
         raise InputError(message, file=source, key="method", value=str(frame.loc[drafting, "method"].iloc[0]))
-    deployment = deploy(with_values(scenario, _OFF))
+    deployment = cached_deployment(with_values(scenario, _OFF))
     resolved = {"kv_capacity_tokens": deployment.memory.kv_tokens, "block_size": deployment.settings.block_size}
     steps = timed_steps(with_kv_tokens(frame.fillna(resolved))).frame
     steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]
