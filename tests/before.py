@@ -63,6 +63,7 @@ LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMi
 DELETED_TESTS: Mapping[str, str] = {
     "test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip": "the same without the full "
     "board in its name; of L4 test_peaks_are_scaled_to_what_large_products_reach",
+    "test_bad_options_are_named[arguments4---candidate: 'nowhere.json']": "the same case: plan's option is --method",
     "test_bad_query_values_are_named_and_the_page_stands": "test_a_bad_link_names_its_key_and_the_page_stands",
     "test_a_device_that_nobody_timed_is_said": "the same cases with what stands in for the device",
     "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, which "

@@ -219,6 +219,8 @@ def _from_bench(result: Any, source: str) -> OffRun:
         load, arrivals = _closed_loop(_number_at(result, source, key), source)
     else:
         rate_rps = _number_at(result, source, "request_rate")
+        if not rate_rps:
+            raise InputError("must be above 0", file=source, key="request_rate", value=rate)
         if clients is not None and in_system > 0.8 * _number_at(result, source, "max_concurrency"):
             message = f"the limit of {clients} clients held back the rate of {rate_rps:g} req/s: give one of both"
             raise InputError(message, file=source, key="max_concurrency", value=clients)

@@ -7,6 +7,7 @@ config leaves to the model's code (which projections carry biases, how many norm
 describes another kind of layer, or an unknown size, is refused by name: a near miss would give wrong bytes silently.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,8 @@ from draftcast.yaml_text import yaml_beside
 # Where multimodal configs keep the language model's fields.
 _NESTED = ("thinker_config", "text_config", "llm_config", "language_config")
 _OUTER = ("tie_word_embeddings", "architectures", "quantization_config")  # what of it may stand beside
+
+_NO_TEXT = r"For(MaskedLM|\w*Classification|QuestionAnswering|PreTraining)$"  # endings of transformers' classes
 
 _IMPLIED: dict[str, dict[str, Any]] = yaml_beside(__file__, "implied.yaml")
 
@@ -370,7 +373,9 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
         raise ModelError("a JSON object is needed", file=name)
     where = name
     for key in _NESTED:
-        if isinstance(values.get(key), Mapping):
+        if values.get(key) is not None:
+            if not isinstance(values[key], Mapping):
+                raise ModelError("a JSON object is needed", file=name, key=key, value=values[key])
             outer = {each: values[each] for each in _OUTER if each in values}
             # Whether tables are tied is said outside (vLLM 0.32, as transformers 5).
             tied = {each: outer[each] for each in _OUTER[:1] if each in outer}
@@ -380,4 +385,6 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
     config = Config(given, where)
     config.refuse_other_layers()
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
+    if re.search(_NO_TEXT, labels[0]):
+        raise ModelError("does not generate text", file=where, key="architectures", value=labels[:1])
     return _formats(config, ModelSpec(name=name, architecture=labels[0], **decoder_values(config, {})))

@@ -96,6 +96,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         path = path / "config.json"
+        if not os.path.exists(path):
+            raise ModelError("a folder without a config.json", key="model", value=text)
     if not os.path.exists(path):
         known = f"bundled: {', '.join(model_names())}; or give the path of a Hugging Face config.json"
         raise ModelError(f"unknown model and no such file; {known}", key="model", value=text)

@@ -29,19 +29,30 @@ class Choice:
         """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
-        texts = {"model": self.model, "gpu": self.device, "engine": self.engine, "source": self.source}
-        found = [
-            point
-            for point in points()
-            if (self.tier is None or point.tier in self.tier.upper().split(","))
-            and self.method in (None, point.spec.method or "none")
-            and self.load in (None, point.load.kind)
-            and all((text or "").lower() in (getattr(point, field) or "").lower() for field, text in texts.items())
-        ]
+        known = list(points())
+        asked = {name: text for name, text in vars(self).items() if text is not None}
+        found = [point for point in known if all(_has(point, name, text) for name, text in asked.items())]
         if not found:
-            given = ", ".join(f"--{name} {value}" for name, value in vars(self).items() if value is not None)
-            raise InputError(f"no point has {given}", file="evidence")
+            given = ", ".join(f"--{name} {text}" for name, text in asked.items())
+            unknown = [name for name, text in asked.items() if not any(_has(each, name, text) for each in known)]
+            alone = unknown[0] if unknown else ""
+            values = {_field(each, alone) for each in known}
+            names = ", ".join(sorted(value for value in values if value and " " not in value))  # no remarks
+            raise InputError(f"no point has {given}{f'; --{alone}: {names}' if names else ''}", file="evidence")
         return found
+
+
+def _field(point: "EvidencePoint", name: str) -> str:
+    """What a point says under the name of an option; empty: nothing."""
+    special = {"device": point.gpu, "method": point.spec.method or "none", "load": point.load.kind}
+    return special.get(name) or getattr(point, name, None) or ""
+
+
+def _has(point: "EvidencePoint", name: str, text: str) -> bool:
+    value = _field(point, name)
+    if name == "tier":
+        return value in text.upper().split(",")
+    return value == text if name in ("method", "load") else text.lower() in value.lower()
 
 
 def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:

@@ -94,14 +94,20 @@ class Subject:
             engine, keep = read.engine, read.silent
             policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
             changes = [*policy, *changes]
-        scenario = load_scenario(
-            self.scenario,
-            overrides=[*(self.overrides or []), *changes],
-            speculative_config=self.speculative_config,
-            engine=engine,
-            keep=keep,
-            trace=self.trace,
-        )
+        try:
+            scenario = load_scenario(
+                self.scenario,
+                overrides=[*(self.overrides or []), *changes],
+                speculative_config=self.speculative_config,
+                engine=engine,
+                keep=keep,
+                trace=self.trace,
+            )
+        except InputError as error:
+            option = (error.key or "").removeprefix("statistics.")
+            if statistics.get(option) is None:
+                raise
+            raise error.at(file=f"--{option}") from None
         if not calibrate_to:
             return scenario
         from draftcast.scenarios.live import calibrate_to as live
@@ -210,17 +216,17 @@ def check_target(option: str, path: Path | None, question: Question) -> None:
         raise InputError("is what the question is read from", file=option, value=str(path))
 
 
-def method_of(text: str) -> dict[str, Any]:
-    """The mapping of a ``--candidate``, from JSON or a YAML file. Raises InputError: neither of the two."""
+def method_of(text: str, option: str = "--candidate") -> dict[str, Any]:
+    """The mapping that an option gives as JSON or as a YAML file. Raises InputError: neither of the two."""
     from draftcast.yaml_text import parse_yaml
 
-    place = "--candidate"
+    place = option
     if not text.lstrip().startswith("{"):
         place = text
         try:
             text = Path(text).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
-            raise InputError("is neither JSON nor a readable file", file="--candidate", value=place) from None
+            raise InputError("is neither JSON nor a readable file", file=option, value=place) from None
     method = parse_yaml(text, place)
     if not isinstance(method, dict):
         raise InputError("must be a mapping with speculative_config and acceptance", file=place)

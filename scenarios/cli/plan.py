@@ -43,7 +43,7 @@ def plan(
             spare=spare,
             hardware=_names(candidates.hardware, "--hardware"),
             tensor_parallel_sizes=_sizes(candidates.tp),
-            methods=[text if text in (OFF, GIVEN) else method_of(text) for text in candidates.method or []],
+            methods=[text if text in (OFF, GIVEN) else method_of(text, "--method") for text in candidates.method or []],
             prices=parse_prices(candidates.price or []),
             max_gpus=candidates.max_gpus,
         )

@@ -8,7 +8,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.cli.options import Question, check_target, method_of, values_of, whole_values_of
-from draftcast.scenarios.cli.terminal import progress_bar
+from draftcast.scenarios.cli.terminal import UNSTABLE, progress_bar
 
 
 def recommend(
@@ -51,3 +51,5 @@ def recommend(
     question.print_answer(scenario, answer.summary, (title(scenario), candidates_table(answer), answer_line(answer)))
     if not question.as_json:
         typer.echo(paste_lines(answer, engine))
+    if answer.chosen.overloaded == len(answer.loads) and answer.chosen.gain is None:
+        raise typer.Exit(UNSTABLE)

@@ -60,7 +60,7 @@ class Standing:
     # goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
     gap: Estimate | None
     # 1 and one more for every policy that is significantly better; an overloaded policy stands behind every policy that
-    # keeps up. None where it is at its capacity or not settled.
+    # keeps up. None where it is at its capacity or not settled, or overloaded where such a one may be better.
     rank: int | None
     ties: tuple[str, ...]  # labels of the policies that cannot be told from this one
 
@@ -207,6 +207,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
             tied |= {names, names[::-1]}
         pairs.append(Pair(*names, _difference(values[a], values[b], confidence), winner if better else None))
     oracle = labels.index(ORACLE)
+    all_told = all(map(_is_ranked, sides)) or any(values)
     standings = [
         Standing(
             policy=each,
@@ -214,7 +215,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
             value=own.figures[metric.figure] if own.figures is not None and found else None,
             difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
             gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
-            rank=1 + losers.count(each.label) if _is_ranked(own) else None,
+            rank=1 + losers.count(each.label) if own.has_figures or (own.state == "overloaded" and all_told) else None,
             ties=tuple(other for other in labels if (each.label, other) in tied),
         )
         for each, own, found in zip(asked, sides, values, strict=True)

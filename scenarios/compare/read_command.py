@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from draftcast.errors import ScenarioError
+from draftcast.errors import InputError, ScenarioError
 from draftcast.files import parse_json, read_text
+from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
 from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Words
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
@@ -37,14 +38,18 @@ class ReadCommand:
     silent: tuple[str, ...]  # fields that the server has no word for
     policy: dict[str, Any] | None  # where the server adapts the draft length to acceptance
     unread: tuple[str, ...]  # flags and keys that nothing simulated follows from
+    assumed: tuple[str, ...] = ()  # sentences on what the command leaves open
 
     @property
     def notes(self) -> list[str]:
         """A sentence for each flag that is not simulated, with what it means for speculation where that is known."""
         drafts = "speculative_config" in self.engine
         return [
-            f"{name} of the command is not simulated{COMMANDS['of_drafts'].get(name, '') if drafts else ''}"
-            for name in self.unread
+            *self.assumed,
+            *(
+                f"{name} of the command is not simulated{COMMANDS['of_drafts'].get(name, '') if drafts else ''}"
+                for name in self.unread
+            ),
         ]
 
 
@@ -253,6 +258,8 @@ class _Reader:
 
     def answer(self) -> ReadCommand:
         read = {"model-path"}
+        if self.model is None:
+            raise ScenarioError("names no model", file=FILE, value=" ".join(self.words))
         engine: dict[str, Any] = {"model": self.model}
         spec, policy = self._speculation(read), None
         config = validated(TypeAdapter(SpeculativeConfig), spec, FILE, ScenarioError) if spec is not None else None
@@ -268,7 +275,21 @@ class _Reader:
             engine["speculative_config"] = spec
         said = {*self.table.engine, *COMMANDS["said_apart"]}
         silent = tuple(name for name in Engine.model_fields if name not in said)
-        return ReadCommand(engine, silent, policy, tuple({**self.words, **self.drafts}.keys() - read))
+        unread = tuple({**self.words, **self.drafts}.keys() - read)
+        return ReadCommand(engine, silent, policy, unread, self._whole_prompts(engine))
+
+    def _whole_prompts(self, engine: Words) -> tuple[str, ...]:
+        """Without chunked prefill a step holds a whole prompt, and the server refuses longer ones as they come; where
+        the command gives no limit of requests, that of a step is theirs."""
+        step = engine.get("max_num_batched_tokens")
+        if engine.get("enable_chunked_prefill") is not False or "max_model_len" in engine or not isinstance(step, int):
+            return ()
+        with suppress(InputError):  # an unknown model is refused where the scenario is read
+            if step < load_model(str(self.model)).max_position_embeddings:
+                engine["max_model_len"] = step
+                limit = self.table.engine["max_model_len"].name
+                return (f"the command has no {limit}: requests have at most {step} tokens, what a step holds",)
+        return ()
 
     def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:
         if word is None and not (row.resolved and row.values):

@@ -48,6 +48,7 @@ class Sizing:
     output_tokens_per_s: float = math.nan  # at the target
     price: Price | None = None
     relative_error: float = 0.0  # standard deviation of the candidate's times against real engines; 0: exact
+    gpus_beyond: float = math.inf  # about how many would do where more than allowed are needed; infinite: no number
 
     @property
     def feasible(self) -> bool:
@@ -210,7 +211,8 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     if replicas is None:
         reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
         check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
-        return replace(infeasible, reason=reason, check=check)
+        gpus = math.ceil(needed / alone.met) * candidate.scenario.engine.num_gpus
+        return replace(infeasible, reason=reason, check=check, gpus_beyond=gpus)
     while 1 < replicas <= first and cluster.check(replicas - 1, needed).met:
         replicas -= 1
     largest: LargestRate | None = alone
@@ -253,11 +255,12 @@ def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[
 
 
 def _rank(sizing: Sizing) -> tuple[float, ...]:
-    """Feasible ones by cost, GPUs, and headroom; infeasible ones by how far the tightest constraint is missed."""
+    """Feasible ones by cost, GPUs, and headroom; then those that more GPUs than allowed would make feasible, by these;
+    then the others by how far the tightest constraint is missed; last those that cannot start."""
     if sizing.feasible:
         return (0.0, sizing.cost_per_hour or 0.0, sizing.num_gpus, -sizing.headroom)
     used = sizing.check.tightest.used if sizing.check is not None else math.inf
-    return (1.0, math.inf if math.isnan(used) else used, 0.0, 0.0)
+    return (1.0, sizing.gpus_beyond, math.inf if math.isnan(used) else used, 0.0)
 
 
 def goodput_curve(

@@ -154,7 +154,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     result = copy.deepcopy(dict(data))
     for assignment in overrides:
         key, equals, text = assignment.partition("=")
-        if not equals or not key.strip():
+        if not equals or not all(part.strip() for part in key.split(".")):
             raise ScenarioError("must look like key.key=value", file="--set", value=assignment)
         assign(result, key.strip(), parse_yaml(text, f"--set {key.strip()}", ScenarioError), "--set")
     return result

@@ -295,7 +295,7 @@ def run_server(
     try:
         place = socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise InputError(f"cannot be used: {error}", file="--port", value=f"{host}:{port}") from None
+        raise InputError(f"cannot be used: {error}", file="--host, --port", value=f"{host}:{port}") from None
     try:
         uvloop.run(_serve(Fleet(scenario, speed), tokens, place, tell))
     except KeyboardInterrupt:

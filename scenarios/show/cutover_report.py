@@ -1,7 +1,7 @@
 """A cutover as text, table and picture: the answer in sentences, what limits on either side, the simulated points."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,8 @@ def headline(answer: Cutover) -> str:
     if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays"):
         return text
     spans = ((prediction.pays, "pays"), (prediction.costs, "costs"))
-    sure = [f"{word} {_span(span)} {answer.unit}" for span, word in spans if span is not None]
+    ends = {answer.probes[0].x: "lowest", answer.probes[-1].x: "highest"}
+    sure = [f"{word} {_span(span, ends)} {answer.unit}" for span, word in spans if span is not None]
     level = f"{answer.crossing.confidence:.0%} prediction interval"
     least = f"what is least certain is the {UNCERTAIN[prediction.dominant]}"
     where = " and ".join(sure) or "is undecided"
@@ -62,7 +63,7 @@ def _verdict_text(answer: Cutover) -> str:
     better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
     spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
     level = f"{crossing.confidence:.0%} interval"
-    sure = [f"significantly {word} ({level}) {_span(span)} {unit}" for span, word in spans if span is not None]
+    sure = [f"significantly {word} ({level}) {_span(span, {})} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
         return f"crosses more than once: {', '.join(sure)}, alternating."
     unsure = [probe.x for probe in answer.probes if not answer.sign(probe)]
@@ -80,8 +81,12 @@ def crossing_text(crossing: Crossing, unit: str) -> str:
     return f"between {low} and {high} {unit} ({level})"
 
 
-def _span(span: tuple[float, float]) -> str:
-    return f"at {number(span[0])}" if span[0] == span[1] else f"from {number(span[0])} to {number(span[1])}"
+def _span(span: tuple[float, float], ends: Mapping[float, str]) -> str:
+    """``ends``: the lowest and the highest x looked at, which end no span, the look does."""
+    if span[0] == span[1]:
+        return f"at {number(span[0])}"
+    low, high = (f"{number(x)}{f' (the {ends[x]} looked at)' if x in ends else ''}" for x in span)
+    return f"from {low} to {high}"
 
 
 def _listed(xs: Sequence[float]) -> str:

@@ -62,7 +62,8 @@ def answer_line(answer: CapacityPlan) -> str:
     best = answer.best
     if best is None:
         nearest = answer.sizings[0]
-        return f"Infeasible. Nearest is {nearest.candidate.label}: {nearest.reason}."
+        text = "Nearest is" if nearest.check is not None else "No candidate can be started:"
+        return f"Infeasible. {text} {nearest.candidate.label}: {nearest.reason}."
     spare = f" and {best.spare} spare" if best.spare else ""
     text = f"{best.num_gpus} GPUs: {best.replicas} replicas{spare} of {best.candidate.label} hold "
     text += f"{answer.target_rps:.4g} req/s"

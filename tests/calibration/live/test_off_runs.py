@@ -287,6 +287,7 @@ def test_a_range_query_is_a_deployment_s_history_with_its_rate(tmp_path: Path) -
         (METRICS.replace('"m"', '"n"', 3), "several models"),
         (BENCH | {"input_lens": [1, "a"]}, "input_lens.*whole numbers of tokens"),
         (BENCH | {"output_lens": [-5] * 80}, "output_lens.*whole numbers of tokens"),
+        (BENCH | {"request_rate": 0}, "request_rate = 0: must be above 0"),
     ],
 )
 def test_refused_in_one_line(tmp_path: Path, content: object, said: str) -> None:

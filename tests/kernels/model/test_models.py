@@ -260,6 +260,11 @@ def test_a_path_is_no_repository(name: str) -> None:
         load_model(name)
 
 
+def test_a_folder_without_a_config_is_told_from_an_unknown_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"a folder without a config\.json"):
+        load_model(tmp_path)
+
+
 def test_a_folder_named_like_a_repository_says_itself_what_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +393,8 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("layer_types", ["full_attention"] * 31, "32 entries are needed"),
         ("hidden_act", "gelu", "gated or not?"),
         ("sliding_window_pattern", "LLLG", "an integer >= 0 is needed"),
+        ("text_config", 5, "a JSON object is needed"),
+        ("architectures", ["BertForMaskedLM"], "does not generate text"),
     ],
 )
 def test_other_kinds_of_layers_are_refused_by_field(key: str, value: object, kind: str) -> None:

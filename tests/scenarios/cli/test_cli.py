@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import draftcast
 from draftcast.calibration.acceptance.metrics import read_metrics
+from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
@@ -544,3 +545,10 @@ def test_an_assumed_draft_head_is_said_in_text_and_json(arguments: list[str]) ->
     known = CliRunner().invoke(cli.app, [*asked[:-2], "--json"])
     assert '"notes": ' in known.output
     assert "assumed the shape" not in known.output
+
+
+@pytest.mark.parametrize("option", ["seed", "replications"])
+def test_a_bad_number_of_an_option_names_the_option(option: str) -> None:
+    done = CliRunner().invoke(cli.app, ["simulate", "default", f"--{option}", "-1"])
+    assert isinstance(done.exception, InputError)
+    assert str(done.exception).startswith(f"--{option}: statistics.{option} = -1: must be at least ")

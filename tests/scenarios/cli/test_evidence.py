@@ -30,6 +30,8 @@ def test_every_filter_narrows_the_points() -> None:
         assert all(holds(point) for point in found)
     with pytest.raises(InputError, match="no point has --model gpt-9"):
         Choice(model="gpt-9").points()
+    with pytest.raises(InputError, match=r"no point has --device H100, --tier Z; --tier: A, B, C$"):
+        Choice(device="H100", tier="Z").points()
 
 
 @pytest.mark.parametrize("command", ["evidence", "published"])

@@ -157,6 +157,13 @@ def test_who_does_not_keep_up_comes_last_whatever_its_figures() -> None:
     assert answer.standings[-1].ties == ()
 
 
+def test_who_does_not_keep_up_leads_nobody_that_cannot_be_told() -> None:
+    answer = ranked({"off": run([1.0, 1.1], "overloaded"), "oracle": run([2.0, 2.2], "not settled")})
+    assert [standing.rank for standing in answer.standings] == [None, None]
+    alone = ranked({"off": run([1.0, 1.1], "overloaded"), "oracle": run([2.0, 2.2], "overloaded")})
+    assert [standing.rank for standing in alone.standings] == [1, 1]
+
+
 @pytest.mark.parametrize("metric", ["e2e", "token_goodput"])
 @pytest.mark.parametrize("state", ["not settled", "at capacity"])
 def test_who_cannot_be_told_has_no_rank_and_no_figures(state: State, metric: str) -> None:

@@ -309,6 +309,13 @@ def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
     assert recommend(question(f"{RATE}=20")).notes == ()
 
 
+def test_where_no_setting_keeps_up_the_exit_code_says_so() -> None:
+    small = ["--set", "engine.max_num_seqs=4", "--set", "workload.num_requests=200", "--replications", "2"]
+    done = CliRunner().invoke(cli.app, ["recommend", "default", *small, "--max-k", "1", "--rates", "50"])
+    assert done.exit_code == 4, done.output
+    assert "no setting keeps up with the load" in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [

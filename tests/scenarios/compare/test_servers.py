@@ -556,11 +556,23 @@ def test_the_other_servers_spellings_are_read() -> None:
             "cat > a.yaml <<'EOF'\nspeculative_config:\n  max_draft_len: 3\nEOF\ntrtllm-serve x --config a.yaml",
             "needs decoding_type",
         ),
+        ("sglang serve --tp 2", "names no model"),
     ],
 )
 def test_speculation_that_cannot_be_read_is_refused(command: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         read_command(command)
+
+
+@pytest.mark.parametrize("words", ["", " --max_num_tokens 4096"])
+def test_without_chunked_prefill_requests_fit_into_a_step(words: str) -> None:
+    read = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct{words}")
+    step = 4096 if words else 8192
+    assert read.engine["max_model_len"] == step
+    assert read.notes == [f"the command has no max_seq_len: requests have at most {step} tokens, what a step holds"]
+    given = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct --max_seq_len 2048{words}")
+    assert (given.engine["max_model_len"], given.notes) == (2048, [])
+    assert "max_model_len" not in read_command("trtllm-serve facebook/opt-125m").engine  # 2,048 positions
 
 
 def test_what_no_command_says_is_noted() -> None:

@@ -166,8 +166,9 @@ def test_where_step_times_are_too_unsure_at_every_load_no_verdict_holds(tmp_path
     answer = dataclasses.replace(always, prediction=unsure)
     assert answer.verdict == "cannot tell"
     assert "undecided at 1, 4 clients; the errors of step times and acceptance are larger" in headline(answer)
-    somewhere = dataclasses.replace(unsure, pays=(3.0, 4.0))
-    assert dataclasses.replace(always, prediction=somewhere).verdict == "always pays"
+    somewhere = dataclasses.replace(always, prediction=dataclasses.replace(unsure, pays=(3.0, 4.0)))
+    assert somewhere.verdict == "always pays"
+    assert "it pays from 3 to 4 (the highest looked at) clients" in headline(somewhere)
 
 
 def test_it_pays_up_to_capacity(tmp_path: Path) -> None:

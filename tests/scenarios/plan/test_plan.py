@@ -170,6 +170,14 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
     assert both.sizings[1].summary()["feasible"] is False
     odd = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[5])
     assert "tensor_parallel_size = 5" in odd.sizings[0].reason
+    assert answer_line(odd).startswith("Infeasible. No candidate can be started: h100-sxm tp 5 off: ")
+    # Of those that would do with more GPUs than allowed, the one that needs fewest is nearest.
+    (far,) = few.sizings
+    near = dataclasses.replace(far, gpus_beyond=far.gpus_beyond - 1, reason="near")
+    idle = dataclasses.replace(tight.sizings[0], reason="cannot help")
+    answer = with_prices(dataclasses.replace(few, sizings=(*odd.sizings, idle, far, near)), {})
+    assert far.gpus_beyond == 4
+    assert answer.sizings == (near, far, idle, *odd.sizings)
 
 
 @pytest.fixture(scope="module")
@@ -332,7 +340,7 @@ def test_the_command_prints_a_table_or_json_and_says_infeasible_by_its_exit_code
         (["--slo", "ttft:p95<1s", "--tp", "1,x"], "--tp: 'x'"),
         (["--slo", "ttft:p95<1s", "--hardware", "h100,,"], "--hardware: 'h100,,'"),
         (["--slo", "ttft:p95<1s", "--rate", "-1"], "default: rate = -1.0: must be above 0"),
-        (["--slo", "ttft:p95<1s", "--method", "nowhere.json"], "--candidate: 'nowhere.json'"),
+        (["--slo", "ttft:p95<1s", "--method", "nowhere.json"], "--method: 'nowhere.json'"),
         ([], "default: slo: required"),
     ],
 )

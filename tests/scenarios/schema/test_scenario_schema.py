@@ -142,6 +142,7 @@ def refused(*overrides: str, **how: Any) -> str:
         ("workload.classes.3.share=1", ["not an index into a list"]),
         ("engine=[1", ["not valid YAML"]),
         (f"{SPEC}.method=dflash2", ["= 'dflash2': DFlash2 is a kind of draft head: give method dflash"]),
+        ("engine.=5", ["--set: 'engine.=5': must look like key.key=value"]),
     ],
 )
 def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, parts: list[str]) -> None:
