@@ -81,10 +81,14 @@ def side(
     saturated = capacity(scenario, rate, progress=progress) if rate is not None else None
     if rate is None or saturated is None:
         return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
-    if run is not None and run.state == "overloaded":
-        rates = {"largest_stable_rate_rps": saturated.estimate.low, "saturated_rates_rps": list(saturated.rates)}
-        run.summary["stability"].update(rates)
-    return dataclasses.replace(side_by_capacity(rate, saturated), run=run)
+    placed = dataclasses.replace(side_by_capacity(rate, saturated), run=run)
+    if run is not None and not placed.has_figures:
+        # The run alone did not know the capacity.
+        told: dict[str, Any] = {"state": placed.state, "unstable": placed.state == "overloaded", "steady": False}
+        if placed.state == "overloaded":
+            told |= {"largest_stable_rate_rps": saturated.estimate.low, "saturated_rates_rps": list(saturated.rates)}
+        run.summary["stability"].update(told)
+    return placed
 
 
 def side_by_capacity(rate_rps: float, saturated: Capacity) -> Side:

@@ -273,3 +273,15 @@ def test_the_report_needs_no_network() -> None:
     head = page.split("plotly.js v")[0]
     assert "src=" not in head
     assert "http" not in head
+
+
+def test_a_run_too_short_for_its_overload_says_what_its_capacity_says() -> None:
+    scenario = load_scenario(overrides=[*SMALL, "engine.max_num_seqs=64", "workload.arrivals.request_rate_rps=130"])
+    scenario = without_speculation(scenario, **{"workload.lengths": {"prompt_tokens": 32, "output_tokens": 64}})
+    run = simulate(scenario)
+    assert run.summary["stability"]["state"] == run.state == "not settled"
+    placed = side(scenario, run)
+    told = run.summary["stability"]
+    assert placed.state == told["state"] == "overloaded"
+    assert (told["unstable"], told["steady"]) == (True, False)
+    assert told["largest_stable_rate_rps"] == placed.capacity_rps.low < 130  # type: ignore[union-attr]
