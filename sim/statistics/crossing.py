@@ -202,14 +202,26 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
 
 
 def between(probes: Sequence[Probe], x: float) -> Probe:
-    """The probe at x on the line between its neighbours of those in order; without values where either has none."""
+    """The probe at x on the line between its neighbours of those in order; without values where either has none.
+
+    So is its standard error: what was not simulated is no surer than what was, as the mean of two runs would be.
+    """
     right = next((probe for probe in probes if probe.x >= x), probes[-1])
     left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
     if not (left.has_value and right.has_value):
         return Probe(x)
-    indices, slack_low, slack_high = _line(left, right, x)
+    share = (x - left.x) / ((right.x - left.x) or 1.0)
+    errors = [float(probe.indices.std(ddof=1)) / math.sqrt(len(probe.gains)) for probe in (left, right)]
+    wider, largest = (left if errors[0] >= errors[1] else right).indices, max(errors)
+
+    def line(at_left: float, at_right: float) -> float:
+        return (1.0 - share) * at_left + share * at_right
+
+    scale = line(*errors) / largest if largest else 1.0
+    indices = line(left.indices.mean(), right.indices.mean()) + scale * (wider - wider.mean())
+    slack_low, slack_high = line(left.slack_low, right.slack_low), line(left.slack_high, right.slack_high)
     gains = tuple(np.exp(indices).tolist())
-    return Probe(x, gains, (1.0,) * len(gains), slack_low=float(slack_low), slack_high=float(slack_high))
+    return Probe(x, gains, (1.0,) * len(gains), slack_low=slack_low, slack_high=slack_high)
 
 
 def _line(p: Probe, q: Probe, x: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:

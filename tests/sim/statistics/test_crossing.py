@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from draftcast.sim.statistics.crossing import Crossing, Probe, locate
+from draftcast.sim.statistics.crossing import Crossing, Probe, between, locate
 from draftcast.sim.statistics.intervals import student_t
 
 SPREAD = (0.999, 1.0, 1.001)
@@ -42,6 +42,26 @@ def test_between_two_values_the_index_is_a_line() -> None:
     rising = locate([near(5.0, 0.9), near(7.0, 1.1)])
     assert (rising.falls, rising.gap) == (False, (5.0, 7.0))
     assert rising.value == pytest.approx(5 + 2 * (1 - share))
+
+
+def test_between_two_probes_index_and_standard_error_are_lines() -> None:
+    # Half widths of the logarithm: of two replications that differ by the factors 1.1 and 1.21 as 1 to 2.
+    left = Probe(2.0, (1.1, 1.21), (1.0, 1.0))
+    right = Probe(6.0, (1.21, 1.0), (1.0, 1.0), slack_high=0.4)
+
+    def half_width(probe: Probe) -> float:
+        found = probe.advantage(0.95)
+        assert found is not None
+        return math.log(found.high / found.low) / 2
+
+    assert half_width(right) == pytest.approx(2 * half_width(left))
+    third = between([left, right], 3.0)
+    assert third.indices.mean() == pytest.approx(0.75 * left.indices.mean() + 0.25 * right.indices.mean())
+    assert half_width(third) == pytest.approx(1.25 * half_width(left))  # the mean of both runs would be surer than each
+    assert (third.slack_low, third.slack_high) == (0.0, pytest.approx(0.1))
+    for probe in (left, right):
+        assert between([left, right], probe.x).indices == pytest.approx(probe.indices)
+    assert not between([left, Probe(6.0, sure=1)], 3.0).has_value
 
 
 def test_no_line_is_drawn_to_a_bound() -> None:
