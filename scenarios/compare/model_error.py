@@ -20,7 +20,7 @@ from draftcast.calibration.profile.load import profiles_of
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.compare.metric import METRICS, Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.workload_spec import acceptance_models
@@ -202,9 +202,12 @@ class Response:
     fluids: tuple[Fluid, Fluid]  # with and without speculation
     rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
 
-    def reaches(self, metric: Metric) -> bool:
-        """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients."""
-        return metric.name in ("e2e", "tpot") or (metric.is_throughput and self.rate_rps is None)
+    def reaches(self, metric: Metric, capacities: Sequence[float | None]) -> bool:
+        """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients, or of
+        an open loop with both capacities known."""
+        return metric.name in ("e2e", "tpot") or (
+            metric.is_throughput and (self.rate_rps is None or None not in capacities)
+        )
 
     def at(self, rate_rps: float) -> Self:
         return dataclasses.replace(self, rate_rps=rate_rps)
@@ -216,17 +219,28 @@ class Response:
         error = self.error.with_speculation if speculates else self.error.step
         return self.rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * self.fluids[not speculates].capacity_rps()
 
-    def predict(self, probe: Probe, confidence: float, capacities: Sequence[float | None] = (None, None)) -> Prediction:
-        """The advantage of a latency, or at a number of clients of a throughput, with every error counted in.
+    def predict(
+        self,
+        probe: Probe,
+        confidence: float,
+        capacities: Sequence[float | None] = (None, None),
+        metric: Metric = METRICS["e2e"],
+    ) -> Prediction:
+        """The advantage in a metric that the errors reach, with every error counted in.
 
         Args:
             probe: the simulated figures; none: the fluid estimate's.
             capacities: requests per second with and without speculation, where they were simulated.
         """
-        curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
-        advantage = functools.partial(self._log_advantage, curves)
+        delivers = metric.is_throughput and self.rate_rps is not None
+        if delivers:
+            advantage = functools.partial(self._log_delivered, [most for most in capacities if most is not None])
+        else:
+            curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
+            advantage = functools.partial(self._log_advantage, curves)
         chance, *errors = _normal_draws()
         values = advantage(np.array(errors))
+        even = (values == 0.0) & delivers  # both sides complete what arrives, whatever chance does to their capacities
         spreads: dict[Source, float] = {
             "acceptance": _spread(advantage, [1.0, 0.0, 0.0]),
             "model": float(np.hypot(_spread(advantage, [0.0, 1.0, 0.0]), _spread(advantage, [0.0, 0.0, 1.0]))),
@@ -240,6 +254,7 @@ class Response:
             reach = math.log(simulated.high / simulated.low) / 2 + math.log1p((probe.slack_low + probe.slack_high) / 2)
             spreads["chance"] = reach / normal_quantile(confidence)
             values = values + spreads["chance"] * chance
+        values[even] = 0.0
         known = np.sort(values[~np.isnan(values)])
         dominant = max(spreads, key=lambda source: spreads[source])
         overloaded = 1.0 - known.size / values.size
@@ -249,13 +264,27 @@ class Response:
         low, middle, high = np.exp([known[int(share * (known.size - 1))] for share in (tail, 0.5, 1.0 - tail)])
         half = float(high - low) / 2 if math.isfinite(low) else math.inf
         estimate = Estimate(float(middle), float(low), float(high), half, known.size, confidence)
-        return Prediction(estimate, float(np.mean(known > 0.0)), dominant, overloaded, self.error)
+        probability = float(np.mean(known > 0.0) + np.mean(known == 0.0) / 2)
+        return Prediction(estimate, probability, dominant, overloaded, self.error)
+
+    def _factors(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Logarithms of the factor on every step, and of that on steps with speculation beside it, shape [N] each."""
+        acceptance, step, speculation = draws
+        return self.error.step * step, self.error.speculation * speculation + self.error.acceptance * acceptance
+
+    def _log_delivered(self, capacities: Sequence[float], draws: FloatArray) -> FloatArray:
+        """Of an open loop's throughput: what arrives, up to the capacities with and without speculation."""
+        assert self.rate_rps is not None
+        common, own = self._factors(draws)
+        slower = (common + own, common)
+        on, off = (
+            np.minimum(self.rate_rps, most * np.exp(-each)) for most, each in zip(capacities, slower, strict=True)
+        )
+        return np.asarray(np.log(on / off))
 
     def _log_advantage(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
         """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""
-        acceptance, step, speculation = draws
-        common: FloatArray = self.error.step * step
-        own: FloatArray = self.error.speculation * speculation + self.error.acceptance * acceptance
+        common, own = self._factors(draws)
         if self.rate_rps is None:
             return -own
         on, off = curves

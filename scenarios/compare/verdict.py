@@ -213,11 +213,13 @@ def decide(
     """
     verdict = _by_chance(metric, on, off, confidence, x)
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
-    if errors is None or not errors.reaches(metric) or verdict.word in ("not settled", "overloaded") or one_run:
-        return verdict
     capacities = [rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps)]
-    prediction = errors.predict(verdict.probe, confidence, capacities)
-    if prediction.advantage is None:
+    if errors is None or not errors.reaches(metric, capacities):
+        return verdict
+    if verdict.word in ("not settled", "overloaded") or one_run:
+        return verdict
+    prediction = errors.predict(verdict.probe, confidence, capacities, metric)
+    if prediction.advantage is None or not prediction.advantage.half_width:  # no error makes a difference
         return verdict
     return dataclasses.replace(verdict, word=BY_SIGN[prediction.sign], prediction=prediction)
 

@@ -337,11 +337,11 @@ def _predicted(
     predictions = {}
     for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
         errors = response(prober.scenarios(x)[0], prober.fluids(x))
-        if errors is None or not errors.reaches(prober.metric):
+        if errors is None or not errors.reaches(prober.metric, most):
             return None
         probe = between(probes, x)
         if probe.has_value or axis.name == "rate":
-            predictions[x] = errors.predict(probe, confidence, most)
+            predictions[x] = errors.predict(probe, confidence, most, prober.metric)
     pays, costs = ([x for x, prediction in predictions.items() if prediction.sign == sign] for sign in (1, -1))
     ends = (pays[-1:], costs[:1]) if found.crossing.falls else (costs[-1:], pays[:1])
     low, high = (each[0] if each else math.nan for each in ends)

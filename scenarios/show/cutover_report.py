@@ -54,10 +54,10 @@ def _verdict_text(answer: Cutover) -> str:
         return "cannot tell: the budget does not cover one point; raise --budget."
     decided = [probe.x for probe in answer.probes if not probe.says_nothing]
     seen = f"from {number(decided[0])} to {number(decided[-1])} {unit}" if decided else ""
+    even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]
+    same = [f"no difference at {_listed(even)} {unit}"] if even else []
     if answer.verdict in ("always pays", "never pays"):
-        even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]
-        where = f"; no difference at {_listed(even)} {unit}" if even else ""
-        return f"{answer.verdict} {_reach(answer, seen)}{where}{_incomparable(answer)}."
+        return f"{'; '.join([f'{answer.verdict} {_reach(answer, seen)}', *same])}{_incomparable(answer)}."
     if answer.verdict == "no difference":
         return f"makes no difference {seen} (less than half a per cent){_incomparable(answer)}."
     better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
@@ -66,12 +66,12 @@ def _verdict_text(answer: Cutover) -> str:
     sure = [f"significantly {word} ({level}) {_span(span, {})} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
         return f"crosses more than once: {', '.join(sure)}, alternating."
-    unsure = [probe.x for probe in answer.probes if not answer.sign(probe)]
+    unsure = [probe.x for probe in answer.probes if not answer.sign(probe) and probe.x not in even]
     why = "the budget is spent" if answer.stopped == "budget spent" else "more replications do not decide it"
     if answer.prediction is not None and any(probe.sign(crossing.confidence) for probe in answer.probes):
         why = "the errors of step times and acceptance are larger than the advantage"
     where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not simulated"
-    return f"cannot tell: {', '.join([*sure, where])}; {why}."
+    return f"cannot tell: {', '.join([*sure, *same, where])}; {why}."
 
 
 def crossing_text(crossing: Crossing, unit: str) -> str:

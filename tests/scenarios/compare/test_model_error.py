@@ -10,6 +10,7 @@ from draftcast import InputError, load_scenario
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
     SPREADS,
+    Prediction,
     RelativeErrors,
     Response,
     model_error,
@@ -93,6 +94,30 @@ def test_a_draw_beyond_one_side_s_capacity_decides_by_itself(scenario: Scenario)
     lost = near.predict(advantage_of(3.0), 0.95, (40.0, 45.0))
     assert lost.advantage is None
     assert lost.overloaded > 0.5
+
+
+def test_an_open_loop_s_throughput_is_what_arrives_up_to_capacities_of_uncertain_size(scenario: Scenario) -> None:
+    goodput = METRICS["token_goodput"]
+    errors = with_errors(scenario, step=0.05, speculation=0.1)
+    capacities = (60.0, 80.0)
+    assert not errors.reaches(goodput, (60.0, None))
+    assert errors.reaches(goodput, capacities)
+
+    def found(rate: float, times: float) -> Prediction:
+        return errors.at(rate).predict(advantage_of(times, 1e-9), 0.95, capacities, goodput)
+
+    # Far below both capacities no error changes what is completed.
+    low = found(30.0, 1.0)
+    assert (low.probability, low.sign, width(low.advantage)) == (0.5, 0, 0.0)
+    # Beyond both the ratio of the capacities, of which the error of speculation alone is left.
+    beyond = found(200.0, 0.75)
+    assert width(beyond.advantage) == pytest.approx(NORMAL_95 * 0.1, rel=0.02)
+    assert (beyond.sign, beyond.probability < 0.01) == (-1, True)
+    # At the capacity with speculation it is either too small or does not matter.
+    at = found(60.0, 1.0)
+    assert at.advantage is not None
+    assert at.advantage.high == pytest.approx(1.0)
+    assert (at.sign, at.probability) == (0, pytest.approx(0.25, abs=0.02))
 
 
 def verdict(scenario: Scenario) -> Verdict:
