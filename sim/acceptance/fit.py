@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from draftcast.calibration.acceptance.measure import accepted_by_round
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.factors import Factors
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.model import FIRST_POSITION
 
 FEWEST = 4  # rounds of a request that has a mean

@@ -9,11 +9,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Literal, Self
 
 from draftcast.errors import ScenarioError
-from draftcast.yaml_text import parse_yaml
+from draftcast.yaml_text import yaml_beside
 
 Rule = Literal["0", "1", "k-1", "k", "k+1"]
 Growth = Literal["", "best", "all", "breadth"]
@@ -121,10 +120,9 @@ def by_rule(rule: Rule, k: int) -> int:
     return 0 if k <= 0 else {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
 
 
-_FILE = Path(__file__).with_name("methods.yaml")
 METHODS: Mapping[str, Method] = {
     name: Method(name=name, **{**facts, "plan": DraftPlan[facts["plan"]]})
-    for name, facts in parse_yaml(_FILE.read_text("utf-8"), _FILE.name).items()
+    for name, facts in yaml_beside(__file__, "methods.yaml").items()
 }
 """Every method by name. A new method is one entry of ``methods.yaml`` (and a draft plan, if none fits)."""
 

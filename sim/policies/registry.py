@@ -7,11 +7,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from numba import typeof as _typeof
 from numba import types
 from numba.extending import intrinsic
 
 from draftcast.errors import ScenarioError
+from draftcast.sim.compiled.borrowed import typeof
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.policies.base import Policy
 
@@ -60,7 +60,6 @@ POLICIES = {name: _import_policy(f"{__package__}.{place}") for name, place in BU
 for _name, _policy in POLICIES.items():
     _policy.name = _name
 
-typeof: Any = _typeof
 PYTHON = -1  # number of a policy that decides in Python
 _CLASSES = list({policy.rule: policy for policy in POLICIES.values()}.values())
 

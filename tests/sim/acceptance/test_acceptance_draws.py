@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
-from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.model import AcceptanceModel, Trace, Tree
 from draftcast.sim.compiled.borrowed import Held, put, reference
 

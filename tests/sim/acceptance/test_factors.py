@@ -11,10 +11,9 @@ from numba import njit
 from pydantic import ValidationError
 
 from draftcast import load_scenario
-from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
-from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.compiled.borrowed import reference
 
 K = 3

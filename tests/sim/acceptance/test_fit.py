@@ -11,10 +11,9 @@ from numba import njit
 from paths import shared_data
 
 from draftcast.errors import InputError
-from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
-from draftcast.sim.acceptance.factors import Factors
 from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.workload.traces import TraceSpec, load_trace
