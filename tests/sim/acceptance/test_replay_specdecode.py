@@ -30,13 +30,11 @@ def benchmark() -> Any:
     return benchmark_module("replay_specdecode")
 
 
-def test_the_noise_floor_is_what_halves_differ_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    held_out = benchmark_module("held_out")
+def test_the_noise_floor_is_what_halves_differ_by(monkeypatch: pytest.MonkeyPatch, benchmark: Any) -> None:
 
     def floor(rounds: list[list[float]]) -> dict[str, float]:
-        monkeypatch.setattr(held_out, "rounds_of", lambda *_: [np.array(each) for each in rounds])
-        return dict(held_out.noise_floor(ROOT, "eagle"))
+        monkeypatch.setattr(benchmark, "rounds_of", lambda *_: [np.array(each) for each in rounds])
+        return dict(benchmark.noise_floor(ROOT, "eagle"))
 
     assert floor([[1.0, 2.0]] * 10) == {"floor_median": 0.0, "floor_within_bar": 1.0}
     # Two requests of 2 and 1 tokens a round: one half has twice what the other has, or half of it.
