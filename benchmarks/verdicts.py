@@ -1,12 +1,23 @@
-"""Do all surfaces give the same word at a load, is no word wrong, and does every load away from the cutover get one?
+"""Do all surfaces give the same word at a load, is no word wrong, and do the intervals of short runs hold the truth?
 
-``python benchmarks/verdicts.py`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``,
-``recommend``, ``sweep`` and ``cutover`` say at the scenario's own effort, what the page says at its own, and beside
-them runs of 60,000 requests. Prints a row a load, then what differs, what is wrong and what is undecided further than
-5 % from the cutover, whether ``plan`` promises more than the capacity, then one JSON line. ``--loads N`` asks fewer.
+    python benchmarks/verdicts.py words [--loads N] [--chance]
+    python benchmarks/verdicts.py intervals [--trials N] [--scenario NAME ...]
+
+``words`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``, ``recommend``, ``sweep`` and
+``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of 60,000 requests.
+Prints a row a load, then what differs, what is wrong and what is undecided further than 5 % from the cutover, and
+whether ``plan`` promises more than the capacity.
+
+``intervals`` compares 200 trials of six stable scenarios with long runs: for every scenario and effort, the coverage of
+the nominal 95 % intervals of five figures and their mean half widths. A trial that did not settle counts as a miss. The
+truth is a run so long that its half width is under a quarter of a trial's; the benchmark refuses to judge by a shorter
+one. All of it takes about half an hour of two cores. Both end with one JSON line.
 """
 
 import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
 from typing import Annotated
 
 import numpy as np
@@ -16,16 +27,34 @@ from draftcast import load_scenario
 from draftcast.scenarios.compare.capacity import capacity, page_effort
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
 from draftcast.scenarios.plan.sizing import plan
+from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, with_values, without_speculation
 from draftcast.scenarios.sweep.run import sweep
+from draftcast.sim.statistics.intervals import Estimate
 
 LONG = {"workload.num_requests": 60_000, "statistics.seed": 7_000_000}
 DECIDED = ("pays", "costs", "overloaded")
 NEAR = 0.05
+FIGURES = {"E2E": "mean_e2el_s", "TTFT": "mean_ttft_s", "TPOT": "mean_tpot_s", "output tok/s": "output_throughput"}
+REFERENCE = {"statistics.replications": 24, "workload.num_requests": 48_000, "statistics.seed": 1_000_000}
+REFERENCE_SHARE = 0.25
+BURSTS = (
+    "workload.arrivals={process: gamma, request_rate_rps: 8, burstiness: 0.5}",
+    "cluster={replicas: 2, router: least_loaded}",
+)
+# Load as a share of the smaller capacity, with speculation or without, and changes of the scenario.
+CASES: dict[str, tuple[float, tuple[str, ...]]] = {
+    **{f"chat at {share} %": (share / 100, ()) for share in (10, 45, 80, 85)},
+    "64 slots at 70 %": (0.70, ("engine.max_num_seqs=64",)),
+    "two replicas, bursts, at 60 %": (0.60, BURSTS),
+}
+EFFORTS = ("file", "page")
+app = typer.Typer(help=__doc__, add_completion=False)
 
 
 def smaller_capacity(scenario: Scenario) -> float:
@@ -56,7 +85,8 @@ def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
     return found
 
 
-def main(
+@app.command()
+def words(
     loads: int = 50,
     chance: Annotated[bool, typer.Option("--chance", help="take step times for exact: chance alone decides")] = False,
 ) -> None:
@@ -72,20 +102,20 @@ def main(
     swept = {cell.values["rate"]: cell.verdict for cell in sweep(scenario, {"rate": rates}).cells}
     for rate in rates:
         asked = with_rate(scenario, rate)
-        words = {"simulate": word(asked), "recommend": recommended(asked), "sweep": swept[rate]}
+        said_by = {"simulate": word(asked), "recommend": recommended(asked), "sweep": swept[rate]}
         page = word(with_values(asked, page_effort(asked)))
         truth = word(with_values(asked, LONG))
         if crossing.kind == "crosses" and not low <= rate <= high:
             side = "pays" if (rate < low) == crossing.falls else "costs"
-            words["cutover"] = "overloaded" if words["simulate"] == "overloaded" and side == "costs" else side
-        if len(set(words.values())) > 1:
-            differ.append((rate, words))
-        said = {*words.values(), page}
+            said_by["cutover"] = "overloaded" if said_by["simulate"] == "overloaded" and side == "costs" else side
+        if len(set(said_by.values())) > 1:
+            differ.append((rate, said_by))
+        said = {*said_by.values(), page}
         wrong += [(rate, each, truth) for each in said if each in DECIDED and truth in DECIDED and each != truth]
         away = not low * (1 - NEAR) <= rate <= high * (1 + NEAR)
         undecided += [(rate, each) for each in said if each not in DECIDED and away]
-        rows.append({"rate_rps": rate, **words, "page": page, "long": truth})
-        print(f"{rate:7.2f} req/s  {words}  page: {page}  60,000 requests: {truth}", flush=True)
+        rows.append({"rate_rps": rate, **said_by, "page": page, "long": truth})
+        print(f"{rate:7.2f} req/s  {said_by}  page: {page}  60,000 requests: {truth}", flush=True)
     counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided)}
     text = "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it"
     print(text.format(**counts))
@@ -96,6 +126,63 @@ def main(
     print(json.dumps({**counts, "promised": len(promised), "loads": rows}))
 
 
+def figures(scenario: Scenario) -> dict[str, Estimate] | None:
+    """The five figures of the scenario's own setting; None where it did not settle."""
+    on, off = simulate_together([scenario, without_speculation(scenario)])
+    advantage = judge(scenario, on, off).advantage
+    if advantage is None:
+        return None
+    return {name: on.summary["figures"][key] for name, key in FIGURES.items()} | {"advantage": advantage}
+
+
+def cover(
+    scenario: Scenario, truth: Mapping[str, Estimate], trials: int, workers: ProcessPoolExecutor
+) -> dict[str, dict[str, float]]:
+    """Coverage, mean half width and mean error of each figure, both as shares of the truth, and what did not settle."""
+    seeded = (with_values(scenario, {"statistics.seed": seed}) for seed in range(1, trials + 1))
+    settled = [values for values in workers.map(figures, seeded) if values is not None]
+    rows = {"not settled": {"share": 1 - len(settled) / trials}}
+    for name, true in truth.items():
+        known = [values[name] for values in settled]
+        half = float(np.mean([each.half_width for each in known]))
+        if not true.half_width < REFERENCE_SHARE * half:
+            raise SystemExit(f"{name}: the long run is too short to judge by ({true} against ± {half:.3g})")
+        rows[name] = {
+            "coverage": sum(each.contains(true.mean) for each in known) / trials,
+            "half_width": half / true.mean,
+            "error": float(np.mean([each.mean for each in known])) / true.mean - 1.0,
+        }
+    return rows
+
+
+@app.command()
+def intervals(
+    trials: int = 200, scenario: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}")] = None
+) -> None:
+    answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+    cells = []
+    print(f"{'scenario':30} {'effort':12} {'figure':13} coverage  half width  mean error", flush=True)
+    with ProcessPoolExecutor(os.cpu_count()) as workers:
+        for case in scenario or CASES:
+            share, overrides = CASES[case]
+            loaded = load_scenario("default", overrides=[*overrides, "statistics.model_error=none"])
+            loaded = with_rate(loaded, share * smaller_capacity(loaded))
+            truth = workers.submit(figures, with_values(loaded, REFERENCE)).result()
+            assert truth is not None, f"{case}: the long run has not settled"
+            for effort in EFFORTS:
+                sized = loaded if effort == "file" else with_values(loaded, page_effort(loaded))
+                size = f"{sized.statistics.replications} x {sized.workload.num_requests}"
+                rows = cover(sized, truth, trials, workers)
+                answer.setdefault(case, {})[effort] = rows
+                for name in truth:
+                    row = rows[name]
+                    cells.append(row["coverage"])
+                    numbers = f"{row['coverage']:7.1%} {row['half_width']:10.2%} {row['error']:+11.2%}"
+                    print(f"{case:30} {size:12} {name:13} {numbers}", flush=True)
+                print(f"{case:30} {size:12} not settled   {rows['not settled']['share']:7.1%}", flush=True)
+    print(f"{len(cells)} cells: {min(cells):.1%} to {max(cells):.1%}, mean {np.mean(cells):.2%}")
+    print(json.dumps({"trials": trials, "cases": answer}))
+
+
 if __name__ == "__main__":
-    main.__doc__ = __doc__
-    typer.run(main)
+    app()
