@@ -159,6 +159,8 @@ def cover(
 def intervals(
     trials: int = 200, scenario: Annotated[list[str] | None, typer.Option(help=f"of {', '.join(CASES)}")] = None
 ) -> None:
+    if unknown := set(scenario or ()) - set(CASES):
+        raise typer.BadParameter(f"unknown: {', '.join(unknown)}", param_hint="--scenario")
     answer: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     cells = []
     print(f"{'scenario':30} {'effort':12} {'figure':13} coverage  half width  mean error", flush=True)
