@@ -248,34 +248,43 @@ class DataParallel:
             return host_s
         return max(host_s, float(state.batch[e["first_batch"]]["end_s"]))
 
+    def _due(self, rank: int) -> tuple[float, bool, int]:
+        """Ranks by what is done first: at one moment outputs are taken before anything is scheduled."""
+        return self._time(rank), self._next[rank] == SCHEDULE, rank
+
     def _step_together(self, until_s: float, stop_on_finish: bool) -> int:
         n = range(len(self.ranks))
+        due: list[tuple[float, bool, int]] = []  # of each rank; empty where what all do next changed
         while True:
             if not self._runs:
                 start_s = min(rank.next_event_s for rank in self.ranks)
                 if start_s >= until_s:
                     return STOP_TIME if self._pending or math.isfinite(start_s) else STOP_IDLE
                 self._runs = True
+                due = []
                 for replica in self.ranks:
                     e = replica.state.engine[0]
                     e["mark_s"] = e["host_s"] = max(float(e["host_s"]), start_s)
             if all(self._next[rank] in (BATCH_READY, DUMMY_READY) for rank in n):
                 self._run_step()
+                due = []
             elif all(self._next[rank] == AGREE for rank in n):
                 self._agree()
+                due = []
                 continue
-            # At one moment outputs are taken before anything is scheduled.
-            now_s, _, rank = min((self._time(rank), self._next[rank] == SCHEDULE, rank) for rank in n)
+            due = due or [self._due(rank) for rank in n]
+            now_s, schedules, rank = min(due)
             if now_s == math.inf:
                 continue
-            if self._finished and (self._next[rank] == SCHEDULE or now_s > self._found_s):
+            if self._finished and (schedules or now_s > self._found_s):
                 return STOP_FINISHED
-            if now_s > until_s or (self._next[rank] == SCHEDULE and now_s >= until_s):
+            if now_s > until_s or (schedules and now_s >= until_s):
                 return STOP_TIME
-            if self._next[rank] == SCHEDULE:
+            if schedules:
                 self._schedule(rank)
             else:
                 self._collect(rank, stop_on_finish)
+            due[rank] = self._due(rank)
 
     @staticmethod
     def _slot(state: Engine) -> int:

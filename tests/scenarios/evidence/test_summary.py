@@ -87,8 +87,10 @@ def test_the_scorecard_has_every_stratum_and_engine() -> None:
 
 def test_the_shipped_forecasts_are_what_this_version_forecasts() -> None:
     """A few of them; else run ``python benchmarks/evidence.py --write-forecasts``."""
-    shipped = [f for f in shipped_forecasts() if f.point.load.kind == "concurrency" and f.point.output_tokens][::60]
-    assert len(shipped) >= 3
+    # Of few requests: one of a thousand on ranks in lockstep takes longer than all others.
+    loads = [(f, f.point.load) for f in shipped_forecasts() if f.point.output_tokens]
+    shipped = [f for f, load in loads if load.kind == "concurrency" and load.num_prompts <= 400][::30]
+    assert len(shipped) >= 6
     for old, new in zip(shipped, forecast_points(f.point for f in shipped), strict=True):
         assert (old.stratum, old.off is None, old.on is None) == (new.stratum, new.off is None, new.on is None)
         assert (old.off or 0.0, old.on or 0.0) == pytest.approx((new.off or 0.0, new.on or 0.0), rel=1e-4)
