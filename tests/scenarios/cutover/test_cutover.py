@@ -35,6 +35,8 @@ from draftcast.sim.statistics.crossing import Crossing, Probe
 
 DOCS = ROOT / "docs" / "cutover.md"
 run = CliRunner().invoke
+# The search does not depend on the errors of step times, which a prediction beside it takes into account.
+EXACT = "statistics.model_error=none"
 
 
 def easy(folder: Path, *changes: str) -> Scenario:
@@ -64,7 +66,8 @@ def test_a_closed_form_crossing_lies_in_the_interval(tmp_path: Path) -> None:
     # Of one interval in twenty it may not: eight searches, and no lean. The benchmark does it with a hundred.
     crossings = []
     for seed in range(8):
-        (answer,) = cutovers(easy(tmp_path, f"statistics.seed={seed}"), over="concurrency", at=[4, 12, 20, 28])
+        scenario = easy(tmp_path, f"statistics.seed={seed}", EXACT)
+        (answer,) = cutovers(scenario, over="concurrency", at=[4, 12, 20, 28])
         assert answer.verdict == "crosses"
         crossings.append(answer.crossing)
     assert sum(each.low <= closed_form() <= each.high for each in crossings) >= 6
@@ -110,12 +113,11 @@ def test_a_summary_holds_every_look(found: Cutover) -> None:
 
 def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
     scenario = easy(tmp_path)
-    loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}")
+    loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}", EXACT)
     (loose,) = cutovers(loop, over="acceptance", at=[0.3, 0.8])
-    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.005)
+    (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.007)
     assert tight.requests > loose.requests
-    assert 0.05 >= loose.crossing.relative_width > tight.crossing.relative_width
-    assert tight.crossing.relative_width <= 0.005
+    assert 0.05 >= loose.crossing.relative_width > 0.007 >= tight.crossing.relative_width
     (poor,) = cutovers(scenario, over="concurrency", at=[4, 40], budget_requests=12_000)
     assert poor.stopped == "budget spent"
     assert poor.requests <= 12_000
@@ -185,7 +187,7 @@ def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
 
 def small(tmp_path: Path, **how: Any) -> Cutover:
     settings: dict[str, Any] = {"over": "concurrency", "at": [2, 64], "target": 0.5, **how}
-    (answer,) = cutovers(easy(tmp_path, "statistics.replications=2"), budget_requests=1_000_000, **settings)
+    (answer,) = cutovers(easy(tmp_path, "statistics.replications=2", EXACT), budget_requests=1_000_000, **settings)
     return answer
 
 
@@ -241,7 +243,7 @@ def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
     loop = "workload.arrivals={process: closed_loop, concurrency: CLIENTS}"
     found = {}
     for clients in (8, 32):
-        scenario = easy(tmp_path, loop.replace("CLIENTS", str(clients)), "statistics.replications=3")
+        scenario = easy(tmp_path, loop.replace("CLIENTS", str(clients)), "statistics.replications=3", EXACT)
         (answer,) = cutovers(scenario, over="acceptance", target=0.1)
         assert answer.verdict == "crosses"
         assert not answer.crossing.falls  # costs below, pays above
@@ -280,7 +282,7 @@ METRIC_AT: dict[str, Any] = {"over": "concurrency", "at": [2, 24], "target": 0.5
 @pytest.fixture(scope="module")
 def by_latency(tmp_path_factory: pytest.TempPathFactory) -> tuple[Scenario, Cutover]:
     """The scenario that every metric is asked about, and its answer by end-to-end latency."""
-    scenario = easy(tmp_path_factory.mktemp("metrics"), "statistics.replications=2", "slo.e2el_ms=400")
+    scenario = easy(tmp_path_factory.mktemp("metrics"), "statistics.replications=2", "slo.e2el_ms=400", EXACT)
     (answer,) = cutovers(scenario, **METRIC_AT)
     return scenario, answer
 
