@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from samples import SHORT_REQUESTS
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare import capacity as module
@@ -13,7 +14,7 @@ from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema.load import with_values, without_speculation
 
-SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null")
+SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null", f"workload.lengths={SHORT_REQUESTS}")
 
 
 def test_it_is_what_a_full_batch_of_equal_requests_completes() -> None:

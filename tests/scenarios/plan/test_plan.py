@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from paths import ROOT
+from samples import SHORT_REQUESTS
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
@@ -35,6 +36,7 @@ pytestmark = pytest.mark.usefixtures("rough_capacity")
 STEP_S = 0.01
 SPEC = "engine.speculative_config"
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
+SHORT = f"workload.lengths={SHORT_REQUESTS}"
 DEAR = Price(1.0, "2026-11-01")
 LAX = parse_objectives("e2el:p95<15ms")
 
@@ -182,11 +184,11 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
 
 @pytest.fixture(scope="module")
 def mixed() -> CapacityPlan:
-    scenario = load_scenario(overrides=SMALL)
+    scenario = load_scenario(overrides=[*SMALL, SHORT])
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "a100-80g": Price(1.0, "2026-11-01")}
     objectives = parse_objectives("ttft:p95<1s;tpot:p95<40ms")
     return planned(
-        scenario, rate_rps=60.0, objectives=objectives, hardware=["h100-sxm", "a100-80g"], prices=prices, tolerance=0.1
+        scenario, rate_rps=900.0, objectives=objectives, hardware=["h100-sxm", "a100-80g"], prices=prices, tolerance=0.1
     )
 
 
@@ -384,7 +386,7 @@ def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_script_gpus_by_rate(script: Callable[..., Done]) -> None:
-    done = script("gpus_by_rate", "default", "--rates", "30,120", "--slo", "tpot:p95<20ms")
+    done = script("gpus_by_rate", "default", "--rates", "300,1200", "--slo", "tpot:p95<20ms", "--set", SHORT)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == ["30", "120"]
@@ -435,16 +437,16 @@ def test_other_prices_rank_anew_and_simulate_nothing(
 
 def test_a_plan_gives_no_gpu_more_than_its_capacity() -> None:
     # Objectives that only a growing queue breaks; runs so short that a queue hardly has the time to grow.
-    small = ("workload.num_requests=1000", "statistics.replications=2", "engine.max_num_seqs=64")
+    small = ("workload.num_requests=1000", "statistics.replications=2", "engine.max_num_seqs=64", SHORT)
     scenario = load_scenario(overrides=list(small))
-    answer = planned(scenario, rate_rps=150.0, objectives=parse_objectives("e2el:p95<600s"))
+    answer = planned(scenario, rate_rps=1500.0, objectives=parse_objectives("e2el:p95<600s"))
     assert {sizing.candidate.method for sizing in answer.sizings} == {OFF, "eagle3 k=3"}
     for sizing in answer.sizings:
         most = capacity(with_rate(sizing.candidate.scenario, 1.0))
         assert most is not None
         assert sizing.largest is not None
-        assert sizing.replicas >= math.ceil(150.0 / most.estimate.high)
-        assert 150.0 <= sizing.largest.met < sizing.replicas * most.estimate.high
+        assert sizing.replicas >= math.ceil(1500.0 / most.estimate.high)
+        assert 1500.0 <= sizing.largest.met < sizing.replicas * most.estimate.high
 
 
 def test_a_run_too_short_to_settle_is_said(server: Callable[..., Scenario]) -> None:
