@@ -389,7 +389,7 @@ def test_script_gpus_by_rate(script: Callable[..., Done]) -> None:
     done = script("gpus_by_rate", "default", "--rates", "300,1200", "--slo", "tpot:p95<20ms", "--set", SHORT)
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["30", "120"]
+    assert [row[0] for row in rows] == ["300", "1200"]
     assert all(int(row[1]) >= 1 and int(row[2]) >= 1 for row in rows)
     assert int(rows[1][1]) > int(rows[0][1])
     bad = script("gpus_by_rate", "default", "--rates", "30", "--slo", "tpot")

@@ -1,5 +1,6 @@
 """What a running engine adds to its kernels: graphs, launches, draft passes, verification, search; nothing falls."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from draftcast.calibration.profile.engines import Constants, generation_of, grap
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline import Origin
-from draftcast.calibration.profile.spec import RooflineProfile
+from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.errors import HardwareError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work.layers import linear_layers
@@ -25,13 +26,19 @@ GPUS = [name for name in hardware_names() if name != "cpu"]
 OLD, ASYNC, NEW = "vllm 0.12", "vllm 0.20", "vllm 0.32"
 
 
+@functools.cache
+def profile_of(device: str) -> HardwareProfile:
+    """Read once: its measured tables take longer to read than a step cost to compile."""
+    return load_profile(None, load_hardware(device))
+
+
 def cost_of(model: str = LLAMA, device: str = "h100-sxm", method: str = "none", k: int = 0, **flags: Any) -> StepCost:
     spec, hardware = load_model(model), load_hardware(device)
     draft = load_model("llama-3.2-1b") if method == "draft_model" else None
     flags |= {"is_multimodal": spec.is_multimodal, "graphs_hold_prompts": graphs_hold_prompts(spec, hardware)}
     flags |= {"is_moe": spec.is_moe, "is_hybrid": spec.is_hybrid}
     config = EngineConfig(method=get_method(method), num_speculative_tokens=k, **flags)
-    return compile_step_cost(config, spec, draft, load_profile(None, hardware), hardware)
+    return compile_step_cost(config, spec, draft, profile_of(device), hardware)
 
 
 def decode(cost: StepCost, seqs: int, k: int = 0, prompt: int = 0, context: float = 500.0) -> np.ndarray:

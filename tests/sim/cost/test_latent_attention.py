@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from draftcast.sim.cost.step_cost import compile_step_cost
 DEEPSEEK = load_model("DeepSeek-V3")
 
 
+@functools.cache  # its measured tables take longer to read than a step cost to compile
 def profile_of(name: str, device: str = "h200") -> RooflineProfile:
     profile = load_profile(name, load_hardware(device))
     assert isinstance(profile, RooflineProfile)

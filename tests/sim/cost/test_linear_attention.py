@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline import Origin
+from draftcast.calibration.profile.spec import HardwareProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.gated_delta import gated_delta_work, linear_shape
 from draftcast.sim.cost import attention_time as at
@@ -24,10 +26,16 @@ QWEN = load_model("Qwen3.5-35B-A3B")
 H200 = load_hardware("h200")
 
 
+@functools.cache
+def h200_profile(name: str) -> HardwareProfile:
+    """Read once: its measured tables take longer to read than a step cost to compile."""
+    return load_profile(name, H200)
+
+
 def cost_of(profile: str = "h200", k: int = 0, **changes: Any) -> StepCost:
     method = {"method": get_method("ngram"), "num_speculative_tokens": k} if k else {}
     config = EngineConfig(is_moe=True, max_num_seqs=256, **method)
-    return compile_step_cost(config, replace(QWEN, **changes), None, load_profile(profile, H200), H200)
+    return compile_step_cost(config, replace(QWEN, **changes), None, h200_profile(profile), H200)
 
 
 def layers_of(cost: StepCost, kind: int, rows: float, seqs: float) -> tuple[float, Origin]:

@@ -1,6 +1,7 @@
 """Step cost by hand: a model small enough for paper, the published affine fit, and what a physical floor allows."""
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from paths import benchmark_module
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline import Origin
-from draftcast.calibration.profile.spec import OPERATORS, Host, Launch, OperatorFit, RooflineProfile
+from draftcast.calibration.profile.spec import OPERATORS, HardwareProfile, Host, Launch, OperatorFit, RooflineProfile
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.linear import touched_experts
@@ -126,9 +127,15 @@ def tiny_cost(
     return kernels_only(compiled(**(arguments | changes)))
 
 
+@functools.cache
+def h100_profile(name: str | None) -> HardwareProfile:
+    """Read once: its measured tables take longer to read than a step cost to compile."""
+    return load_profile(name, H100)
+
+
 def llama_cost(method: str = "none", k: int = 0, profile: str | None = "default") -> StepCost:
     config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
-    return compile_step_cost(config, LLAMA, None, load_profile(profile, H100), H100)
+    return compile_step_cost(config, LLAMA, None, h100_profile(profile), H100)
 
 
 def timed(cost: StepCost, **features: float) -> np.ndarray:
@@ -439,7 +446,7 @@ def test_a_step_with_the_prefill_of_the_last_one(method: str, name: str, draft: 
     heads = load_model(draft) if method == "draft_model" else None
     model = load_model(name)
     config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
-    cost = kernels_only(compile_step_cost(config, model, heads, load_profile(None, H100), H100))
+    cost = kernels_only(compile_step_cost(config, model, heads, h100_profile(None), H100))
     f, once, again = st.empty_record(st.FEATURES), st.empty_record(st.TIMES), st.empty_record(st.TIMES)
     for num_seqs, drafts in ((40, k), (40, 0), (150, k), (3, min(k, 1))):
         decode_features(cost, num_seqs, drafts, 500.0, f)
