@@ -203,7 +203,7 @@ class Run:
 
     def __init__(self, folder: Path, model: str) -> None:
         self.journal = folder / "journal.jsonl"
-        options = ["--model", model, "--operators", "linear,rmsnorm", "--max-rows", "2", "--threads", "1"]
+        options = ["--model", model, "--operators", "linear,rmsnorm", "--max-rows", "1", "--threads", "1"]
         self.command = [sys.executable, "-m", "draftcast", "calibrate", "--device", "cpu", "--out", str(folder)]
         self.command += [*options, "--budget"]
 
@@ -227,9 +227,9 @@ class Run:
 
 def test_a_run_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path, tiny: str) -> None:
     run = Run(tmp_path / "profile", tiny)
-    run.kill_after(11)
+    run.kill_after(6)
     kept = run.lines("burst")
-    assert len(kept) >= 12 > len({line["point"] for line in kept}) == 10
+    assert len(kept) >= 7 > len({line["point"] for line in kept}) == 5
     assert not (tmp_path / "profile" / "table.parquet").exists()
 
     # What the kill cut in two is measured again, nothing else.
@@ -254,8 +254,8 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_stopped(tmp_path: Path, tin
     table = LatencyTable.read(tmp_path / "profile" / "table.parquet")
     layers = [(64, 128), (64, 64), (64, 256), (128, 64)]
     linear = table.of("linear")
-    assert set(zip(linear["k"], linear["n"], linear["m"], strict=True)) == {(*kn, m) for kn in layers for m in (1, 2)}
-    assert list(table.of("rmsnorm")["m"]) == [1, 2]
+    assert set(zip(linear["k"], linear["n"], linear["m"], strict=True)) == {(*kn, 1) for kn in layers}
+    assert list(table.of("rmsnorm")["m"]) == [1]
     manifest = read_manifest(tmp_path / "profile")
     assert manifest.name == "profile"
     assert manifest.command.startswith("draftcast calibrate --device cpu --out ")

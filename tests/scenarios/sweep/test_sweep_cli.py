@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from paths import ROOT
+from samples import SHORT_REQUESTS
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
@@ -96,6 +97,7 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) 
 def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
     out = tmp_path / "set"
     small = ["--set", "workload.num_requests=1500", "--replications", "2", "--workers", "2"]
+    small += ["--set", f"workload.lengths={SHORT_REQUESTS}"]
     arguments = ["default", "--grid", "seed=0..49", *small, "--out", str(out)]
     # A shell starts background jobs with SIGINT ignored, and that would be inherited.
     signal.signal(signal.SIGINT, signal.default_int_handler)

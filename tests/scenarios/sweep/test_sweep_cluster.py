@@ -1,4 +1,4 @@
-"""Sweeps on a Dask cluster: a real scheduler and two worker processes over TCP on this machine."""
+"""Sweeps on a Dask cluster: a real scheduler and worker processes over TCP on this machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def free_port() -> int:
 
 
 class Cluster:
-    """A scheduler and two workers, each a process of its own."""
+    """A scheduler and its workers, each a process of its own."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, workers: int) -> None:
         port = free_port()
         self.address = f"tcp://127.0.0.1:{port}"
         scheduler = ["dask_scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard", "--no-show"]
@@ -40,7 +40,7 @@ class Cluster:
         self._start(stack, scheduler, folder)
         self.workers = [
             self._start(stack, [*worker, "--name", f"w{i}", "--local-directory", str(folder / f"w{i}")], folder)
-            for i in range(2)
+            for i in range(workers)
         ]
 
     @staticmethod
@@ -57,7 +57,7 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Cluster(tmp_path, stack)
+        yield Cluster(tmp_path, stack, workers=2)
 
 
 @pytest.fixture
@@ -102,12 +102,12 @@ def test_a_cluster_that_loses_a_worker_gives_what_this_process_gives(
 
 def test_a_scheduler_that_goes_away_is_one_line_and_keeps_what_is_done(base: Scenario, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        cluster = Cluster(tmp_path, stack)
+        cluster = Cluster(tmp_path, stack, workers=1)
         seen: list[int] = []
 
         def progress(now: SweepProgress) -> None:
             seen.append(now.done)
-            if now.done:  # two may be done when the first is told
+            if now.done:
                 stack.close()
 
         asked = with_values(base, {"workload.num_requests": 4000})
