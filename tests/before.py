@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from draftcast.scenarios.cli import main as cli
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "tests/data/before.json"
+LIVE_TESTS = "tests/live"
 NUM_SCENARIOS = 300
 RUNS = ROOT / "tests/data/before_runs.tar.xz"
 # Of an answer: what differs from run to run, machine to machine or (the key of a cell) with the code itself.
@@ -417,8 +418,11 @@ def surface() -> dict[str, Any]:
     }
 
 
-def collected_tests() -> dict[str, list[str]]:
-    """Parameters of every test case by the name of its function, live ones too; not in which file it is."""
+def collected_tests(others: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Parameters of every test case by the name of its function, live ones too; not in which file it is.
+
+    ``others``: the ids of all that are not live, where they are known: collecting them again takes a while.
+    """
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "vllm.py").touch()  # some live tests are collected only where vLLM is
         paths = os.pathsep.join([str(ROOT / "src"), name])
@@ -431,7 +435,7 @@ def collected_tests() -> dict[str, list[str]]:
             "--import-mode=importlib",
             "--assert=plain",
             "-q",
-            "tests",
+            "tests" if others is None else LIVE_TESTS,
         ]
         there = {**os.environ, "PYTHONPATH": paths}
         done = subprocess.run(
@@ -440,7 +444,7 @@ def collected_tests() -> dict[str, list[str]]:
     if done.returncode:
         raise RuntimeError(f"pytest --collect-only: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     found: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in [*done.stdout.splitlines(), *(others or [])]:
         if ".py::" in line:
             name, _, case = line.split(".py::", 1)[1].partition("[")
             cases = found.setdefault(name, [])
@@ -483,11 +487,14 @@ def recorded(section: str) -> Any:
     return json.loads(RECORD.read_text())[section]
 
 
-def differences(section: str) -> list[str]:
-    """What differs now from a section of the record: ``scenarios``, ``commands``, ``surface`` or ``tests``."""
+def differences(section: str, tests: Sequence[str] | None = None) -> list[str]:
+    """What differs now from a section of the record: ``scenarios``, ``commands``, ``surface`` or ``tests``.
+
+    ``tests``: the ids of all tests that are not live, where they are known.
+    """
     before = recorded(section)
     if section == "tests":
-        return lost_tests(before, collected_tests())
+        return lost_tests(before, collected_tests(tests))
     what, now = ("scenario", run_scenarios(before)) if section == "scenarios" else (section, SECTIONS[section]())
     return [line for line in lost(what, before, now) if line not in WANTED]
 

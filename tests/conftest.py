@@ -75,9 +75,21 @@ LONG_FILES = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+COLLECTED = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(tryfirst=True)  # before any are deselected
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[COLLECTED] = [item.nodeid for item in items]
     places = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG_FILES)))
+
+
+@pytest.fixture
+def collected(request: pytest.FixtureRequest) -> list[str] | None:
+    """The ids of all tests that are to be run here and of those deselected by marks; None where some were left out."""
+    asked = {Path(name).resolve() for name in request.config.args}
+    return request.config.stash[COLLECTED] if asked == {Path(__file__).parent} else None
 
 
 def as_method(method: str | Method) -> Method:
