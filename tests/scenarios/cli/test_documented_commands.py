@@ -107,7 +107,7 @@ README = dict.fromkeys(tuple(words) for page, words in LINES if page.name == "RE
 RUN = [list(words) for words in README if words[0] not in NOT_HERE]
 
 
-@pytest.mark.usefixtures("rough_capacity")
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
 @pytest.mark.parametrize("words", RUN, ids=[" ".join(words)[:90] for words in RUN])
 def test_readme_line_runs(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named_files(tmp_path)
