@@ -233,10 +233,11 @@ def replicate(
     seed: int,
     progress: Progress | None,
     record_steps: bool,
+    late_s: FloatArray | float = 0.0,
 ) -> Replication:
     """Serve the requests of ``table`` once: at their arrival times, or as the users of ``loop`` send them.
 
-    ``deployments``: one for each of the scenario's `members`.
+    ``deployments``: one for each of the scenario's `members`; ``late_s``: see `requests_frame`.
 
     Raises CapacityError: a request that could never be served.
     """
@@ -246,7 +247,7 @@ def replicate(
     cluster.run()
     ranks = [rank for replica in replicas for rank in replica.ranks]
     return Replication(
-        results.requests_frame(ranks, table, cluster.assigned, cluster.order),
+        results.requests_frame(ranks, table, cluster.assigned, cluster.order, late_s),
         results.steps_frame(ranks, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
         results.itl_counts(ranks),
         results.accepted_per_position(ranks),
@@ -365,19 +366,16 @@ def serve(
         if table.think_s is not None:
             table = dataclasses.replace(table, think_s=table.think_s + late_s)
         recorded = replication == 0 if record_steps == "first" else record_steps
-        done.append(replicate(scenario, behind, deployments, table, seed, part, recorded))
-        # Seen from the client; what passes until the engine has the request counts as waiting.
-        done[-1].requests["arrival_s"] -= late_s[: table.num_counted]
-        done[-1].requests["time_queue_s"] += late_s[: table.num_counted]
+        counted_late_s = late_s[: table.num_counted]
+        done.append(replicate(scenario, behind, deployments, table, seed, part, recorded, counted_late_s))
     return Served(scenario, deployments, done, table.notes)
 
 
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
-    # Copies, though not of the columns: the frames may be measured again.
-    own = [frame.copy(deep=False) for frame in frames]
-    for index, frame in enumerate(own):
-        frame.insert(0, "replication", index)
-    return own[0] if len(own) == 1 else pd.concat(own, ignore_index=True)
+    # A copy, though not of one frame's columns: the frames may be measured again.
+    together = frames[0].copy(deep=False) if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    together.insert(0, "replication", np.repeat(np.arange(len(frames)), [len(frame) for frame in frames]))
+    return together
 
 
 def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | None:

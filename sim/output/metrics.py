@@ -102,7 +102,11 @@ def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping
     A class without objectives is good when it finishes; objectives for a class that drew no request have no effect.
     """
     good = c.finished.copy()
-    codes, names = pd.factorize(requests["class"])
+    classes = requests["class"]
+    if isinstance(classes.dtype, pd.CategoricalDtype):  # known without a look at the requests
+        codes, names = classes.cat.codes.to_numpy(), classes.cat.categories
+    else:
+        codes, names = pd.factorize(classes)
     for code, name in enumerate(names):
         objectives = slo if isinstance(slo, Slo) else slo.get(str(name))
         if objectives is not None:
@@ -245,7 +249,10 @@ def _by_label(
     labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, percentiles: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
-    if labels is None or labels.nunique() < 2:
+    if labels is None:
+        return {}
+    is_one = isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.cat.categories) < 2
+    if is_one or labels.nunique() < 2:
         return {}
     counted, result = labels.iloc[kept], {}
     for name, places in counted.groupby(counted, observed=True).indices.items():

@@ -1,5 +1,6 @@
 """What a run leaves behind: one row per request and per step under the names results use, and arrays of requests."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,17 @@ def integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArra
     return np.asarray(np.interp(at, times[order], area), dtype=np.float64)
 
 
+@functools.cache
+def _labels(class_names: tuple[str, ...]) -> pd.CategoricalDtype:
+    return pd.CategoricalDtype(pd.Index(list(class_names)))
+
+
 def requests_frame(
-    replicas: Sequence[Replica], table: RequestTable, assigned: NDArray[np.int32], order: IntArray
+    replicas: Sequence[Replica],
+    table: RequestTable,
+    assigned: NDArray[np.int32],
+    order: IntArray,
+    late_s: FloatArray | float = 0.0,
 ) -> pd.DataFrame:
     """One row per counted request, the first of ``order``; with the number of its session and its place there.
 
@@ -68,6 +78,9 @@ def requests_frame(
     kept, rejected work (the time of each step less its time without the rejected rows and their drafts, see
     ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
     that has not finished has NaN there and in ``finish_s``.
+
+    ``late_s``, of each row: between its client's sending a request and the engine's having it. Arrivals are the
+    client's, and this time counts as waiting.
     """
     # A slice takes no memory; without sessions the order is the table's.
     counted = slice(table.num_counted) if table.session is None else order[: table.num_counted]
@@ -75,7 +88,7 @@ def requests_frame(
     done = rows["status"] == state.FINISHED
     clock_s = rows["clock_s"].T
     parts_s = (
-        rows["first_scheduled_s"] - rows["arrival_s"],
+        rows["first_scheduled_s"] - rows["arrival_s"] + late_s,
         rows["prefill_s"] + clock_s[state.CLOCK_PREFILL],
         *clock_s[[state.CLOCK_DRAFT, state.CLOCK_VERIFY, state.CLOCK_REJECTED, state.CLOCK_HOST]],
         rows["pressure_s"],
@@ -87,10 +100,12 @@ def requests_frame(
         {
             "request": np.arange(rows.size),
             **sessions,
-            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
+            "class": pd.Categorical.from_codes(
+                rows["class_id"].astype(np.int64), dtype=_labels(tuple(table.class_names))
+            ),
             "replica": assigned[counted],
             "priority": rows["priority"],
-            "arrival_s": rows["arrival_s"],
+            "arrival_s": rows["arrival_s"] - late_s,
             **{name: np.where(rows[name] >= 0, rows[name], np.nan) for name in _MOMENTS},
             "prompt_tokens": rows["prompt"],
             "output_tokens": rows["tokens"] - rows["prompt"],
