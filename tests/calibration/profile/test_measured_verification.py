@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,10 +15,17 @@ from draftcast.calibration.profile.spec import RooflineProfile
 TIMED = {"heads": 32, "kv_heads": 8, "head_dim": 128}
 
 
-def ratio(device: str, kv_dtype: str, q: float, batch: float, context: float, **heads: int) -> float:
-    """Seconds of ``q`` queries a sequence over those of one."""
+@functools.cache
+def profile_of(device: str) -> RooflineProfile:
+    """Read once: its measured tables take longer to read than to interpolate in."""
     profile = load_profile(None, load_hardware(device))
     assert isinstance(profile, RooflineProfile)
+    return profile
+
+
+def ratio(device: str, kv_dtype: str, q: float, batch: float, context: float, **heads: int) -> float:
+    """Seconds of ``q`` queries a sequence over those of one."""
+    profile = profile_of(device)
     assert profile.measured is not None
     seconds = profile.seconds_of("attention_decode", kv_dtype)
     grid = profile.measured.grid("attention_decode", "bf16", kv_dtype, seconds, **(TIMED | heads))
