@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -21,8 +22,13 @@ FILES = [(room, path) for room in ROOMS for path in sorted((ROOT / room).rglob("
 HEAVY = ("torch", "streamlit", "vllm", "dask", "distributed", "aiconfigurator", "gymnasium")
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
+@functools.cache  # several tests ask for each file
+def imports(path: Path) -> list[tuple[str, int, bool]]:
     """(module, line, whether inside a function or only for the type checker) of every import."""
+    return list(_imports(ast.parse(path.read_text("utf-8"))))
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
     stack = [(tree, False)]
     while stack:
         node, inside = stack.pop()
@@ -41,7 +47,7 @@ def imports(tree: ast.AST) -> Iterator[tuple[str, int, bool]]:
 @pytest.mark.parametrize(("room", "path"), FILES, ids=lambda value: str(value).removeprefix(f"{ROOT}/"))
 def test_imports_run_one_way(room: str, path: Path) -> None:
     above = ROOMS[ROOMS.index(room) + 1 :]
-    for module, line, inside in imports(ast.parse(path.read_text("utf-8"))):
+    for module, line, inside in imports(path):
         parts = module.split(".")
         assert parts[0] not in ROOMS, f"{path}:{line}: import {module} as draftcast.{module}"
         if parts[0] == "draftcast" and len(parts) > 1:
@@ -69,7 +75,7 @@ def test_packages_of_a_room_import_only_from_below(room: str) -> None:
     wrong = []
     for path in sorted(path for name in there for path in (ROOT / room / name).rglob("*.py")):
         own = path.relative_to(ROOT / room).parts[0]
-        for module, line, _ in imports(ast.parse(path.read_text("utf-8"))):
+        for module, line, _ in imports(path):
             parts = module.split(".")
             if parts[:2] == ["draftcast", room] and len(parts) > 2:
                 other = parts[2]
@@ -92,13 +98,13 @@ def test_every_package_that_is_imported_is_declared() -> None:
     # Two parts of a declared package that come with it, of the very version that it asks for. vLLM brings its own
     # versions of all else: its kernel is timed where it is installed.
     known = {"draftcast", "llvmlite", "pydantic_core", "vllm", *sys.stdlib_module_names}
-    used = {module.split(".")[0] for _, path in FILES for module, _, _ in imports(ast.parse(path.read_text("utf-8")))}
+    used = {module.split(".")[0] for _, path in FILES for module, _, _ in imports(path)}
     assert used - known <= optional
     at_once = {
         module.split(".")[0]
         for room, path in FILES
         if room != "dashboards"
-        for module, _, inside in imports(ast.parse(path.read_text("utf-8")))
+        for module, _, inside in imports(path)
         if not inside
     }
     assert at_once - known <= plain | {

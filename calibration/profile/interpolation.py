@@ -129,7 +129,8 @@ class CurveSet:
         if outside.any():
             clamped = np.clip(x[outside], curve.x[0], curve.x[-1])
             log_s[outside] += np.log(self.roofline(x[outside], key)) - np.log(self.roofline(clamped, key))
-        origins = np.where(np.isin(x, curve.x), int(Origin.MEASURED), int(Origin.INTERPOLATED))
+        nodes = np.searchsorted(curve.x, x).clip(max=len(curve.x) - 1)
+        origins = np.where(curve.x[nodes] == x, int(Origin.MEASURED), int(Origin.INTERPOLATED))
         return log_s, np.where(outside, int(Origin.EXTRAPOLATED), origins)
 
     def _corners(self, key: Key) -> list[tuple[Key, float]]:
