@@ -276,22 +276,22 @@ def parse_policies(text: str) -> list[AskedPolicy]:
 
     Raises InputError: an empty name, brackets that do not match, or a parameter without a value.
     """
-    return [_policy(part) for part in _split(text)]
-
-
-def _policy(text: str) -> AskedPolicy:
-    name, bracket, rest = text.partition("(")
-    if not name.strip() or (bracket and not rest.endswith(")")):
-        raise InputError("must be NAME or NAME(KEY=VALUE, ...), separated by commas", file=PLACE, value=text)
-    parameters: dict[str, Any] = {}
-    for part in _split(rest[:-1]) if rest[:-1].strip() else ():
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip() or not value.strip():
-            raise InputError("parameters must look like KEY=VALUE", file=PLACE, value=text)
-        if key.strip() in parameters:
-            raise InputError(f"gives {key.strip()} twice", file=PLACE, value=text)
-        parameters[key.strip()] = parse_yaml(value, f"{PLACE} {name.strip()} {key.strip()}")
-    return AskedPolicy(name.strip(), parameters)
+    policies = []
+    for asked in _split(text):
+        name, bracket, rest = asked.partition("(")
+        if not name.strip() or (bracket and not rest.endswith(")")):
+            raise InputError("must be NAME or NAME(KEY=VALUE, ...), separated by commas", file=PLACE, value=asked)
+        parameters: dict[str, Any] = {}
+        for part in _split(rest[:-1]) if rest[:-1].strip() else ():
+            key, equals, value = part.partition("=")
+            key = key.strip()
+            if not equals or not key or not value.strip():
+                raise InputError("parameters must look like KEY=VALUE", file=PLACE, value=asked)
+            if key in parameters:
+                raise InputError(f"gives {key} twice", file=PLACE, value=asked)
+            parameters[key] = parse_yaml(value, f"{PLACE} {name.strip()} {key}")
+        policies.append(AskedPolicy(name.strip(), parameters))
+    return policies
 
 
 def _split(text: str) -> list[str]:

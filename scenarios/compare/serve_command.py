@@ -22,7 +22,7 @@ from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
 from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Units, Words
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
-from draftcast.scenarios.schema.support import RESEARCH, cannot_run
+from draftcast.scenarios.schema.speculation import RESEARCH, cannot_run
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.policies.ema_tiers import EmaTiers
 from draftcast.yaml_text import write_yaml

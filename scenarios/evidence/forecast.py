@@ -21,7 +21,7 @@ from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash
-from draftcast.sim.progress import Progress
+from draftcast.sim.progress import Progress, parts_of
 
 ForecastSide = Literal["off", "on", "speedup"]
 SIDES: tuple[ForecastSide, ...] = get_args(ForecastSide)
@@ -81,7 +81,7 @@ def forecast_points(points: Iterable[EvidencePoint], progress: Progress | None =
 def forecast_questions(questions: Sequence[Reading], progress: Progress | None = None) -> Iterator[Forecast]:
     """`forecast_points` of scenarios that are made already."""
     figures: dict[str, dict[str, float] | str] = {}
-    for index, question in enumerate(questions):
+    for question, _ in parts_of(progress, questions):
         values: dict[str, float | None] = {"off": None, "on": None}
         reasons, stratum = list(question.reasons), ""
         for side, scenario in (("off", question.off), ("on", question.on)):
@@ -96,8 +96,6 @@ def forecast_questions(questions: Sequence[Reading], progress: Progress | None =
             else:
                 values[side] = _in_terms_of(question.point, found)
                 stratum = stratum or stratum_of(cached_deployment(scenario))
-        if progress is not None:
-            progress((index + 1) / len(questions))
         yield Forecast(question, values["off"], values["on"], tuple(dict.fromkeys(reasons)), stratum)
 
 

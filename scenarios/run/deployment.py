@@ -33,7 +33,7 @@ from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
 from draftcast.scenarios.schema.raw import NAMES
 from draftcast.scenarios.schema.references import put_checksums
-from draftcast.scenarios.schema.support import RESEARCH, cannot_run
+from draftcast.scenarios.schema.speculation import RESEARCH, cannot_run
 from draftcast.sim.acceptance.compiled import MAX_K
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget, memory_share

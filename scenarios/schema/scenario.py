@@ -13,8 +13,7 @@ from draftcast.frozen import Faults, Frozen, NonEmpty, OneOf, Text, in_schema, n
 from draftcast.scenarios.schema.correction import Correction
 from draftcast.scenarios.schema.engine import Engine
 from draftcast.scenarios.schema.raw import MESSAGES
-from draftcast.scenarios.schema.speculation import SpeculativeConfig
-from draftcast.scenarios.schema.support import cannot_run
+from draftcast.scenarios.schema.speculation import SpeculativeConfig, cannot_run
 from draftcast.sim.acceptance import Acceptance
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD

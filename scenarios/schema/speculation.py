@@ -15,6 +15,7 @@ from draftcast.frozen import Count, Faults, Frozen, Many, Nodes, NonEmpty, Proba
 from draftcast.scenarios.schema.raw import NAMES
 from draftcast.sim.cost.methods import METHODS as methods
 from draftcast.sim.cost.methods import Method
+from draftcast.yaml_text import yaml_beside
 
 METHODS = tuple(name for name in methods if name != "none")
 MTP_METHODS: tuple[str, ...] = tuple(NAMES["mtp"])
@@ -23,10 +24,24 @@ PARALLEL = {"eagle": "p_eagle", "eagle3": "p_eagle", "draft_model": "pard"}
 # Marks a field that no simulated time depends on.
 UNTIMED = "changes no simulated time"
 MAX_SPECULATIVE_TOKENS = 64
+# Which engine runs which method, from which version on and up to which; for what is not said nothing is known.
+_SUPPORT = yaml_beside(__file__, "support.yaml")
+RESEARCH: dict[str, str] = _SUPPORT["research"]
+"""Methods that are simulated for every engine, though none has a command for them, and why none has."""
+LACKS: dict[tuple[str, str], dict[str, Any]]
+LACKS = {(engine, method): lack for engine, lacks in _SUPPORT["lacks"].items() for method, lack in lacks.items()}
 
 Schedule = Annotated[
     tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
 ]
+
+
+def cannot_run(engine: str, number: tuple[int, ...], method: str) -> str | None:
+    """Why a version of an engine cannot run a method; None where it can, or nothing is known."""
+    lack = LACKS.get((engine, method))
+    if lack is None or [*number] < lack.get("since", []) or ("until" in lack and [*number] >= lack["until"]):
+        return None
+    return str(lack["why"])
 
 
 class SpeculativeConfig(Frozen):

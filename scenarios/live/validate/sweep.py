@@ -31,7 +31,7 @@ from draftcast.scenarios.live.sweep import OFF, read_index
 from draftcast.scenarios.live.validate.comparison import Validation, repeat_spread, validate
 from draftcast.scenarios.live.validate.forecast import profile_label
 from draftcast.scenarios.schema.load import recorded_scenario
-from draftcast.sim.progress import Progress
+from draftcast.sim.progress import Progress, parts_of
 
 PROFILE = "profile"
 BELOW_CAPACITY = 0.8
@@ -163,7 +163,7 @@ def validate_sweep(
     notes: list[str] = []
     cells: list[Cell] = []
     continuation = {}
-    for number, entry in enumerate(index["cells"]):
+    for entry, _ in parts_of(progress, index["cells"]):
         live = LiveRun.read(folder / entry["dir"])
         if known := live.manifest["known_continuation"]:
             continuation[entry["dir"]] = (known["checked_tokens"], known["wrong_tokens"])
@@ -178,8 +178,6 @@ def validate_sweep(
         else:
             cells.append(Cell(entry, validate(live, scenario, profile=named, measured=measured)))
             notes += [f"{entry['dir']}: {note}" for note in cells[-1].validation.notes]
-        if progress is not None:
-            progress((number + 1) / len(index["cells"]))
     if not cells:
         raise InputError("no run of the sweep can be judged", file=str(folder))
     used = cells[0].validation.question.deployment.profile

@@ -24,7 +24,7 @@ from draftcast.scenarios.compare.server_table import TABLES
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
-from draftcast.scenarios.schema.support import LACKS, RESEARCH
+from draftcast.scenarios.schema.speculation import LACKS, RESEARCH
 from draftcast.sim.cost.methods import get_method
 
 SPEC = "engine.speculative_config"
