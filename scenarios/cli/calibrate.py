@@ -128,8 +128,7 @@ def calibrate(
 def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, options: LogOptions, seed: int = 0) -> None:
     """Fit step coefficients to logs of one server without speculation; print and, with ``profile.out``, write them.
 
-    Raises:
-        InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
+    Raises InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
     """
     import pandas as pd
 
@@ -190,8 +189,7 @@ def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:
 def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, system: str | None) -> None:
     """Read another tool's timings and write a profile folder; print what was taken and what was not.
 
-    Raises:
-        InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
+    Raises InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
     """
     from draftcast.calibration.importers.formats import read, write_profile
     from draftcast.calibration.profile.hardware import load_hardware

@@ -33,8 +33,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, timing: DeviceOptions, seed: int) -> None:
     """Time the kernels of this machine and write a profile folder; an interrupted calibration is continued.
 
-    Raises:
-        InputError: a bad option, no such device, or a folder that holds something else.
+    Raises InputError: a bad option, no such device, or a folder that holds something else.
     """
     began_s = time.perf_counter()
     out = profile.folder("--device")

@@ -84,8 +84,7 @@ def schema(command: list[str] | None = None) -> None:
 def schema_of(command: str) -> dict[str, Any]:
     """Of a command's ``--json``, inferred from real answers (``answers.json``); of a scenario file for "".
 
-    Raises:
-        InputError: no such command, or one without --json.
+    Raises InputError: no such command, or one without --json.
     """
     if not command:
         from draftcast.scenarios.schema import Scenario

@@ -236,8 +236,7 @@ def method_of(text: str, option: str = "--candidate") -> dict[str, Any]:
 def parse_prices(texts: list[str]) -> dict[str, Price]:
     """Prices by device, from ``h100-sxm=2.49@2026-11-01``.
 
-    Raises:
-        InputError: another form, a price that is not above 0, an invalid date, a device twice.
+    Raises InputError: another form, a price that is not above 0, an invalid date, a device twice.
     """
     from draftcast.scenarios.compare.metric import Price
 

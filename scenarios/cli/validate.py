@@ -81,8 +81,7 @@ def report_sweep(
 ) -> tuple[dict[str, Any], str]:
     """Validate a sweep and write its report; returns it as plain data and as text.
 
-    Raises:
-        InputError: see `draftcast.scenarios.live.validate.sweep.validate_sweep`; or the report cannot be written.
+    Raises InputError: see `draftcast.scenarios.live.validate.sweep.validate_sweep`; or the report cannot be written.
     """
     from draftcast.scenarios.live.validate.sweep import validate_sweep
     from draftcast.scenarios.show import validation_sweep_report as sweep_report

@@ -100,8 +100,7 @@ def speculative_config(scenario: Scenario) -> dict[str, Any] | None:
 def live_requests(scenario: Scenario, seed: int) -> RequestTable:
     """The requests a run sends: those of the simulation's first replication at this seed.
 
-    Raises:
-        ScenarioError: as the simulation, or what no client here sends: shared prompts, requests without drafts.
+    Raises ScenarioError: as the simulation, or what no client here sends: shared prompts, requests without drafts.
     """
     for key, given in (
         ("system_prompt or workload.sessions", scenario.workload.shares_prefixes),
@@ -127,8 +126,7 @@ def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> tuple[li
 def ngram_target(scenario: Scenario) -> NgramTarget | None:
     """What n-gram drafting shall find in prompts made for this scenario; None where it does not draft so.
 
-    Raises:
-        ScenarioError: an acceptance model that does not say how often there is a match, or with factors.
+    Raises ScenarioError: an acceptance model that does not say how often there is a match, or with factors.
     """
     spec, acceptance = scenario.speculative_config, scenario.acceptance_of()
     if spec is None or scenario.method not in ("ngram", "ngram_gpu"):
@@ -178,8 +176,7 @@ def record_scenario(
             later ones find their prompts in the prefix cache.
         warm: send a few requests before, unrecorded.
 
-    Raises:
-        InputError: the scenario cannot be run; LiveError: the disk refuses.
+    Raises InputError: the scenario cannot be run; LiveError: the disk refuses.
     """
     seed = scenario.statistics.seed if seed is None else seed
     table = live_requests(scenario, seed)

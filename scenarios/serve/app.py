@@ -284,8 +284,7 @@ def run_server(
 ) -> None:
     """Serve the scenario at ``host:port`` (0: a free one); ``tell`` gets the address when requests can come.
 
-    Raises:
-        InputError: the address cannot be used, the scenario or the tokenizer is refused.
+    Raises InputError: the address cannot be used, the scenario or the tokenizer is refused.
     """
     # A stream is a file; the soft limit is often 1,024.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

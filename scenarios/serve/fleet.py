@@ -170,8 +170,7 @@ class Fleet:
 
         What was done for it since ``sent_s`` is part of the front end's work.
 
-        Raises:
-            Refused: all rows are taken, or all replicas are dead.
+        Raises Refused: all rows are taken, or all replicas are dead.
         """
         rows = len(self._outputs)
         if len(self._answers) == rows:

@@ -151,8 +151,7 @@ def validate(
         measured: take the acceptance that the server counted in this run, not the scenario's.
         attribute: say what the difference is made of (three more forecasts).
 
-    Raises:
-        InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
+    Raises InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
     """
     asked = Question.of(live, scenario, profile)
     used = asked.deployment.profile

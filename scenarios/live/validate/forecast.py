@@ -55,8 +55,7 @@ class Question:
     def of(cls, live: LiveRun, scenario: Scenario, profile: str | None = None) -> Self:
         """The run as the simulator is asked it; ``scenario``'s arrivals and lengths are replaced by the run's.
 
-        Raises:
-            InputError: no request was answered, a class or an acceptance the scenario lacks, what `deploy` refuses.
+        Raises InputError: no request was answered, a class or an acceptance the scenario lacks, what `deploy` refuses.
         """
         manifest = live.manifest
         config = manifest["server"].get("config") or {}
@@ -103,8 +102,7 @@ class Question:
         Counters tell the rounds with a draft. Rounds without one are what is left of the answers' tokens when first
         tokens and accepted drafts are taken out. How matches cluster is not counted: that stays the scenario's.
 
-        Raises:
-            InputError: the run has no counts, or no draft.
+        Raises InputError: the run has no counts, or no draft.
         """
         counts = self.live.manifest["acceptance"]
         if not counts or not counts["num_drafts"]:

@@ -155,8 +155,7 @@ def validate_sweep(
         measured: forecast with the acceptance each server counted, not the scenario's.
         out: where a profile that is made goes, into ``profile``; None: ``folder``.
 
-    Raises:
-        InputError: no sweep, calibration runs that cannot be fitted, no run to judge.
+    Raises InputError: no sweep, calibration runs that cannot be fitted, no run to judge.
     """
     index = read_index(folder)
     named = profile or _own_profile(folder, index, out or folder)
