@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from draftcast.errors import InputError, naming
+from draftcast.errors import InputError
 from draftcast.scenarios.cli import options
 from draftcast.scenarios.cli.options import Question, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
@@ -44,7 +44,7 @@ def cutover(
     if plot is not None:
         check_picture(plot, "--plot")
     lengths = options.whole_values_of(k, "--k")
-    with naming(question.scenario):
+    with question.naming():
         prices, gpus = options.parse_prices(search.price or []), gpus_by_device(scenario)
         if other := sorted(set(prices) - set(gpus)):
             raise InputError(f"the scenario runs on {' and '.join(gpus)}", file="--price", value=other[0])
@@ -62,7 +62,7 @@ def cutover(
             raise InputError("a map over acceptance is of one draft length", file="--k", value=lengths)
         elif lengths:
             asked = replace(asked, scenario=with_length(asked.scenario, lengths[0]))
-        with naming(question.scenario), progress_bar() as progress:
+        with question.naming(), progress_bar() as progress:
             speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
         if plot is not None:
             write_figure(report.map_figure(speedups), plot)
@@ -71,7 +71,7 @@ def cutover(
     if acceptance is not None:
         raise InputError("is for --map acceptance", file="--acceptance", value=acceptance)
     alternatives = [options.method_of(text) for text in candidate or []]
-    with naming(question.scenario), progress_bar() as progress:
+    with question.naming(), progress_bar() as progress:
         answers = find(asked, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
     if plot is not None:
         write_figure(report.cutover_figure(answers), plot)

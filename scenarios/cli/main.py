@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 import draftcast
-from draftcast.errors import InputError, naming
+from draftcast.errors import InputError
 from draftcast.files import check_new, picked, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
@@ -58,7 +58,7 @@ def serve(
     loaded = subject.load(calibrate_to=calibrate_to)
     model = loaded.engine.model
     size = f"{loaded.cluster.replicas} replica{'s' * (loaded.cluster.replicas > 1)}, {speed:g}x speed"
-    with naming(subject.scenario):
+    with subject.naming():
         run_server(loaded, host, port, speed, tokenizer, lambda address: typer.echo(f"{model} at {address} ({size})"))
 
 
@@ -129,7 +129,7 @@ def main() -> None:
 
 def _run() -> None:
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        sys.exit(app(prog_name="draftcast", standalone_mode=False) or 0)
     except _USAGE_ERROR as error:
         told = " ".join(error.format_message().split())
         if told.startswith("Usage:"):  # no arguments at all

@@ -9,7 +9,8 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from glob import escape, glob
@@ -113,6 +114,22 @@ class Subject:
         from draftcast.scenarios.live import calibrate_to as live
 
         return live.calibrate_to(scenario, calibrate_to)
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Errors that name no file name where their key was given: what a scenario holds does not know that."""
+        from draftcast.scenarios.schema.load import origin
+
+        try:
+            yield
+        except InputError as error:
+            if error.file is not None:
+                raise
+            places = {"engine": "--serve-command"} if self.serve_command is not None else {}
+            if self.speculative_config is not None:
+                places["engine.speculative_config"] = "--speculative-config"
+            places |= {assignment.partition("=")[0].strip(): "--set" for assignment in self.overrides or ()}
+            raise error.at(file=origin(error.key or "", self.scenario, places)) from None
 
 
 @dataclass(frozen=True, kw_only=True)

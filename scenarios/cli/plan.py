@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import typer
 
-from draftcast.errors import InputError, naming
+from draftcast.errors import InputError
 from draftcast.scenarios.cli.options import Question, method_of, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
@@ -34,7 +34,7 @@ def plan(
     from draftcast.scenarios.show.tables import make_table, title
 
     scenario = question.load()
-    with naming(question.scenario), progress_bar() as progress:
+    with question.naming(), progress_bar() as progress:
         asked = PlanQuestion(
             scenario,
             rate_rps=rate,

@@ -34,7 +34,7 @@ def recommend(
     check_target("--out", out, question)
     scenario = question.load()
     own = scenario.workload.arrivals.model_dump(mode="json") if scenario.is_closed_loop else {"process": "closed_loop"}
-    with progress_bar() as progress:
+    with question.naming(), progress_bar() as progress:
         if rates is not None and concurrency is not None:
             raise InputError("give --rates or --concurrency, not both", file="--concurrency", value=concurrency)
         arrivals = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from draftcast.errors import InputError, naming
+from draftcast.errors import InputError
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli.options import Question, check_target, values_of
@@ -44,11 +44,11 @@ def simulate(
     if out is not None:
         check_run_directory(out)
     if prometheus is not None:
-        with naming(question.scenario):
+        with question.naming():
             check_alike(scenario)
     for key in spec.without_effect if spec is not None else ():
         print(f"draftcast: note: engine.speculative_config.{key} has no effect on simulated time", file=sys.stderr)
-    with naming(question.scenario), progress_bar() as progress:
+    with question.naming(), progress_bar() as progress:
         answer = compare_with_off(scenario, rates_rps, compare_off=compared, progress=progress, record_steps=steps)
     single = answer.points[0] if not rates_rps else None
     if out is not None:
@@ -99,7 +99,7 @@ def compare(question: Question, policies: str | None = None, metric: str = "e2e"
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines
 
     scenario = question.load()
-    with naming(question.scenario), progress_bar() as progress:
+    with question.naming(), progress_bar() as progress:
         asked = [policies] if policies is not None else []
         answer = compare_policies(scenario, asked, metric=metric, progress=progress)
     question.print_answer(scenario, answer.summary, (policies_table(answer), *ranking_lines(answer)))

@@ -34,11 +34,11 @@ def validate(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> S
     except ValidationError as error:
         raise one_line(error.errors()[0], data, file, places) from None
     except ScenarioError as error:
-        raise error.at(file=_origin(str(error.key), file, places)) from None
+        raise error.at(file=origin(str(error.key), file, places)) from None
     return scenario
 
 
-def _origin(key: str, file: str, places: Mapping[str, str]) -> str:
+def origin(key: str, file: str, places: Mapping[str, str]) -> str:
     """Where a dotted key was given."""
     inside = [place for section, place in places.items() if _within(key, section)]
     return inside[-1] if inside else file
@@ -56,7 +56,7 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
                 published = reference(section["reference"])
             except ScenarioError as error:
                 key = f"{place}acceptance.reference"
-                raise error.at(file=_origin(key, file, places), key=key) from None
+                raise error.at(file=origin(key, file, places), key=key) from None
             rates = list(published.unconditional(published.measured_to))
             holder["acceptance"] = {"model": "chain", **section, "rates": rates}
     return result
@@ -79,7 +79,7 @@ def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str
     dotted, value = ".".join(keys), list(value) if isinstance(value, tuple) else value
     long = isinstance(value, (dict, BaseModel)) or (isinstance(value, list) and len(value) > 12)
     shown: dict[str, Any] = {} if kind == "missing" or value is None or long else {"value": value}
-    return ScenarioError(message, file=_origin(dotted, file, places or {}), key=dotted or None, **shown)
+    return ScenarioError(message, file=origin(dotted, file, places or {}), key=dotted or None, **shown)
 
 
 def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[str]:

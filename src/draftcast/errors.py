@@ -12,8 +12,6 @@ DraftcastError
 """
 
 import reprlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Self
 
 
@@ -123,14 +121,3 @@ class LiveError(DraftcastError):
 
 class SimulationError(DraftcastError):
     """An engine invariant broke: a bug in draftcast."""
-
-
-@contextmanager
-def naming(file: str) -> Iterator[None]:
-    """Errors of input that name no file name this one: what a scenario holds does not know where it was read."""
-    try:
-        yield
-    except InputError as error:
-        if error.file is not None:
-            raise
-        raise error.at(file=file) from None

@@ -83,7 +83,7 @@ def test_bad_input_is_one_line_and_exit_2(refuse: Callable[..., str], arguments:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--set", "engine.model=gpt-9"], ["default: engine.model = 'gpt-9'", "Llama-3.1-8B"]),
+        (["--set", "engine.model=gpt-9"], ["--set: engine.model = 'gpt-9'", "Llama-3.1-8B"]),
         (["--set", "hardware=h900"], ["h900", "h100-sxm"]),
         (["--set", "profile=none-such"], ["none-such"]),
         (["--set", "engine.model=llama-3.1-405b", "--set", f"{SPEC}.model=null"], ["memory"]),
@@ -552,3 +552,14 @@ def test_a_bad_number_of_an_option_names_the_option(option: str) -> None:
     done = CliRunner().invoke(cli.app, ["simulate", "default", f"--{option}", "-1"])
     assert isinstance(done.exception, InputError)
     assert str(done.exception).startswith(f"--{option}: statistics.{option} = -1: must be at least ")
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare", "cutover", "recommend"])
+def test_an_error_found_later_names_where_its_key_was_given(command: str, tmp_path: Path) -> None:
+    asked = [command, "default", "--set", f"engine.model={tmp_path}"]
+    done = CliRunner().invoke(cli.app, asked)
+    assert str(done.exception).startswith(f"--set: engine.model = '{tmp_path}': a folder without a config.json")
+    drafts = '{"method": "eagle3", "num_speculative_tokens": 3}'
+    start = f"vllm serve {tmp_path} --speculative-config '{drafts}'"
+    done = CliRunner().invoke(cli.app, [command, "default", "--serve-command", start])
+    assert str(done.exception).startswith(f"--serve-command: engine.model = '{tmp_path}': ")
