@@ -220,18 +220,15 @@ class AttentionGrid:
             np.concatenate([self.measured, np.zeros(ratio.shape, dtype=bool)]),
         )
 
-    def log_seconds(self, *at_axes: FloatArray) -> tuple[FloatArray, BoolArray]:
-        """Log seconds at points clamped to the grid, and whether they lie inside it, between measured nodes."""
+    def log_seconds(self, *at_axes: FloatArray) -> FloatArray:
+        """Log seconds at points clamped to the grid."""
         from scipy.interpolate import RegularGridInterpolator
 
         values = np.stack(np.broadcast_arrays(*at_axes), axis=-1).astype(np.float64)
         low, high = (np.array([axis[end] for axis in self.axes]) for end in (0, -1))
         at = np.log(np.clip(values, low, high))
-        axes = tuple(np.log(axis) for axis in self.axes)
-        # Of a point's neighbours all those that have a weight are measured.
-        measured = RegularGridInterpolator(axes, self.measured.astype(np.float64))(at) > 1.0 - 1e-9
-        inside = np.all((values >= low) & (values <= high), axis=-1) & measured
-        return RegularGridInterpolator(axes, self.log_s)(at), inside
+        found: FloatArray = RegularGridInterpolator(tuple(np.log(axis) for axis in self.axes), self.log_s)(at)
+        return found
 
 
 def _thinned(axis: FloatArray) -> FloatArray:

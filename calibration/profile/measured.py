@@ -244,7 +244,7 @@ class MeasuredTimes:
         decode = _grid_at(part, rows[rows["q"] == 1], of_timed)
 
         def one_query(_: FloatArray, batch: FloatArray, context: FloatArray) -> FloatArray:
-            return np.exp(decode.log_seconds(np.ones_like(batch), batch, context)[0])
+            return np.exp(decode.log_seconds(np.ones_like(batch), batch, context))
 
         # Not every number of queries was timed at every batch and context: the ratio to one query varies least.
         within, beyond = (_grid_at(part, of, one_query) for of in (rows[one_tile], rows[~one_tile]))
@@ -253,7 +253,7 @@ class MeasuredTimes:
             as_many, width = q * share, batch * group["kv_heads"] / timed["kv_heads"]
             at = np.clip(as_many, beyond.axes[0][0], beyond.axes[0][-1])
             more = roofline(q, batch, context) / roofline(at / share, batch, context)
-            found = [np.exp(grid.log_seconds(as_many, width, context)[0]) for grid in (within, beyond)]
+            found = [np.exp(grid.log_seconds(as_many, width, context)) for grid in (within, beyond)]
             return np.where(as_many * per_head <= TILE_ROWS, found[0], found[1] * more)
 
         return verified

@@ -135,8 +135,8 @@ def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> 
 
 def _predicted(part: Part, train: Points, held: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
     if part.operator in ATTENTION:
-        log_s, _ = measured.grid_of(part, train, seconds, group).log_seconds(*measured.grid_axes(part.operator, held).T)
-        return np.asarray(np.exp(log_s))
+        grid = measured.grid_of(part, train, seconds, group)
+        return np.asarray(np.exp(grid.log_seconds(*measured.grid_axes(part.operator, held).T)))
     curves = measured.curves_of(part, train, seconds, group)
     keys, xs = measured.curve_keys(part.operator, held), np.asarray(held[CURVES[part.operator].x], np.float64)
     predicted = np.empty(len(xs))

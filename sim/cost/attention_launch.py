@@ -91,8 +91,8 @@ def measured_launches(
     of_prompt = m > 0
     prefill_s = np.zeros(len(rows))
     some = rows[of_prompt]
-    prefill_s[of_prompt] = np.exp(prefill.log_seconds(some[:, 1] / some[:, 0], np.ones(len(some)), some[:, 0])[0])
-    decode_s = np.exp(decode.log_seconds(np.ones(len(rows)), batch, context)[0])
+    prefill_s[of_prompt] = np.exp(prefill.log_seconds(some[:, 1] / some[:, 0], np.ones(len(some)), some[:, 0]))
+    decode_s = np.exp(decode.log_seconds(np.ones(len(rows)), batch, context))
     tile, serial = kind["tile_kv_s"] / kind["layers"], kind["serial_kv_s"] / kind["layers"]
     modelled = np.array(
         [
@@ -106,7 +106,7 @@ def measured_launches(
     if equal.any():
         grid = AttentionGrid.from_points(points[equal], seconds[equal] / modelled[equal], lambda m, *_: np.ones_like(m))
         flat = flat_axes(grid, grid.log_s)
-        modelled[of_prompt] *= np.exp(grid.log_seconds(*points[of_prompt].T)[0])
+        modelled[of_prompt] *= np.exp(grid.log_seconds(*points[of_prompt].T))
     unequal = longest > context
     beyond_s = (seconds - modelled)[unequal] / (longest - context)[unequal] * kind["layers"]
     unsplit = (batch >= kind["split_seqs"])[unequal]

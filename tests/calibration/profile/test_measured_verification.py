@@ -30,7 +30,7 @@ def ratio(device: str, kv_dtype: str, q: float, batch: float, context: float, **
     seconds = profile.seconds_of("attention_decode", kv_dtype)
     grid = profile.measured.grid("attention_decode", "bf16", kv_dtype, seconds, **(TIMED | heads))
     assert grid is not None
-    many, one = (grid.log_seconds(*map(np.asarray, ([of], [batch], [context])))[0][0] for of in (q, 1.0))
+    many, one = (grid.log_seconds(*map(np.asarray, ([of], [batch], [context])))[0] for of in (q, 1.0))
     return float(np.exp(many - one))
 
 
