@@ -7,9 +7,7 @@ are numpy arrays (or scalars), results float64 arrays that broadcast.
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from itertools import starmap
-from operator import attrgetter
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from numpy.typing import ArrayLike
@@ -23,8 +21,6 @@ from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
 from draftcast.kernels.operators.linear import linear_work, moe_work
 from draftcast.kernels.operators.sparse import indexer_work
-
-_FIELDS = attrgetter(*(field.name for field in fields(Matrix)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     model.check_tensor_parallel(tp)
     formats = {group: _formats(model, group) for group in QUANTISED}
     chosen = matrices(model, tp, expert_tp or tp)
-    return tuple(starmap(LinearLayer, ((*_FIELDS(matrix), formats.get(matrix.group, ())) for matrix in chosen)))
+    return tuple(LinearLayer(**asdict(matrix), formats=formats.get(matrix.group, ())) for matrix in chosen)
 
 
 def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:
