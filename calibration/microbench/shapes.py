@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 Shape = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
 _STATES = ("gdn", "kda", "mamba2", "mla")
-IMPORTED = ("attention_launch", "indexer", "mla_sparse", *(f"{s}_{p}" for s in _STATES for p in ("decode", "prefill")))
+IMPORTED = (
+    "attention_launch",
+    "dsa_decode",
+    "indexer",
+    "mla_sparse",
+    *(f"{s}_{p}" for s in _STATES for p in ("decode", "prefill")),
+)
 OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")

@@ -151,6 +151,7 @@ def test_the_testbed_is_the_default_on_the_cpu(command: Command, tmp_path: Path)
         (("--hardware", "no-such-device"), "no-such-device"),
         (("--threads", "0"), "threads = 0"),
         (("--tp", "3"), "tensor_parallel_size = 3"),
+        (("--operators", "dsa_decode"), "--operators: 'dsa_decode': unknown; known: linear"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(command: Command, options: tuple[str, str], message: str) -> None:
