@@ -1,6 +1,6 @@
 """Processor time of vLLM's API server: a request, a token of its prompt, a piece of its answer.
 
-    .venv-live/bin/python -P benchmarks/front_end.py     (-P: profile.py beside it is not the standard library's)
+    .venv-live/bin/python benchmarks/front_end.py
 
 Serves a model of two small layers with the CPU build of vLLM (`make live-env`) and a tokenizer trained here, sends text
 prompts of several lengths for answers of several lengths, and fits the processor seconds of the API server's process to
