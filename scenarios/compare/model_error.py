@@ -209,7 +209,7 @@ class Response:
             metric.is_throughput and (self.rate_rps is None or None not in capacities)
         )
 
-    def at(self, rate_rps: float) -> Self:
+    def at(self, rate_rps: float | None) -> Self:
         return dataclasses.replace(self, rate_rps=rate_rps)
 
     def near_capacity(self, speculates: bool) -> bool:

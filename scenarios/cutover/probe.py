@@ -15,6 +15,7 @@ import numpy as np
 
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
+from draftcast.scenarios.compare.model_error import Response, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
 from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.choices import alpha_of
@@ -86,6 +87,7 @@ class Prober:
     spent_requests: int = field(default=0, init=False)
     looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
     _fluids: dict[float | None, tuple[Fluid, Fluid]] = field(default_factory=dict, init=False)
+    _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
     _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by its key
 
@@ -124,10 +126,21 @@ class Prober:
         with_sd = self.axis.at(self.scenario, x)
         return with_sd, without_speculation(with_sd)
 
+    def errors(self, x: float) -> Response | None:
+        """What the errors of step times and acceptance do at x, as of `response`."""
+        with_sd, place = self.scenarios(x)[0], self._place(x)
+        if place not in self._errors:
+            self._errors[place] = response(with_sd, self.fluids(x))
+        errors = self._errors[place]
+        return errors.at(with_sd.rate_rps) if errors is not None else None
+
+    def _place(self, x: float | None) -> float | None:
+        """What tells engines and mixes of requests apart: all rates, clients and batches have one."""
+        return None if self.axis.name in ("rate", "concurrency", "batch") else x
+
     def fluids(self, x: float | None = None) -> tuple[Fluid, Fluid]:
         """The fluid estimates at x (None: of the scenario as it is), with and without speculation."""
-        # One engine and one mix of requests for all rates, clients and batches.
-        place = None if self.axis.name in ("rate", "concurrency", "batch") else x
+        place = self._place(x)
         if place not in self._fluids:
             asked = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
             # No axis touches the engine: each side is resolved once.

@@ -17,7 +17,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import with_length, with_methods
 from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price, check_slo
-from draftcast.scenarios.compare.model_error import Source, response
+from draftcast.scenarios.compare.model_error import Source
 from draftcast.scenarios.cutover.axis import Axis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, PairedRun, Prober
 from draftcast.scenarios.run.deployment import assumptions
@@ -336,7 +336,7 @@ def _predicted(
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
     predictions = {}
     for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
-        errors = response(prober.scenarios(x)[0], prober.fluids(x))
+        errors = prober.errors(x)
         if errors is None or not errors.reaches(prober.metric, most):
             return None
         probe = between(probes, x)
