@@ -66,7 +66,7 @@ class Plotted:
             InputError: nothing to draw, such as a comparison of fewer than two rates.
         """
         # Pictures are made of answers, so their package is above; it is looked up when a picture is asked for.
-        return import_module("draftcast.scenarios.show.plots").figure_of(self)
+        return import_module("draftcast.scenarios.show.figures").FIGURES[type(self)](self)
 
 
 @dataclass(frozen=True, repr=False)

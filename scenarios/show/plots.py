@@ -1,7 +1,7 @@
 """What all plots share (plotly): colours, layout, error bars, writing to a file."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,24 +16,6 @@ COLOURS = (ON, BASELINE, "#7048e8", "#2f9e44", "#d6336c", OFF, "#1c7ed6", "#5c3d
 BREAK_EVEN_LINE = {"color": LIMIT, "dash": "dash", "width": 1.5}
 IMAGES = (".png", ".svg", ".pdf")  # drawn by kaleido
 DECADES: dict[str, Any] = {"type": "log", "dtick": 1}
-
-
-def figure_of(answer: Any) -> Any:
-    """The figure of an answer that has one, by its type. Raises InputError: nothing to draw."""
-    from draftcast.scenarios.compare.slo_answer import measured_requests
-    from draftcast.scenarios.show import cutover_report, plan_report, run_report, sweep_report
-
-    draw: dict[str, Callable[[Any], Any]] = {
-        "RunResult": lambda run: run_report.latency_figure(
-            {"run": measured_requests(run)}, run.manifest["scenario"]["slo"] or {}
-        ),
-        "Comparison": run_report.comparison_figure,
-        "SpeedupMap": cutover_report.map_figure,
-        "CapacityPlan": plan_report.sizing_figure,
-        "Cutover": lambda cutover: cutover_report.cutover_figure([cutover]),
-        "SweepResult": lambda sweep: sweep_report.sweep_figure(sweep, "mean_e2el_s"),
-    }
-    return draw[type(answer).__name__](answer)
 
 
 def panels(*titles: str, rows: int = 1, **layout: Any) -> Any:
