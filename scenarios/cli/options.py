@@ -118,17 +118,15 @@ class Subject:
     @contextmanager
     def naming(self) -> Iterator[None]:
         """Errors that name no file name where their key was given: what a scenario holds does not know that."""
-        from draftcast.scenarios.schema.load import origin
+        from draftcast.scenarios.schema.load import given_at, origin
 
         try:
             yield
         except InputError as error:
             if error.file is not None:
                 raise
-            places = {"engine": "--serve-command"} if self.serve_command is not None else {}
-            if self.speculative_config is not None:
-                places["engine.speculative_config"] = "--speculative-config"
-            places |= {assignment.partition("=")[0].strip(): "--set" for assignment in self.overrides or ()}
+            given = {"trace": self.trace, "engine": self.serve_command, "speculative_config": self.speculative_config}
+            places = given_at(self.overrides or (), **given)
             raise error.at(file=origin(error.key or "", self.scenario, places)) from None
 
 

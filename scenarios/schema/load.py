@@ -130,23 +130,30 @@ def load_scenario(
     """
     data, file = _read(source)
     read = copy.deepcopy(data)
-    places: dict[str, str] = {}
     if trace is not None:
-        _use_trace(data, str(Path(trace).absolute()), places)
+        _use_trace(data, str(Path(trace).absolute()))
     if engine is not None:
         kept = {name: value for name, value in (data.get("engine") or {}).items() if name in keep}
         assign(data, "engine", {**kept, **engine}, "--serve-command")
-        places["engine"] = "--serve-command"
     if speculative_config is not None:
         if isinstance(speculative_config, str):
             speculative_config = parse_json(speculative_config, "--speculative-config", ScenarioError)
         assign(data, "engine.speculative_config", speculative_config, "--speculative-config")
-        places["engine.speculative_config"] = "--speculative-config"
     data = apply_overrides(data, overrides)
-    for assignment in overrides:
-        places[assignment.partition("=")[0].strip()] = "--set"
+    places = given_at(overrides, trace=trace, engine=engine, speculative_config=speculative_config)
     acceptance_follows(read, data, places, file)
     return validate(data, file, places)
+
+
+def given_at(overrides: Iterable[str], *, trace: Any, engine: Any, speculative_config: Any) -> dict[str, str]:
+    """Dotted keys that `load_scenario` does not take from the file (None: not given) -> the option that gave them."""
+    given = {
+        "workload.arrivals": ("--trace", trace),
+        "engine": ("--serve-command", engine),
+        "engine.speculative_config": ("--speculative-config", speculative_config),
+    }
+    places = {key: option for key, (option, value) in given.items() if value is not None}
+    return places | {assignment.partition("=")[0].strip(): "--set" for assignment in overrides}
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -398,7 +405,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     return data, file
 
 
-def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
+def _use_trace(data: dict[str, Any], path: str) -> None:
     """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays.
 
     Its format does not: it was the other file's, and is found out anew (or given with ``--set``).
@@ -415,4 +422,3 @@ def _use_trace(data: dict[str, Any], path: str, places: dict[str, str]) -> None:
             entry.pop("lengths", None)
     workload["arrivals"]["path"] = path
     workload["arrivals"].pop("format", None)
-    places["workload.arrivals"] = "--trace"
