@@ -51,5 +51,5 @@ def recommend(
     question.print_answer(scenario, answer.summary, (title(scenario), candidates_table(answer), answer_line(answer)))
     if not question.as_json:
         typer.echo(paste_lines(answer, engine))
-    if answer.chosen.overloaded == len(answer.loads) and answer.chosen.gain is None:
+    if answer.chosen.keeps_up_nowhere:
         raise typer.Exit(UNSTABLE)

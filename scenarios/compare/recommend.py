@@ -57,6 +57,11 @@ class CandidateOutcome:
         return sum(verdict.on.state == "overloaded" for verdict in self.verdicts)
 
     @property
+    def keeps_up_nowhere(self) -> bool:
+        """Whether every load is above its capacity, so that it has no gain."""
+        return self.overloaded == len(self.verdicts) and self.gain is None
+
+    @property
     def gains(self) -> tuple[Estimate | None, ...]:
         """The factor over off, load by load; None where one side has no figures."""
         return tuple(verdict.advantage for verdict in self.verdicts)
@@ -230,7 +235,7 @@ def _answer(
     best = outcomes[0]
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
     chosen, reason = _simplest(best, off, outcomes, scenario.statistics.confidence)
-    if chosen.overloaded == len(loads) and chosen.gain is None:
+    if chosen.keeps_up_nowhere:
         reason = "no setting keeps up with the load; this one completes the most"
     elif off.overloaded > chosen.overloaded:
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
