@@ -204,23 +204,23 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
 def between(probes: Sequence[Probe], x: float) -> Probe:
     """The probe at x on the line between its neighbours of those in order; without values where either has none.
 
-    So is its standard error: what was not simulated is no surer than what was, as the mean of two runs would be.
+    Its standard error is interpolated too: the average of both runs would claim less error than a run at x has.
     """
     right = next((probe for probe in probes if probe.x >= x), probes[-1])
     left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
     if not (left.has_value and right.has_value):
         return Probe(x)
-    share = (x - left.x) / ((right.x - left.x) or 1.0)
-    errors = [float(probe.indices.std(ddof=1)) / math.sqrt(len(probe.gains)) for probe in (left, right)]
-    wider, largest = (left if errors[0] >= errors[1] else right).indices, max(errors)
+    ends = (left, right)
+    errors = [float(probe.indices.std(ddof=1)) / math.sqrt(len(probe.gains)) for probe in ends]
+    wider = ends[int(np.argmax(errors))].indices
 
-    def line(at_left: float, at_right: float) -> float:
-        return (1.0 - share) * at_left + share * at_right
+    def line(values: Sequence[float]) -> float:
+        return float(np.interp(x, [probe.x for probe in ends], values))
 
-    scale = line(*errors) / largest if largest else 1.0
-    indices = line(left.indices.mean(), right.indices.mean()) + scale * (wider - wider.mean())
-    slack_low, slack_high = line(left.slack_low, right.slack_low), line(left.slack_high, right.slack_high)
+    scale = line(errors) / (max(errors) or 1.0)
+    indices = line([probe.indices.mean() for probe in ends]) + scale * (wider - wider.mean())
     gains = tuple(np.exp(indices).tolist())
+    slack_low, slack_high = line([probe.slack_low for probe in ends]), line([probe.slack_high for probe in ends])
     return Probe(x, gains, (1.0,) * len(gains), slack_low=slack_low, slack_high=slack_high)
 
 
