@@ -279,8 +279,8 @@ class _Reader:
         return ReadCommand(engine, silent, policy, unread, self._whole_prompts(engine))
 
     def _whole_prompts(self, engine: Words) -> tuple[str, ...]:
-        """Without chunked prefill a step holds a whole prompt, and the server refuses longer ones as they come; where
-        the command gives no limit of requests, that of a step is theirs."""
+        """Without chunked prefill a step must hold a whole prompt, and the server refuses longer ones when they come.
+        Where the command does not limit requests, they are limited to the tokens of a step; returns a note on it."""
         step = engine.get("max_num_batched_tokens")
         if engine.get("enable_chunked_prefill") is not False or "max_model_len" in engine or not isinstance(step, int):
             return ()
@@ -288,7 +288,7 @@ class _Reader:
             if step < load_model(str(self.model)).max_position_embeddings:
                 engine["max_model_len"] = step
                 limit = self.table.engine["max_model_len"].name
-                return (f"the command has no {limit}: requests have at most {step} tokens, what a step holds",)
+                return (f"the command gives no {limit}: requests are limited to the {step} tokens of a step",)
         return ()
 
     def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:

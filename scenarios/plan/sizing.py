@@ -255,8 +255,8 @@ def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[
 
 
 def _rank(sizing: Sizing) -> tuple[float, ...]:
-    """Feasible ones by cost, GPUs, and headroom; then those that more GPUs than allowed would make feasible, by these;
-    then the others by how far the tightest constraint is missed; last those that cannot start."""
+    """Feasible ones by cost, GPUs, and headroom; then those that need more GPUs than are allowed, by how many; then the
+    others by how far the tightest constraint is missed; last those that cannot start."""
     if sizing.feasible:
         return (0.0, sizing.cost_per_hour or 0.0, sizing.num_gpus, -sizing.headroom)
     used = sizing.check.tightest.used if sizing.check is not None else math.inf

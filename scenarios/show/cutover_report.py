@@ -82,7 +82,7 @@ def crossing_text(crossing: Crossing, unit: str) -> str:
 
 
 def _span(span: tuple[float, float], ends: Mapping[float, str]) -> str:
-    """``ends``: the lowest and the highest x looked at, which end no span, the look does."""
+    """``ends``: words for the lowest and the highest x looked at, beyond which a span may go on."""
     if span[0] == span[1]:
         return f"at {number(span[0])}"
     low, high = (f"{number(x)}{f' (the {ends[x]} looked at)' if x in ends else ''}" for x in span)

@@ -569,7 +569,7 @@ def test_without_chunked_prefill_requests_fit_into_a_step(words: str) -> None:
     read = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct{words}")
     step = 4096 if words else 8192
     assert read.engine["max_model_len"] == step
-    assert read.notes == [f"the command has no max_seq_len: requests have at most {step} tokens, what a step holds"]
+    assert read.notes == [f"the command gives no max_seq_len: requests are limited to the {step} tokens of a step"]
     given = read_command(f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct --max_seq_len 2048{words}")
     assert (given.engine["max_model_len"], given.notes) == (2048, [])
     assert "max_model_len" not in read_command("trtllm-serve facebook/opt-125m").engine  # 2,048 positions
