@@ -35,6 +35,8 @@ DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
+LEAST_ATTAINED = 0.01
+"""Share of requests that stands for none within their SLO, as a ratio needs one."""
 SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
 """By stratum, standard deviations of the logarithm of two factors, and what they were estimated from;
 ``calibrated_share``: what of a step's error a calibration leaves at other loads."""
@@ -195,6 +197,24 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class SloUse:
+    """What the requests of two runs used of their SLOs (`RunResult.slo_use`), of all classes in rising order."""
+
+    # With and without speculation; empty where a side has no figures: then the other's stand for its own, which were as
+    # much longer as the fluid estimate's latency is
+    sides: tuple[FloatArray, FloatArray]
+    rate_rps: float | None  # of the runs; None: as of `Response`
+
+    @classmethod
+    def of(cls, on: Mapping[str, FloatArray], off: Mapping[str, FloatArray], rate_rps: float | None) -> Self | None:
+        """``on``, ``off``: by class; None where neither side knows."""
+        shares = (np.arange(DRAWS) + 0.5) / DRAWS
+        used = [np.concatenate(list(by_class.values())) if by_class else np.empty(0) for by_class in (on, off)]
+        with_sd, without = (np.quantile(own, shares, method="inverted_cdf") if own.size else own for own in used)
+        return cls((with_sd, without), rate_rps) if with_sd.size or without.size else None
+
+
+@dataclass(frozen=True)
 class Response:
     """How the advantage of one scenario answers to the errors of the model."""
 
@@ -203,11 +223,8 @@ class Response:
     rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
 
     def reaches(self, metric: Metric, capacities: Sequence[float | None]) -> bool:
-        """Whether it is known what they do to a metric: latencies, and throughputs of a fixed number of clients, or of
-        an open loop with both capacities known."""
-        return metric.name in ("e2e", "tpot") or (
-            metric.is_throughput and (self.rate_rps is None or None not in capacities)
-        )
+        """Whether it is known what they do to a metric: all but the throughput of an open loop of unknown capacity."""
+        return not metric.is_throughput or self.rate_rps is None or None not in capacities
 
     def at(self, rate_rps: float | None) -> Self:
         return dataclasses.replace(self, rate_rps=rate_rps)
@@ -225,22 +242,27 @@ class Response:
         confidence: float,
         capacities: Sequence[float | None] = (None, None),
         metric: Metric = METRICS["e2e"],
+        use: SloUse | None = None,
     ) -> Prediction:
         """The advantage in a metric that the errors reach, with every error counted in.
 
         Args:
             probe: the simulated figures; none: the fluid estimate's.
             capacities: requests per second with and without speculation, where they were simulated.
+            use: for SLO goodput; where no run tells, it goes to the side of lower latency.
         """
-        delivers = metric.is_throughput and self.rate_rps is not None
-        if delivers:
+        delivers = self.rate_rps is not None and not metric.less_is_better
+        if metric.is_throughput and delivers:
             advantage = functools.partial(self._log_delivered, [most for most in capacities if most is not None])
         else:
             curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
             advantage = functools.partial(self._log_advantage, curves)
+            if use is not None and not (metric.is_throughput or metric.less_is_better):
+                advantage = functools.partial(self._log_attained, curves, use)
         chance, *errors = _normal_draws()
         values = advantage(np.array(errors))
-        even = (values == 0.0) & delivers  # both sides complete what arrives, whatever chance does to their capacities
+        # Both sides complete what arrives, or within its SLO, whatever chance does to their capacities.
+        even = (values == 0.0) & delivers
         spreads: dict[Source, float] = {
             "acceptance": _spread(advantage, [1.0, 0.0, 0.0]),
             "model": float(np.hypot(_spread(advantage, [0.0, 1.0, 0.0]), _spread(advantage, [0.0, 0.0, 1.0]))),
@@ -281,6 +303,25 @@ class Response:
             np.minimum(self.rate_rps, most * np.exp(-each)) for most, each in zip(capacities, slower, strict=True)
         )
         return np.asarray(np.log(on / off))
+
+    def _log_attained(self, curves: Sequence[Curve], use: SloUse, draws: FloatArray) -> FloatArray:
+        """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits.
+
+        Of a fixed number of clients times how many they complete; NaN where both sides are overloaded.
+        """
+        common, own = self._factors(draws)
+        attained, overloaded = [], []
+        here, there = (np.array([math.nan if rate is None else rate]) for rate in (self.rate_rps, use.rate_rps))
+        for side, slower in enumerate((common + own, common)):
+            longer, known = slower, side if use.sides[side].size else 1 - side
+            if self.rate_rps is not None and np.isfinite(reference := curves[known](there)):
+                longer = slower + curves[side](here * np.exp(slower)) - reference
+            overloaded.append(np.isinf(longer))
+            shares = np.searchsorted(use.sides[known], np.exp(-longer), side="right") / use.sides[known].size
+            attained.append(np.maximum(shares, LEAST_ATTAINED))
+        completed = -own if self.rate_rps is None else np.zeros_like(own)
+        found = np.log(attained[0] / attained[1]) + completed
+        return np.asarray(np.where(overloaded[0] & overloaded[1], np.nan, found))
 
     def _log_advantage(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
         """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""

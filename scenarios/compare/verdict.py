@@ -13,9 +13,10 @@ from typing import Any, Literal
 import numpy as np
 
 from draftcast.files import picked
+from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.compare.model_error import Prediction, Response, predicted, response
+from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, predicted, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -64,6 +65,11 @@ class Side:
     def figures(self) -> dict[str, Estimate] | None:
         """The run's figures with their intervals; None where they do not hold for the load."""
         return self.run.summary["figures"] if self.run is not None and self.has_figures else None
+
+    @property
+    def slo_use(self) -> Mapping[str, FloatArray]:
+        """As of `RunResult`; empty where the run's figures do not hold for the load."""
+        return self.run.slo_use if self.run is not None and self.has_figures else {}
 
     @property
     def completes_what_arrives(self) -> bool:
@@ -218,7 +224,8 @@ def decide(
         return verdict
     if verdict.word in ("not settled", "overloaded") or one_run:
         return verdict
-    prediction = errors.predict(verdict.probe, confidence, capacities, metric)
+    use = SloUse.of(on.slo_use, off.slo_use, errors.rate_rps)
+    prediction = errors.predict(verdict.probe, confidence, capacities, metric, use)
     if prediction.advantage is None or not prediction.advantage.half_width:  # no error makes a difference
         return verdict
     return dataclasses.replace(verdict, word=BY_SIGN[prediction.sign], prediction=prediction)

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
-from draftcast.scenarios.compare.model_error import Response, response
+from draftcast.scenarios.compare.model_error import Response, SloUse, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
 from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.choices import alpha_of
@@ -55,6 +55,7 @@ class PairedRun:
     requests: int = 0  # of one replication
     on: dict[str, float] = field(default_factory=dict)
     off: dict[str, float] = field(default_factory=dict)
+    slo_use: SloUse | None = None
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,14 @@ class Prober:
             dataclasses.replace(half.known, run=run) if half.known.capacity is not None else side(half.scenario, run)
             for half, run in zip((on, off), runs, strict=True)
         ]
-        means = [_means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)]
+        on_means, off_means = (
+            _means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)
+        )
+        use = SloUse.of(sides[0].slo_use, sides[1].slo_use, on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
-        self.looks[x] = PairedRun(x, (sides[0].state, sides[1].state), replications, simulated, *means)
+        self.looks[x] = PairedRun(
+            x, (sides[0].state, sides[1].state), replications, simulated, on_means, off_means, use
+        )
         probe = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
         if self.metric.name == "slo_goodput" and not any(
             r[self.metric.figure] for run in runs for r in run.replications

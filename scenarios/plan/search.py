@@ -9,7 +9,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from draftcast.scenarios.compare.comparison import simulate
+from draftcast.scenarios.compare.model_error import latency_curve
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.fluid import Fluid
@@ -28,6 +31,7 @@ IDLE_SHARE = 0.01
 _STEPS = 60
 _LARGEST_STEP = 4.0
 _WIDEST = 1e6
+_GRID = 500
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,9 @@ class Check:
     # The objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone
     constraints: tuple[Constraint, ...]
     figures: dict[str, Estimate] = field(repr=False)
+    # What the times use of their limits, the largest: were all times longer by its inverse, the objectives would just
+    # be met; infinite without a steady state
+    time_used: float = math.inf
 
     @property
     def tightest(self) -> Constraint:
@@ -120,6 +127,22 @@ class SimulatedCluster:
             return None
         return LargestRate(low, high, self.check(replicas, high).tightest if math.isfinite(high) else None)
 
+    def largest_rate_if(self, slower: float) -> float:
+        """Requests per second up to which one replica meets the objectives if its steps take ``slower`` times as long.
+
+        It then serves a rate as the replica itself serves ``slower`` times the rate, with all times as much longer. By
+        the loads that were simulated; between them times grow as the fluid estimate's latency does. 0: none.
+        """
+        checks = [each for (replicas, _), each in self._checks.items() if replicas == 1]
+        known = sorted((each.rate_rps, each.time_used) for each in checks if math.isfinite(each.time_used))
+        rates, used = np.array(known).T
+        grid = np.union1d(rates, np.geomspace(rates[0], rates[-1], _GRID))
+        latency = latency_curve(self.replica, max(self.replica.capacity_rps(), 1.01 * rates[-1]))
+        # Where the latency does not depend on the rate, the rate itself orders the points.
+        places, loads = (latency(each) + 1e-6 * np.log(each) for each in (grid, rates))
+        within = np.interp(places, loads, np.maximum.accumulate(used)) <= 1.0 / slower
+        return float(grid[within][-1]) / slower if within.any() else 0.0
+
 
 def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:
     """What `SimulatedCluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
@@ -138,7 +161,7 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
     run, rate_rps = own.run, scenario.rate_rps
     assert run is not None
     assert rate_rps is not None
-    completed, met, figures = rate_rps, False, run.summary["figures"]
+    completed, met, figures, time_used = rate_rps, False, run.summary["figures"], math.inf
     if not own.has_figures:
         completed = own.capacity_rps.low if own.capacity_rps is not None else math.nan
         found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
@@ -149,11 +172,14 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         found = [Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio) for each, ratio in ratios.items()]
         # A figure that the run does not have (no request with two output tokens) breaks no bound.
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
-        met = not any(each.used > 1.0 for each in found)
+        met, time_used = not any(each.used > 1.0 for each in found), float(np.nan_to_num(found[0].used))
     else:
         # The scenario's own SLO: of all requests, the share that may miss it and the share that does.
         wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
         attained, least = figures["slo_attainment"].mean, min(wanted)
         used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
         found, met = [Constraint("slo.attainment", attained, least, used)], run.slo_met is not False
-    return Check(rate_rps, met, own.state, completed, tuple(found), figures)
+        by_class = scenario.slos
+        shares = [(by_class[name].attainment, of_limits) for name, of_limits in run.slo_use.items() if name in by_class]
+        time_used = max(float(np.quantile(of_limits, share, method="inverted_cdf")) for share, of_limits in shares)
+    return Check(rate_rps, met, own.state, completed, tuple(found), figures, time_used)

@@ -47,7 +47,9 @@ class Sizing:
     target_rps: float
     output_tokens_per_s: float = math.nan  # at the target
     price: Price | None = None
-    relative_error: float = 0.0  # standard deviation of the candidate's times against real engines; 0: exact
+    # What of its rate a replica serves within the objectives if all its times are as much longer, or shorter, as the
+    # model may err by at the question's confidence; 0: none
+    serves: tuple[float, float] = (1.0, 1.0)
     gpus_beyond: float = math.inf  # about how many would do where more than allowed are needed; infinite: no number
 
     @property
@@ -55,15 +57,15 @@ class Sizing:
         return self.replicas > 0
 
     @property
-    def replicas_interval(self) -> tuple[int, int] | None:
-        """Fewest and most replicas that may be needed: times as long as the model may err by, at the question's
-        confidence; None when infeasible. A replica that takes c times as long serves the c-th part of the rate, with
-        latencies c times as long: that the SLO does not grow with them is left out."""
+    def replicas_interval(self) -> tuple[int, int | None] | None:
+        """Fewest and most replicas that may be needed, the errors of step times and acceptance counted in; no most one
+        where times as long as that break the objectives at any load. None when infeasible."""
         if not self.feasible or self.largest is None:
             return None
-        reach = math.exp(normal_quantile(self.candidate.scenario.statistics.confidence) * self.relative_error)
         needed = self.replicas * self.check.rate_rps / self.largest.met if self.check is not None else self.replicas
-        return max(1, math.ceil(needed / reach)), max(self.replicas, math.ceil(needed * reach))
+        longer, shorter = self.serves
+        fewest = min(math.ceil(needed / shorter), self.replicas)
+        return fewest, max(math.ceil(needed / longer), self.replicas) if longer else None
 
     @property
     def num_gpus(self) -> int:
@@ -196,10 +198,15 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
             raise
         return replace(infeasible, reason=str(refusal))
     cluster = SimulatedCluster(candidate.scenario, tuple(question.objectives), progress)
+    # By what factor all times may be longer or shorter.
+    confidence = candidate.scenario.statistics.confidence
+    reach = math.exp(normal_quantile(confidence) * times_error(candidate.scenario, deployment))
     estimate = cluster.replica.rate_rps(cluster.replica.slots)  # with a full batch
     idle = cluster.check(1, IDLE_SHARE * estimate)
     if not idle.met:
         reason = f"{_broken(idle)} with hardly any load: more replicas cannot help"
+        if idle.time_used <= reach:
+            reason += f" (within the {confidence:.0%} prediction interval, {1 - 1 / reach:.0%} less, the SLO is met)"
         return replace(infeasible, reason=reason, check=idle)
     alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
     if alone is None:
@@ -229,7 +236,7 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         check=cluster.check(replicas, needed),
         largest=largest,
         output_tokens_per_s=cluster.replica.traffic.output_tokens * target_rps,
-        relative_error=times_error(candidate.scenario, deployment),
+        serves=(cluster.largest_rate_if(reach) / alone.met, max(1.0, cluster.largest_rate_if(1.0 / reach) / alone.met)),
     )
 
 

@@ -90,6 +90,9 @@ class RunResult(Plotted):
     """By how much the mean latency may still fall short of the steady state, as a share of it (the warm-up's rest)."""
     is_warm: bool = True
     """Whether the warm-up ended within the first half of the requests; never of a run close to its capacity."""
+    slo_use: Mapping[str, FloatArray] = field(default_factory=dict, repr=False)
+    """By class, of all counted requests in rising order: the largest of a request's times over its limit (up to 1 the
+    SLO is met; infinite: not finished). Empty without an SLO, of overloaded runs, and of what `load` reads."""
 
     def frame(self) -> pd.DataFrame:
         """Every figure with its interval, a row each, in SI units: columns ``mean``, ``low``, ``high``."""
@@ -495,6 +498,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         ]
     summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(served, measured, state)
+    used = {name: [m.slo_use[name] for m in measured if name in m.slo_use] for m in measured for name in m.slo_use}
     return RunResult(
         summary=summary,
         requests=served.requests,
@@ -507,4 +511,5 @@ def _result(served: Served, cut: int | None) -> RunResult:
         closed_loop=scenario.is_closed_loop,
         shortfall=shortfall,
         is_warm=is_warm,
+        slo_use={name: np.sort(np.concatenate(own)) for name, own in used.items()} if state != "overloaded" else {},
     )

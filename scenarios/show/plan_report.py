@@ -73,6 +73,10 @@ def answer_line(answer: CapacityPlan) -> str:
     text += f"; up to {best.largest.met:.4g} req/s meet the SLO ({best.headroom:+.0%}), {_beyond(best)}."
     fewest, most = best.replicas_interval or (best.replicas, best.replicas)
     level = f"{answer.question.scenario.statistics.confidence:.0%} prediction interval"
+    if most is None:
+        return (
+            f"{text} {level} of the replicas needed: {fewest} or more; with the longest times in it no number will do."
+        )
     return text if fewest == most else f"{text} {level} of the replicas needed: {fewest} to {most}."
 
 

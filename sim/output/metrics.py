@@ -39,6 +39,8 @@ class Metrics:
     warmup_requests: int  # left out at the front
     by_class: Mapping[str, Mapping[str, float]]
     by_group: Mapping[str, Mapping[str, float]]
+    # By class, of each counted request what its times use of the SLO, see `_slo_use`; none without an SLO
+    slo_use: Mapping[str, FloatArray]
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
@@ -83,7 +85,8 @@ def compute_metrics(
     kept = slice(_whole_segments(warmup or 0, n), n)
     start_s, last_s = float(c.arrival_s[kept].min()), float(c.arrival_s.max())
     end_s = last_s if warmup is not None else float(c.finish_s[c.finished].max(initial=last_s))
-    good = _good_requests(requests, c, slo) if slo is not None else None
+    used = _slo_use(requests, c, slo) if slo is not None else None
+    good = used <= 1.0 if used is not None else None
 
     values = _throughput(c, start_s, end_s, good, replicas)
     values["num_requests"] = float(n - kept.start)
@@ -93,15 +96,17 @@ def compute_metrics(
     values |= _shown(latencies, percentiles) | _acceptance_and_work(requests, kept)
     values |= _per_position(requests, accepted_per_position, kept)
     by_class, by_group = (_by_label(labels, c, kept, good, percentiles) for labels in (requests["class"], groups))
-    return Metrics(values, kept.start, by_class, by_group)
+    counted = pd.Series(used[kept]).groupby(requests["class"].to_numpy()[kept]) if used is not None else ()
+    return Metrics(values, kept.start, by_class, by_group, {str(name): np.asarray(own) for name, own in counted})
 
 
-def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> BoolArray:
-    """Per request: finished and every objective met; ``slo`` for all requests or per class name.
+def _slo_use(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> FloatArray:
+    """Of each request the largest of its times over its limit: up to 1 it is good; infinite where it did not finish.
 
-    A class without objectives is good when it finishes; objectives for a class that drew no request have no effect.
+    ``slo`` for all requests or per class name; a class without objectives uses nothing of them. Objectives for a class
+    that drew no request have no effect.
     """
-    good = c.finished.copy()
+    used = np.where(c.finished, 0.0, np.inf)
     classes = requests["class"]
     if isinstance(classes.dtype, pd.CategoricalDtype):  # known without a look at the requests
         codes, names = classes.cat.codes.to_numpy(), classes.cat.categories
@@ -110,18 +115,14 @@ def _good_requests(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping
     for code, name in enumerate(names):
         objectives = slo if isinstance(slo, Slo) else slo.get(str(name))
         if objectives is not None:
-            good &= (codes != code) | _meets(c, objectives)
-    return good
-
-
-def _meets(c: RequestColumns, slo: Slo) -> BoolArray:
-    """TPOT counts as 0 for one-token outputs, as in vLLM."""
-    met = np.ones(c.arrival_s.shape, dtype=np.bool_)
-    tpot_s = np.where(c.output > 1, c.tpot_s, 0.0)
-    for limit_ms, value_s in ((slo.ttft_ms, c.ttft_s), (slo.tpot_ms, tpot_s), (slo.e2el_ms, c.e2el_s)):
-        if limit_ms is not None:
-            met &= value_s <= limit_ms / 1000
-    return met
+            # TPOT counts as 0 for one-token outputs, as in vLLM.
+            times_s = (c.ttft_s, np.where(c.output > 1, c.tpot_s, 0.0), c.e2el_s)
+            for limit_ms, time_s in zip(
+                (objectives.ttft_ms, objectives.tpot_ms, objectives.e2el_ms), times_s, strict=True
+            ):
+                if limit_ms is not None:
+                    used = np.fmax(used, np.where(codes == code, time_s / (limit_ms / 1000), 0.0))
+    return used
 
 
 def _whole_segments(requests: int, n: int) -> int:

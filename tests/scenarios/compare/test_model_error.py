@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
-from draftcast import InputError, load_scenario
+from draftcast import InputError, load_scenario, simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
     SPREADS,
     Prediction,
     RelativeErrors,
     Response,
+    SloUse,
     model_error,
     predicted,
     response,
@@ -118,6 +120,52 @@ def test_an_open_loop_s_throughput_is_what_arrives_up_to_capacities_of_uncertain
     assert at.advantage is not None
     assert at.advantage.high == pytest.approx(1.0)
     assert (at.sign, at.probability) == (0, pytest.approx(0.25, abs=0.02))
+
+
+@pytest.mark.parametrize("load", [CLOSED, {"workload.arrivals.request_rate_rps": 0.5}])
+def test_slo_goodput_goes_by_what_requests_use_of_their_limits(scenario: Scenario, load: dict[str, object]) -> None:
+    goodput = METRICS["slo_goodput"]
+    errors = with_errors(with_values(scenario, load), step=0.1)
+    assert errors.reaches(goodput, (None, None))
+    half, nearly = np.full(50, 0.5), np.full(50, 0.95)
+
+    def found(on: np.ndarray, off: np.ndarray) -> Prediction:
+        use = SloUse.of({"all": on}, {"all": off}, errors.rate_rps)
+        return errors.predict(advantage_of(1.0, noise=0.0), 0.95, metric=goodput, use=use)
+
+    # Without speculation times may be 5 % longer, of which a normal error of 10 % exceeds 30 %: then nothing is within
+    # the limits, of which a hundredth stands for none; with speculation all still is.
+    near = found(half, nearly)
+    assert near.advantage is not None
+    assert (near.advantage.mean, near.advantage.high) == (pytest.approx(1.0), pytest.approx(100.0))
+    assert near.probability == pytest.approx(0.304 + 0.696 / 2, abs=0.02)
+    assert near.dominant == "model"
+    assert found(nearly, half).probability == pytest.approx(0.696 / 2, abs=0.02)
+    assert found(half, half).probability == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_side_without_figures_uses_what_the_other_does_as_its_latency_is_longer(scenario: Scenario) -> None:
+    errors = with_errors(scenario, step=0.05)
+    assert errors.rate_rps is not None
+    use = SloUse.of({"all": np.array([0.9])}, {}, errors.rate_rps)
+    on, off = (fluid.in_system(errors.rate_rps) for fluid in errors.fluids)
+    assert off > on / 0.9  # without speculation a request takes so much longer that none is within its limits
+    assert errors.predict(Probe(0.0), 0.95, metric=METRICS["slo_goodput"], use=use).probability > 0.95
+
+
+def test_longer_steps_attain_what_the_share_of_the_limits_says(scenario: Scenario) -> None:
+    plain = without_speculation(scenario)
+    load = CLOSED | {
+        "workload.lengths": {"prompt_tokens": {"distribution": "uniform", "low": 16, "high": 2000}, "output_tokens": 20}
+    }
+    run = simulate(with_values(plain, load | {"slo.e2el_ms": 180.0}))
+    (used,) = run.slo_use.values()
+    assert np.mean(used <= 1.0) == pytest.approx(run.summary["figures"]["slo_attainment"].mean, abs=0.02)
+    measured = {"source": "x", "model": plain.engine.model, "hardware": plain.hardware, "step_factor": 1.2}
+    longer = simulate(with_values(plain, load | {"slo.e2el_ms": 180.0, "correction": measured}))
+    attained = longer.summary["figures"]["slo_attainment"].mean
+    assert attained < np.mean(used <= 1.0) - 0.05
+    assert np.mean(used <= 1.0 / 1.2) == pytest.approx(attained, abs=0.05)
 
 
 def verdict(scenario: Scenario) -> Verdict:

@@ -23,13 +23,15 @@ from draftcast.scenarios.cli.options import parse_prices
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import Price
+from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
 from draftcast.scenarios.plan.search import check_load, cluster_scenario
-from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.run.choices import OFF
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import load_scenario, with_rate
+from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values
 from draftcast.scenarios.show.plan_report import answer_line, goodput_figure
 
 pytestmark = pytest.mark.usefixtures("rough_capacity")
@@ -180,6 +182,43 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
     answer = with_prices(dataclasses.replace(few, sizings=(*odd.sizings, idle, far, near)), {})
     assert far.gpus_beyond == 4
     assert answer.sizings == (near, far, idle, *odd.sizings)
+
+
+def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(server: Callable[..., Scenario]) -> None:
+    own = server()
+    reach = math.exp(1.959964 * times_error(own, cached_deployment(own)))
+    lax, tight, missed = (f"e2el:p95<{1e3 * STEP_S * limit}ms" for limit in (1.5, 0.5 + reach / 2, 1.5 - reach / 2))
+
+    def sized(slo: str, rate: float = 300.0, factor: float = 1.0) -> Sizing:
+        longer = {"source": "x", "model": own.engine.model, "hardware": "h100-sxm", "step_factor": factor}
+        question = {"rate_rps": rate, "objectives": parse_objectives(slo), "tolerance": 0.005}
+        return planned(with_values(own, {"correction": longer}), **question).sizings[0]
+
+    # Rates at which the longer steps take a replica more, the shorter ones a replica less.
+    for rate, factor, chosen, replicas in ((390.0, reach, 1, 5), (305.0, 1 / reach, 0, 3)):
+        here, other = sized(lax, rate), sized(lax, rate, factor)
+        assert here.largest is not None
+        assert other.largest is not None
+        assert here.serves[1 - chosen] == pytest.approx(1 / factor, rel=0.01)
+        assert here.replicas == 4
+        assert here.replicas_interval is not None
+        assert here.replicas_interval[chosen] == other.replicas == replicas
+    # With steps so much longer every request misses the limit, in however many replicas.
+    near = sized(tight)
+    assert near.serves[0] == 0.0
+    assert near.replicas_interval == (3, None)
+    assert sized(tight, factor=reach).replicas == 0
+    assert "or more; with the longest times in it no number will do." in answer_line(
+        planned(own, rate_rps=300.0, objectives=parse_objectives(tight))
+    )
+    # And what no step of this length meets may yet be met.
+    assert "within the 95% prediction interval" in sized(missed).reason
+    assert "prediction" not in sized("e2el:p95<5ms").reason
+    # The scenario's own SLO, a share of the requests, is judged by the same times.
+    limit_ms = 1e3 * STEP_S * (0.5 + reach / 2)
+    own_slo = planned(server(f"slo={{e2el_ms: {limit_ms}, attainment: 0.9}}"), rate_rps=300.0).sizings[0]
+    assert own_slo.serves[0] == 0.0
+    assert own_slo.serves[1] == pytest.approx(near.serves[1], rel=0.02)
 
 
 @pytest.fixture(scope="module")
