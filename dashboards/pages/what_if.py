@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -90,7 +91,10 @@ def waits_for_acceptance(session: Session) -> bool:
 
 def finish(session: Session, report: Report, own: Answer) -> None:
     verdict = own.point.verdict
-    rows = [(name, figure.mean, figure.low, figure.high) for name, figure in own.run.summary["figures"].items()]
+    rows = [
+        (name, figure.mean, figure.low, figure.high)
+        for name, figure in (own.run.summary["figures"] | own.own.predicted_figures).items()
+    ]
     report.tables["Figures"] = pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])
     report.footer(own.hash, session.question.command("simulate"), own)
     summary = Comparison(own.scenario, (own.point,), None).summary if verdict is not None else lambda: own.run.summary
@@ -136,7 +140,7 @@ def _tiles(own: Answer, baselines: list[Answer]) -> None:
     column = column_of(scenario, own.own)
     pairs: dict[str, tuple[Column, Column]] = {}
     if verdict is not None:
-        pairs[OFF] = (column, column_of(scenario, verdict.off))
+        pairs[OFF] = (column, replace(column_of(scenario, verdict.off), doubt=verdict.doubt))
     for baseline in baselines:
         one, two = together(own, baseline)
         pairs[BASELINE] = (column_of(scenario, one), column_of(baseline.scenario, two))

@@ -11,7 +11,6 @@ from draftcast.scenarios.compare.comparison import Difference, difference
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
-from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
@@ -49,13 +48,15 @@ class Column:
     replications: Sequence[Mapping[str, float]]  # the figures of each, for differences
     trouble: str = ""  # why its figures do not hold for the load, in a word
     delivers_arrivals: bool = False  # an open loop below its capacity
+    doubt: float = 0.0  # of a ratio to another setting, as of `difference`
 
     def change(self, figure: str, other: Self, confidence: float) -> Difference | None:
         """The difference to another column; None where either has no such figure, or none that holds."""
         if self.trouble or other.trouble:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
-        return difference(figure, self.replications, other.replications, confidence, as_offered=as_offered)
+        values = self.replications, other.replications
+        return difference(figure, *values, confidence, as_offered=as_offered, doubt=other.doubt)
 
 
 def column_of(scenario: Scenario, side: Side) -> Column:
@@ -63,9 +64,9 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     run = side.run
     assert run is not None
     gpus = sum(gpus_by_device(scenario).values())
-    per_gpu = [{PER_GPU: replication["output_throughput"] / gpus} for replication in run.replications]
-    figures = run.summary["figures"] | summarise(per_gpu, scenario.statistics.confidence)
-    replications = [{**most, **last} for most, last in zip(run.replications, per_gpu, strict=True)]
+    figures = run.summary["figures"] | side.predicted_figures
+    figures[PER_GPU] = figures["output_throughput"].scaled(1 / gpus)
+    replications = [{**each, PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
     return Column(figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives)
 
 
@@ -108,7 +109,7 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
     if math.isfinite(shown.half_width):
         half = f" <small>±{number(shown.half_width, shown.mean)}</small>"
         span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
-        bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
+        bounds = f"{value.confidence:.0%} prediction interval {span}, {value.n} replications"
     return (
         f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds)}'>"
         f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"

@@ -56,10 +56,13 @@ def difference(
     confidence: float = 0.95,
     *,
     as_offered: bool = False,
+    doubt: float = 0.0,
 ) -> Difference | None:
     """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
 
-    ``as_offered``: both are open loops below their capacity.
+    Args:
+        as_offered: both are open loops below their capacity.
+        doubt: logarithm up to which the errors of step times and acceptance, which no run shows, may move a ratio.
     """
     a, b = _values(figure, first), _values(figure, second)
     if not a or not b:
@@ -76,9 +79,13 @@ def difference(
     verdict: Judgement = "cannot tell"
     if as_offered and figure in _OFFERED:
         verdict = "as offered"
-    elif has_direction and (change.low > 0 or change.high < 0):
+    elif has_direction and (change.low > 0 or change.high < 0) and _exceeds(ratio, doubt):
         verdict = "better" if (change.high < 0) == less else "worse"
     return Difference(figure, change, ratio, verdict)
+
+
+def _exceeds(ratio: Estimate | None, doubt: float) -> bool:
+    return ratio is None or not ratio.mean > 0.0 or abs(math.log(ratio.mean)) >= doubt
 
 
 def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:
@@ -120,9 +127,12 @@ class RatePoint:
         return self.verdict.advantage if self.verdict is not None else None
 
     def figures(self, which: str) -> dict[str, Estimate]:
-        """Every figure of a side (``on`` or ``off``) with its interval; none where they do not hold for the load."""
+        """Every figure of a side (``on`` or ``off``), with its prediction interval where there is one.
+
+        None where they do not hold for the load.
+        """
         chosen = self.own if which == "on" or self.verdict is None else self.verdict.off
-        return chosen.figures or {}
+        return (chosen.figures or {}) | chosen.predicted_figures
 
     def by_cause(self) -> dict[str, Estimate]:
         """Mean seconds of a request with speculation less those without, by what they went to; they add up to ``all``.
@@ -137,11 +147,13 @@ class RatePoint:
         return {name: each.difference for name, each in found.items() if each is not None}
 
     def compared(self) -> dict[str, Any]:
-        """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
+        """Prediction intervals and, where there is one, the comparison with off, for ``--json``."""
+        sides = {"on": self.own} if self.verdict is None else {"on": self.own, "off": self.verdict.off}
+        intervals = {"predicted_figures": {name: one.predicted_figures for name, one in sides.items()}}
         if self.verdict is None or self.off is None:
-            return {}
+            return intervals
         tokens = paired_probe(0.0, METRICS["token_goodput"], self.on, self.off)
-        return {
+        return intervals | {
             "off": self.off.summary,
             "advantage": self.advantage,
             "by_cause_s": self.by_cause(),
@@ -170,11 +182,12 @@ class Comparison(Plotted):
             | point.compared()
             for point in self.points
         ]
+        capacities = {name: one.capacity_rps if one is not None else None for name, one in self.saturated.items()}
         cutover = None
         if self.cutover is not None:
             spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
             cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
-        return {"points": rows, "capacity_rps": self.capacities, "cutover": cutover}
+        return {"points": rows, "capacity_rps": capacities, "cutover": cutover}
 
     def save(self, path: str | Path) -> Path:
         """Write a run directory of all runs, whose tables say by rate and speculation which one a row is of."""
@@ -190,12 +203,15 @@ class Comparison(Plotted):
         return write_run_directory(path, manifest=manifest, summary=self.summary(), requests=requests, steps=steps)
 
     @property
-    def capacities(self) -> dict[str, Estimate | None]:
-        """Both sides' capacity, where the loads asked for it; the one of the highest rate."""
+    def saturated(self) -> dict[str, Side | None]:
+        """The side of the highest rate whose capacity is known, with and without speculation."""
         own = [point.own for point in self.points]
         off = [point.verdict.off for point in self.points if point.verdict is not None]
-        known = {"on": [each.capacity_rps for each in own], "off": [each.capacity_rps for each in off]}
-        return {name: next(filter(None, reversed(rates)), None) for name, rates in known.items()}
+        known = {"on": own, "off": off}
+        return {
+            name: next((one for one in reversed(sides) if one.capacity is not None), None)
+            for name, sides in known.items()
+        }
 
 
 def simulate(

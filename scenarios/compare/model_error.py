@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -25,6 +26,7 @@ from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
+from draftcast.sim.output.metrics import LATENCIES, STATISTICS
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 from draftcast.yaml_text import yaml_beside
@@ -35,6 +37,12 @@ DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
+THROUGHPUTS = (
+    "request_throughput",
+    "output_throughput",
+    "output_throughput_per_replica",
+    "total_token_throughput",
+)
 LEAST_ATTAINED = 0.01
 """Share of requests that stands for none within their SLO, as a ratio needs one."""
 SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
@@ -117,6 +125,11 @@ def times_error(scenario: Scenario, deployment: Deployment) -> float:
         return 0.0
     error = model_error(scenario, deployment)
     return error.with_speculation if scenario.speculative_config is not None else error.step
+
+
+def setting_error(scenario: Scenario) -> float:
+    """The same, of unlike replicas the largest."""
+    return max(times_error(member, cached_deployment(member)) for member in members(scenario))
 
 
 def _acceptance_error(scenario: Scenario) -> float:
@@ -342,12 +355,62 @@ def _spread(advantage: Curve, deviation: Sequence[float]) -> float:
     return abs(high - low) / 2 if math.isfinite(high - low) else math.inf
 
 
-def predicted(estimate: Estimate, error: float) -> Estimate:
-    """A capacity with its prediction interval: chance and the relative ``error`` of the setting's times together."""
+def predicted(estimate: Estimate, scenario: Scenario) -> Estimate:
+    """A capacity of the scenario with its prediction interval: chance and the error of its times together."""
     if math.isnan(estimate.half_width):
         return estimate
-    reach = math.exp(math.hypot(estimate.half_width / estimate.mean, normal_quantile(estimate.confidence) * error))
+    reach = math.exp(
+        math.hypot(estimate.half_width / estimate.mean, normal_quantile(estimate.confidence) * setting_error(scenario))
+    )
     low, high = estimate.mean / reach, estimate.mean * reach
+    return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
+
+
+def predicted_figures(
+    scenario: Scenario,
+    figures: Mapping[str, Estimate],
+    capacity_rps: float | None = None,
+    slo_use: Mapping[str, FloatArray] = MappingProxyType({}),
+) -> dict[str, Estimate]:
+    """A setting's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
+
+    Empty where the scenario takes step times for exact.
+
+    Args:
+        figures: a run's, with intervals that hold chance alone; one without an interval gets none.
+        capacity_rps: where it was simulated; else the fluid estimate's, or the load if that is more.
+        slo_use: of the run.
+    """
+    error = setting_error(scenario)
+    if not error:
+        return {}
+    confidence, fluid, rate_rps = scenario.statistics.confidence, Fluid.of(scenario), scenario.rate_rps
+    # With the longest times, the forecast's, and the shortest.
+    slower = normal_quantile(confidence) * error * np.array([1.0, 0.0, -1.0])
+    longer, completed = slower, np.exp(-slower)
+    if rate_rps is not None:
+        most = capacity_rps or max(fluid.capacity_rps(), 1.001 * rate_rps)
+        latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
+        longer, completed = slower + latency - latency[1], np.minimum(1.0, most / rate_rps * completed)
+    reached = {name: figures[name].mean * completed for name in THROUGHPUTS if name in figures}
+    times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
+    reached |= {name: figures[name].mean * np.exp(longer) for name in times if name in figures}
+    found = {name: _reaching(figures[name], values) for name, values in reached.items()}
+    if slo_use:
+        used = np.concatenate(list(slo_use.values()))
+        attained = np.array([np.mean(used <= limit) for limit in np.exp(-longer)])
+        found["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
+        within, most = reached["request_throughput"] * attained, found["request_throughput"].high
+        found["request_goodput"] = _reaching(figures["request_goodput"], within, most)
+    return found
+
+
+def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) -> Estimate:
+    """With the distance from the middle value to the outer ones counted in beside chance."""
+    if np.ptp(values) == 0.0:
+        return estimate
+    below, above = (math.hypot(estimate.half_width, value - values[1]) for value in sorted((values[0], values[2])))
+    low, high = max(0.0, estimate.mean - below), min(estimate.mean + above, most)
     return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
 
 

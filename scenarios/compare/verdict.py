@@ -5,6 +5,7 @@ Below it on both sides, the paired runs decide by the interval of the log ratio 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, predicted, response
+from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, predicted, predicted_figures, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -39,6 +40,7 @@ class Side:
     position: Position  # of the load towards the capacity's interval
     # Requests per second; None where the run alone tells that it is far below, and without a single rate
     capacity: Capacity | None = None
+    scenario: Scenario | None = None  # of the run
 
     @property
     def state(self) -> State:
@@ -57,6 +59,12 @@ class Side:
         return self.capacity.estimate if self.capacity is not None else None
 
     @property
+    def predicted_capacity(self) -> Estimate | None:
+        """The capacity with its prediction interval."""
+        known = self.capacity_rps
+        return predicted(known, self.scenario) if known is not None and self.scenario is not None else known
+
+    @property
     def has_figures(self) -> bool:
         """Whether the run's figures hold for the load."""
         return self.state in ("steady", "finite")
@@ -65,6 +73,14 @@ class Side:
     def figures(self) -> dict[str, Estimate] | None:
         """The run's figures with their intervals; None where they do not hold for the load."""
         return self.run.summary["figures"] if self.run is not None and self.has_figures else None
+
+    @functools.cached_property
+    def predicted_figures(self) -> dict[str, Estimate]:
+        """Those of `predicted_figures` with their prediction intervals; none where the run's do not hold."""
+        if self.figures is None or self.scenario is None:
+            return {}
+        most = self.capacity_rps
+        return predicted_figures(self.scenario, self.figures, most.mean if most is not None else None, self.slo_use)
 
     @property
     def slo_use(self) -> Mapping[str, FloatArray]:
@@ -83,11 +99,11 @@ def side(
     """Where a setting stands at its load; its capacity is simulated if asked, or if the run does not settle it."""
     rate = scenario.rate_rps
     if run is not None and not ask_capacity and (run.state == "finite" or (run.state == "steady" and run.is_warm)):
-        return Side(run, "below")
+        return Side(run, "below", scenario=scenario)
     saturated = capacity(scenario, rate, progress=progress) if rate is not None else None
     if rate is None or saturated is None:
-        return Side(run, "above" if run is not None and run.state == "overloaded" else "below")
-    placed = dataclasses.replace(side_by_capacity(rate, saturated), run=run)
+        return Side(run, "above" if run is not None and run.state == "overloaded" else "below", scenario=scenario)
+    placed = dataclasses.replace(side_by_capacity(rate, saturated), run=run, scenario=scenario)
     if run is not None and not placed.has_figures:
         # The run alone did not know the capacity.
         told: dict[str, Any] = {"state": placed.state, "unstable": placed.state == "overloaded", "steady": False}
@@ -134,6 +150,14 @@ class Verdict:
         return dataclasses.replace(simulated, low=reach.low, high=reach.high, half_width=reach.half_width)
 
     @property
+    def doubt(self) -> float:
+        """Logarithm up to which a ratio of the sides may differ from that of the runs; 0 where chance alone decides."""
+        if self.prediction is None or self.prediction.advantage is None:
+            return 0.0
+        reach = self.prediction.advantage
+        return math.log(reach.high / reach.low) / 2 if reach.low else math.inf
+
+    @property
     def advice(self) -> Literal["on", "off", ""]:
         """What to do; "" where neither can be recommended."""
         return {"pays": "on", "costs": "off"}.get(self.word, "")  # type: ignore[return-value]
@@ -174,19 +198,14 @@ class Verdict:
         return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
 
     def summary(self) -> dict[str, Any]:
-        capacities = {"on": self.on.capacity_rps, "off": self.off.capacity_rps}
-        reaching = dict[str, Estimate | None].fromkeys(capacities)
-        if self.prediction is not None:
-            errors = {"on": self.prediction.error.with_speculation, "off": self.prediction.error.step}
-            reaching |= {name: predicted(rate, errors[name]) for name, rate in capacities.items() if rate is not None}
         return {
             **picked(self, "word advantage why"),
             "metric": self.metric.name,
             "states": {"on": self.on.state, "off": self.off.state},
-            "capacity_rps": capacities,
+            "capacity_rps": {"on": self.on.capacity_rps, "off": self.off.capacity_rps},
             "finite": self.is_finite,
             "prediction": self.prediction.summary() if self.prediction is not None else None,
-            "predicted_capacity_rps": reaching,
+            "predicted_capacity_rps": {"on": self.on.predicted_capacity, "off": self.off.predicted_capacity},
         }
 
 

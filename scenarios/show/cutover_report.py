@@ -9,13 +9,13 @@ from rich.table import Table
 
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.metric import Price
-from draftcast.scenarios.compare.model_error import UNCERTAIN, Prediction
+from draftcast.scenarios.compare.model_error import UNCERTAIN, Prediction, predicted
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.cutover.search import Cutover
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, OFF, label_axes, panels, series
-from draftcast.scenarios.show.tables import make_table, show, title
+from draftcast.scenarios.show.tables import make_table, saturated_line, show, title
 from draftcast.sim.statistics.crossing import Crossing, Probe
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -123,10 +123,11 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
     if answer.metric.is_throughput and not _is_closed(answer):
         lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
-    sides = (("with speculation", answer.capacity_on), ("without", answer.capacity_off))
-    capacities = [f"{show(capacity)} req/s {name}" for name, capacity in sides if capacity is not None]
-    if capacities:
-        lines.append(f"Saturated, the cluster completes {', '.join(capacities)}.")
+    sides = {"with speculation": answer.capacity_on, "without": answer.capacity_off}
+    scenarios = (answer.scenario, without_speculation(answer.scenario))
+    known = zip(sides.items(), scenarios, strict=True)
+    if line := saturated_line({side: predicted(most, each) for (side, most), each in known if most is not None}):
+        lines.append(line)
     if answer.here is not None:
         lines.append(f"The scenario itself is at {number(answer.here)} {answer.unit}.")
     for place in dict.fromkeys(place for place in (answer.lower, answer.upper) if place is not None):

@@ -25,7 +25,7 @@ def policies_table(answer: PolicyComparison) -> Table:
         place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(standing.value, factor)]
         side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
         if not side.has_figures:
-            most = f": completes at most {show(side.capacity.estimate)} req/s" if side.capacity is not None else ""
+            most = f": completes at most {show(side.predicted_capacity)} req/s" if side.capacity is not None else ""
             words.insert(0, f"{side.state}{most if side.position != 'below' else ''}")
         intervals = _with_interval(standing.difference, "+.3g", factor), _with_interval(standing.gap, "+.1%")
         rows.append([*place, *intervals, show(length), ", ".join(words)])

@@ -18,7 +18,7 @@ from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import COLOURS, LIMIT, OFF, ON, interval_bars, means, series
-from draftcast.scenarios.show.tables import LOOKS, make_table, show, title
+from draftcast.scenarios.show.tables import LOOKS, make_table, saturated_line, show, title
 from draftcast.sim.output.results import RequestColumns
 from draftcast.sim.output.vllm_result import vllm_result
 from draftcast.sim.statistics.intervals import Estimate
@@ -81,9 +81,8 @@ def cutover_line(comparison: Comparison) -> str:
 def capacity_line(comparison: Comparison) -> str:
     """What the cluster completes at most, on and off; empty where that is not known."""
     names = {"on": "with speculation" if comparison.points[0].verdict is not None else "", "off": "without"}
-    sides = comparison.capacities.items()
-    known = [f"{show(capacity)} req/s {names[which]}".rstrip() for which, capacity in sides if capacity is not None]
-    return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+    sides = comparison.saturated.items()
+    return saturated_line({names[which]: one.predicted_capacity for which, one in sides if one is not None})
 
 
 def load_words(scenario: Scenario) -> str:
@@ -97,7 +96,7 @@ def load_words(scenario: Scenario) -> str:
 
 def run_table(scenario: Scenario, point: RatePoint) -> Table:
     """The figures of one load and where the time went; beside them, when compared, those without speculation."""
-    level = f"mean ±{scenario.statistics.confidence:.0%} half width"
+    level = f"mean ±{scenario.statistics.confidence:.0%} interval"
     columns = [point.figures(side) for side in ("on", "off")[: len(point.runs)]]
     sides = ("with speculation ", "without ") if len(columns) > 1 else ("",)
     rows, sections = [["figure", *(f"{side}{level}" for side in sides), "unit"]], []
@@ -111,7 +110,7 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
         sections.append(len(rows) - 2)
     for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
-    caption = engine_line(point.runs[0])
+    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO hold the {_held(scenario)}."
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
     return make_table(rows, title=title(scenario), caption=caption, sections=sections)
@@ -133,6 +132,12 @@ def groups_tables(point: RatePoint) -> list[Table]:
             rows.append(row + [f"{memory[key]:,.0f}" for key in held.values()])
         sections.append(len(rows) - 2)
     return [make_table(rows, title="Groups of replicas", sections=sections)] if len(rows) > 1 else []
+
+
+def _held(scenario: Scenario) -> str:
+    """What an interval holds."""
+    chance = f"chance of {scenario.statistics.replications} replications"
+    return chance if scenario.statistics.model_error == "none" else f"{chance} and errors of step times and acceptance"
 
 
 def cause_line(point: RatePoint) -> str:
@@ -157,11 +162,11 @@ def engine_line(result: RunResult) -> str:
 def status_line(result: RunResult, own: Side) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
     if own.state == "overloaded":
-        most = f" It completes at most {show(own.capacity.estimate)} req/s." if own.capacity is not None else ""
+        most = f" It completes at most {show(own.predicted_capacity)} req/s." if own.capacity is not None else ""
         return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
     slo = " Whether the SLO is met cannot be told." if result.summary["slo_asked"] else ""
     if own.state == "at capacity" and own.capacity is not None:
-        return f"AT CAPACITY: the cluster completes at most {show(own.capacity.estimate)} req/s." + slo
+        return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity)} req/s." + slo
     if not own.has_figures:
         return (
             "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
@@ -169,7 +174,11 @@ def status_line(result: RunResult, own: Side) -> str:
         )
     if result.slo_met is None:
         return ""
-    return "SLO met." if result.slo_met else "SLO NOT MET."
+    reach = own.predicted_figures.get("slo_attainment")
+    wanted = {slo.attainment for slo in own.scenario.slos.values()} if own.scenario is not None else set()
+    is_unsure = reach is not None and len(wanted) == 1 and reach.low < min(wanted) <= reach.high
+    word = "SLO met" if result.slo_met else "SLO NOT MET"
+    return f"{word}, though the errors of step times and acceptance leave it open." if is_unsure else f"{word}."
 
 
 def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
@@ -198,14 +207,11 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
     else:
         yield comparison_table(answer)
         if any(point.off is not None for point in answer.points):
-            statistics = answer.scenario.statistics
             yield "advantage: mean E2E latency without speculation / with it, same requests; above 1 it is faster with."
-            yield (
-                f"± is half the {statistics.confidence:.0%} interval of {statistics.replications} replications, "
-                "brackets are its bounds; an advantage's holds the errors of step times too."
-            )
             if len(answer.points) > 1:
                 yield cutover_line(answer)
+        level = f"{answer.scenario.statistics.confidence:.0%}"
+        yield f"± is half the {level} interval, brackets are its bounds: {_held(answer.scenario)}."
         yield from filter(None, [capacity_line(answer)])
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
     yield from (f"note: {note}" for note in dict.fromkeys(notes))

@@ -135,6 +135,12 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
     return text if math.isnan(scaled.half_width) else f"{text} ±{scaled.half_width:,.{digits}f}"
 
 
+def saturated_line(capacities: Mapping[str, Estimate | None]) -> str:
+    """By side, a few words; empty where no capacity is known."""
+    known = [f"{show(capacity)} req/s {side}".rstrip() for side, capacity in capacities.items() if capacity is not None]
+    return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+
+
 def title(scenario: Scenario, *, with_policy: bool = True) -> str:
     """Model, device, speculation and policy of a scenario, on one line; what it is calibrated to on a second."""
     engine, spec = scenario.engine, scenario.speculative_config

@@ -17,11 +17,12 @@ from draftcast.scenarios.compare.model_error import (
     SloUse,
     model_error,
     predicted,
+    predicted_figures,
     response,
     stratum_of,
     times_error,
 )
-from draftcast.scenarios.compare.verdict import Side, Verdict, decide
+from draftcast.scenarios.compare.verdict import Side, Verdict, decide, side
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import simulate_together
@@ -30,6 +31,7 @@ from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
+EXACT = {"statistics.model_error": "none"}
 CLOSED = {"workload.arrivals": {"process": "closed_loop", "concurrency": 4}}
 NORMAL_95 = 1.959964
 
@@ -43,6 +45,10 @@ def with_errors(scenario: Scenario, step: float = 0.0, speculation: float = 0.0,
     known = response(scenario)
     assert known is not None
     return Response(RelativeErrors("stated", step, speculation, acceptance), known.fluids, known.rate_rps)
+
+
+def predicted_figures_of(scenario: Scenario) -> dict[str, Estimate]:
+    return side(scenario, simulate(scenario)).predicted_figures
 
 
 def width(estimate: Estimate | None) -> float:
@@ -246,10 +252,46 @@ def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
     assert alone.speculation < error.speculation
 
 
-def test_a_capacity_s_interval_grows_by_the_error() -> None:
+def test_a_capacity_s_interval_grows_by_the_error(scenario: Scenario) -> None:
     known = Estimate(10.0, 9.9, 10.1, 0.1, 5)
-    assert predicted(known, 0.0).high == pytest.approx(10.1, rel=1e-3)
-    assert predicted(known, 0.1).high == pytest.approx(10.0 * math.exp(NORMAL_95 * 0.1), rel=0.01)
+    assert predicted(known, with_values(scenario, EXACT)).high == pytest.approx(10.1, rel=1e-3)
+    error = times_error(scenario, cached_deployment(scenario))
+    assert error > 0.05
+    assert predicted(known, scenario).high == pytest.approx(10.0 * math.exp(NORMAL_95 * error), rel=0.01)
+
+
+def test_figures_reach_as_far_as_longer_and_shorter_steps_take_them(scenario: Scenario) -> None:
+    closed = with_values(without_speculation(scenario), CLOSED | {"slo.e2el_ms": 1500.0})
+    run = simulate(closed)
+    sure = {name: Estimate(each.mean, each.mean, each.mean, 0.0, 2) for name, each in run.summary["figures"].items()}
+    found = predicted_figures(closed, sure, slo_use=run.slo_use)
+    reach = math.exp(NORMAL_95 * times_error(closed, cached_deployment(closed)))
+    for factor, bound in ((1 / reach, "low"), (reach, "high")):
+        measured = {"source": "x", "model": closed.engine.model, "hardware": closed.hardware, "step_factor": factor}
+        other = simulate(with_values(closed, {"correction": measured})).summary["figures"]
+        for name, opposite in (
+            ("mean_tpot_s", False),
+            ("p99_e2el_s", False),
+            ("output_throughput", True),
+            ("slo_attainment", True),
+            ("request_goodput", True),
+        ):
+            where = {"low": "high", "high": "low"}[bound] if opposite else bound
+            assert getattr(found[name], where) == pytest.approx(other[name].mean, rel=0.03), name
+
+
+def test_figures_of_an_open_loop_rise_with_the_load_and_deliver_what_arrives(scenario: Scenario) -> None:
+    def at(rate: float, **changes: object) -> dict[str, Estimate]:
+        return predicted_figures_of(with_values(scenario, {"workload.arrivals.request_rate_rps": rate, **changes}))
+
+    low, busy = at(2.0), at(25.0)
+    known = simulate(with_values(scenario, {"workload.arrivals.request_rate_rps": 2.0})).summary["figures"]
+    error = times_error(scenario, cached_deployment(scenario))
+    assert width(low["mean_tpot_s"]) == pytest.approx(NORMAL_95 * error, rel=0.1)
+    assert width(busy["mean_tpot_s"]) > 1.3 * NORMAL_95 * error
+    assert low["output_throughput"].half_width == pytest.approx(known["output_throughput"].half_width)
+    assert "mean_acceptance_length" not in low  # no error of the steps touches it
+    assert at(2.0, **EXACT) == {}
 
 
 def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold_elsewhere(scenario: Scenario) -> None:

@@ -73,6 +73,8 @@ def test_differences_are_paired() -> None:
     back = difference("mean_e2el_s", slow, fast)
     assert back is not None
     assert back.verdict == "worse"
+    assert difference("mean_e2el_s", fast, slow, doubt=abs(math.log(found.ratio.mean)) + 1e-6).verdict == "cannot tell"
+    assert difference("mean_e2el_s", fast, slow, doubt=abs(math.log(found.ratio.mean)) - 1e-6).verdict == found.verdict
     itself = difference("mean_e2el_s", slow, slow)
     assert itself is not None
     assert (itself.difference.mean, itself.verdict) == (0.0, "cannot tell")
