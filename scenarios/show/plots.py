@@ -1,6 +1,7 @@
 """What all plots share (plotly): colours, layout, error bars, writing to a file."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,12 +73,17 @@ def on_page(figure: Any, *, height: int) -> Any:
     return styled(figure, height=height)
 
 
+LINE = 160
+"""Characters of small print that fit into a file's width."""
+
+
 def in_file(figure: Any, title: str, lines: Sequence[str], *, height: int) -> Any:
     """A plot as a file shows it, with its title, ``lines`` in small print below it and the legend at the bottom."""
+    small = [part for line in lines for part in textwrap.wrap(line, LINE)]
     return figure.update_layout(
         template="plotly_white",
-        title={"text": f"{title}<br><sup>{'<br>'.join(lines)}</sup>"},
-        margin={"t": 90 + 18 * len(lines)},
+        title={"text": f"{title}<br><sup>{'<br>'.join(small)}</sup>"},
+        margin={"t": 84 + 26 * len(small)},
         width=1000,
         height=height,
         legend={"orientation": "h", "x": 0.5, "xanchor": "center", "y": -0.12},
