@@ -147,13 +147,11 @@ class RatePoint:
         return {name: each.difference for name, each in found.items() if each is not None}
 
     def compared(self) -> dict[str, Any]:
-        """Prediction intervals and, where there is one, the comparison with off, for ``--json``."""
-        sides = {"on": self.own} if self.verdict is None else {"on": self.own, "off": self.verdict.off}
-        intervals = {"predicted_figures": {name: one.predicted_figures for name, one in sides.items()}}
+        """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
         if self.verdict is None or self.off is None:
-            return intervals
+            return {}
         tokens = paired_probe(0.0, METRICS["token_goodput"], self.on, self.off)
-        return intervals | {
+        return {
             "off": self.off.summary,
             "advantage": self.advantage,
             "by_cause_s": self.by_cause(),
@@ -235,6 +233,8 @@ def simulate(
     result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
     if result.state == "overloaded":
         side(scenario, result)  # what it completes at most is all that can be said
+    else:
+        result.summary["predicted_figures"] = Side(result, "below", scenario=scenario).predicted_figures
     return result
 
 
@@ -294,7 +294,9 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
-    if len(runs) == 1:
-        return RatePoint(scenario.rate_rps, side(scenario, runs[0], progress=progress), None)
-    verdict = judge(scenario, runs[0], runs[1], progress=progress)
-    return RatePoint(scenario.rate_rps, verdict.on, verdict)
+    verdict = judge(scenario, runs[0], runs[1], progress=progress) if len(runs) > 1 else None
+    own = verdict.on if verdict is not None else side(scenario, runs[0], progress=progress)
+    for each in (own, verdict.off) if verdict is not None else (own,):
+        assert each.run is not None
+        each.run.summary["predicted_figures"] = each.predicted_figures
+    return RatePoint(scenario.rate_rps, own, verdict)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.model_error import latency_curve
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.simulate import State
+from draftcast.scenarios.run.simulate import State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
@@ -98,7 +97,7 @@ class SimulatedCluster:
         key = (replicas, rate_rps)
         if key not in self._checks:
             asked = cluster_scenario(self.scenario, replicas, rate_rps)
-            self._checks[key] = check_load(asked, side(asked, simulate(asked)), self.objectives)
+            self._checks[key] = check_load(asked, side(asked, *measure([serve(asked)])), self.objectives)
             if self.progress is not None:
                 self.progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
         return self._checks[key]

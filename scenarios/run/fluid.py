@@ -10,7 +10,7 @@ where to look and a reader what the step cost alone implies.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -172,7 +172,10 @@ class Fluid:
         if scenario.cluster.groups:
             return MixedFluid.of_groups(scenario)
         deployment = deployment or cached_deployment(scenario)
-        few = with_values(scenario, {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None})
+        values: dict[str, Any] = {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None}
+        if scenario.workload.max_model_len_action == "error":
+            values["workload.max_model_len_action"] = "clip"  # the run may be of fewer requests, none too long
+        few = with_values(scenario, values)
         k, policy = scenario.num_speculative_tokens, deployment.policy
         drafts = [0 if isinstance(policy, Off) else k]
         if isinstance(policy, BatchSchedule):

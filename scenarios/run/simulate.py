@@ -75,7 +75,9 @@ class RunResult(Plotted):
 
     ``requests`` (and ``steps``, when recorded) hold all replications, told apart by the column ``replication``.
     ``summary`` holds every figure as mean with interval, and what was found about stability, memory and SLO; an
-    overloaded run has no figures (NaN). ``replications`` holds each replication's figures, for paired comparisons.
+    overloaded run has no figures (NaN). Intervals under ``figures`` hold chance alone, those under
+    ``predicted_figures`` the errors of step times and acceptance too. ``replications`` holds each replication's
+    figures, for paired comparisons.
     """
 
     summary: dict[str, Any]
@@ -95,8 +97,11 @@ class RunResult(Plotted):
     SLO is met; infinite: not finished). Empty without an SLO, of overloaded runs, and of what `load` reads."""
 
     def frame(self) -> pd.DataFrame:
-        """Every figure with its interval, a row each, in SI units: columns ``mean``, ``low``, ``high``."""
-        figures = self.summary["figures"]
+        """Every figure with its interval, a row each, in SI units: columns ``mean``, ``low``, ``high``.
+
+        Prediction intervals where there are any: of latencies, throughput and SLO attainment.
+        """
+        figures = self.summary["figures"] | self.summary.get("predicted_figures", {})
         rows = [picked(each, "mean low high") for each in figures.values()]
         return pd.DataFrame(rows, index=pd.Index(figures, name="figure"))
 
@@ -118,7 +123,8 @@ class RunResult(Plotted):
         try:
             kept = manifest.pop("result")
             for part in (summary, *summary.get("groups", ())):
-                part["figures"] = {name: Estimate(**_numbers(each)) for name, each in part["figures"].items()}
+                for name in {"figures"} | ({"predicted_figures"} & part.keys()):
+                    part[name] = {figure: Estimate(**_numbers(each)) for figure, each in part[name].items()}
             own = {name: kept[name] for name in _KEPT.split()}
             own["replications"] = tuple(map(_numbers, kept["replications"]))
         except (AttributeError, KeyError, TypeError):

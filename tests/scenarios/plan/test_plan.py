@@ -463,7 +463,7 @@ def test_other_prices_rank_anew_and_simulate_nothing(
     plain = planned(scenario, **asked)
     prices = {"h100-sxm": Price(9.0, "2026-11-01"), "h200": Price(1.0, "2026-11-02")}
     priced = planned(scenario, **asked, prices=prices)
-    monkeypatch.setattr("draftcast.scenarios.plan.search.simulate", None)
+    monkeypatch.setattr("draftcast.scenarios.plan.search.serve", None)
     assert repr(with_prices(plain, prices).summary()) == repr(priced.summary())
     assert repr(with_prices(priced, None).summary()) == repr(plain.summary())
     assert priced.sizings[0].candidate.hardware.name == "h200"
