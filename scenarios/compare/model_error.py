@@ -392,9 +392,10 @@ def predicted_figures(
         most = capacity_rps or max(fluid.capacity_rps(), 1.001 * rate_rps)
         latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
         longer, completed = slower + latency - latency[1], np.minimum(1.0, most / rate_rps * completed)
-    reached = {name: figures[name].mean * completed for name in THROUGHPUTS if name in figures}
     times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
-    reached |= {name: figures[name].mean * np.exp(longer) for name in times if name in figures}
+    factors = dict.fromkeys(THROUGHPUTS, completed) | dict.fromkeys(times, np.exp(longer))
+    known = {name: found.mean for name in factors if (found := figures.get(name)) is not None and found.mean > 0.0}
+    reached = {name: mean * factors[name] for name, mean in known.items()}
     found = {name: _reaching(figures[name], values) for name, values in reached.items()}
     if slo_use:
         used = np.concatenate(list(slo_use.values()))
