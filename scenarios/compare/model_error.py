@@ -394,7 +394,7 @@ def predicted_figures(
         longer, completed = slower + latency - latency[1], np.minimum(1.0, most / rate_rps * completed)
     times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
     factors = dict.fromkeys(THROUGHPUTS, completed) | dict.fromkeys(times, np.exp(longer))
-    known = {name: found.mean for name in factors if (found := figures.get(name)) is not None and found.mean > 0.0}
+    known = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
     reached = {name: mean * factors[name] for name, mean in known.items()}
     found = {name: _reaching(figures[name], values) for name, values in reached.items()}
     if slo_use:
