@@ -22,7 +22,8 @@ def policies_table(answer: PolicyComparison) -> Table:
     rows = [[*head, "gap to oracle", "tokens per round", ""]]
     for standing in answer.standings:
         length = (standing.side.figures or {}).get("mean_acceptance_length")
-        place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(standing.value, factor)]
+        value = standing.side.predicted_figures.get(metric.figure, standing.value)
+        place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(value, factor)]
         side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
         if not side.has_figures:
             most = f": completes at most {show(side.predicted_capacity)} req/s" if side.capacity is not None else ""
@@ -43,7 +44,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         best if first else "No policy has figures for this load.",
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
         f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
-        "same requests and draft tokens. Ranks: one more for every policy that is better by an interval that holds for "
+        "same requests and draft tokens, of chance alone. Ranks: one more for every policy that is better by an interval that holds for "
         "all pairs together.",
         *(f"Note: {note}." for note in answer.notes),
     ]
