@@ -1,41 +1,67 @@
-"""Time to the first token of one request, measured and forecast: what an eager prompt's launches cost.
+"""Time to the first token, measured and forecast.
 
-``python benchmarks/first_token.py [sglang|vllm]`` lists the evidence's points of one request at a time whose source
-gives this time: milliseconds measured and forecast, launches of an eager pass over the prompt, and the microseconds of
-each in what was measured less `FRONT_END_MS`. A minute.
+``python benchmarks/first_token.py`` forecasts the points of tier A whose source gives this time and prints, by source,
+the median of measured over forecast; then the median and the quartiles over sources. Ten minutes.
+
+``python benchmarks/first_token.py sglang`` (or ``vllm``) lists the points of one request at a time, of any tier: what
+an eager prompt's launches cost. Milliseconds measured and forecast, launches of an eager pass over the prompt, and the
+microseconds of each in what was measured less `FRONT_END_MS`. A minute.
 """
 
 import sys
+from collections.abc import Iterator
 
-from draftcast.scenarios.evidence.point import points
+import numpy as np
+
+from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
+from draftcast.scenarios.evidence.summary import grouped
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import simulate_together
+from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show.tables import aligned
 
 FRONT_END_MS = 8.0
-NAMES = ("median_ttft_ms", "mean_ttft_ms", "ttft_ms")
+FIGURES = {"median_ttft_ms": "median_ttft_s", "mean_ttft_ms": "mean_ttft_s", "ttft_ms": "median_ttft_s"}
 
 
-def main() -> None:
-    engine = sys.argv[1] if len(sys.argv) > 1 else "sglang"
-    rows = [("point", "measured, ms", "forecast, ms", "launches", "us a launch")]
+def timed() -> Iterator[tuple[EvidencePoint, Scenario, str]]:
+    """Points with a measured time to the first token that can be expressed, and the name of that time."""
     for point in points():
-        measured_ms = next((point.more[name] for name in NAMES if name in point.more), None)
+        name = next((name for name in FIGURES if name in point.more), None)
         question = scenarios_of(point)
         scenario = question.off if point.off is not None else question.on
-        alone = point.load.kind in ("concurrency", "batch") and point.load.value == 1
-        if point.engine != engine or not alone or measured_ms is None or scenario is None or not question.is_expressed:
-            continue
-        (result,) = simulate_together([scenario])
-        params = cached_deployment(scenario).cost.params[0]
-        launch_s = cached_deployment(scenario).settings.generation.constants.eager_launch_s.value
-        launches = float(params["target_launch_s"] + params["prompt_launch_s"]) / launch_s
-        forecast_ms = 1e3 * result.summary["figures"]["median_ttft_s"].mean
-        each_us = 1e3 * (measured_ms - FRONT_END_MS) / launches
-        rows.append((point.id, f"{measured_ms:.1f}", f"{forecast_ms:.1f}", f"{launches:.0f}", f"{each_us:.0f}"))
-    print("\n".join(aligned(rows)))
+        if name is not None and scenario is not None and question.is_expressed:
+            yield point, scenario, name
+
+
+def forecast_ms(scenario: Scenario, name: str) -> float:
+    (result,) = simulate_together([scenario])
+    return 1e3 * float(result.summary["figures"][FIGURES[name]].mean)
+
+
+def by_source() -> list[tuple[str, ...]]:
+    pairs = ((p.source, p.more[name] / forecast_ms(each, name)) for p, each, name in timed() if p.tier == "A")
+    found = {source: (len(ratios), float(np.median(ratios))) for source, ratios in grouped(pairs).items()}
+    medians = [ratio for _, ratio in found.values()]
+    low, middle, high = np.percentile(medians, (25, 50, 75))
+    rows = [(source, str(count), f"{ratio:.2f}") for source, (count, ratio) in sorted(found.items())]
+    last = ("median over sources (quartiles)", str(len(found)), f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    return [("source", "points", "measured / forecast"), *rows, last]
+
+
+def one_at_a_time(engine: str) -> list[tuple[str, ...]]:
+    rows = [("point", "measured, ms", "forecast, ms", "launches", "us a launch")]
+    for point, scenario, name in timed():
+        if point.engine == engine and point.load.kind in ("concurrency", "batch") and point.load.value == 1:
+            deployment = cached_deployment(scenario)
+            params, launch_s = deployment.cost.params[0], deployment.settings.generation.constants.eager_launch_s.value
+            launches = float(params["target_launch_s"] + params["prompt_launch_s"]) / launch_s
+            measured_ms, each_us = point.more[name], 1e3 * (point.more[name] - FRONT_END_MS) / launches
+            forecast = f"{forecast_ms(scenario, name):.1f}"
+            rows.append((point.id, f"{measured_ms:.1f}", forecast, f"{launches:.0f}", f"{each_us:.0f}"))
+    return rows
 
 
 if __name__ == "__main__":
-    main()
+    print("\n".join(aligned(one_at_a_time(sys.argv[1]) if len(sys.argv) > 1 else by_source())))

@@ -111,6 +111,8 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
     for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
     caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO hold the {_held(scenario)}."
+    if scenario.statistics.model_error != "none":
+        caption += " TTFT is less sure than its interval says."
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
     return make_table(rows, title=title(scenario), caption=caption, sections=sections)
