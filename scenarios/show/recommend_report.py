@@ -44,8 +44,8 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         best if first else "No policy has figures for this load.",
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
         f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
-        "same requests and draft tokens, of chance alone. Ranks: one more for every policy that is better by an interval "
-        "that holds for all pairs together.",
+        "same requests and draft tokens, of chance alone. Ranks: one more for every policy that is better by an "
+        "interval that holds for all pairs together.",
         *(f"Note: {note}." for note in answer.notes),
     ]
 
