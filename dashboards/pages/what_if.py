@@ -3,11 +3,9 @@
 import contextlib
 import itertools
 import time
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -18,7 +16,7 @@ from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader
 from draftcast.dashboards.widgets.page import Report, look_away, verdict_line
-from draftcast.dashboards.widgets.tiles import Column, column_of, tiles
+from draftcast.dashboards.widgets.tiles import Column, column_of, doubts_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import canonical_name, model_names
@@ -91,11 +89,7 @@ def waits_for_acceptance(session: Session) -> bool:
 
 def finish(session: Session, report: Report, own: Answer) -> None:
     verdict = own.point.verdict
-    rows = [
-        (name, figure.mean, figure.low, figure.high)
-        for name, figure in (own.run.summary["figures"] | own.own.predicted_figures).items()
-    ]
-    report.tables["Figures"] = pd.DataFrame(rows, columns=["figure", "mean", "low", "high"])
+    report.tables["Figures"] = own.run.frame().reset_index()
     report.footer(own.hash, session.question.command("simulate"), own)
     summary = Comparison(own.scenario, (own.point,), None).summary if verdict is not None else lambda: own.run.summary
     report.downloads(f"draftcast-{own.hash[:12]}", lambda: own.run.requests, summary)
@@ -140,11 +134,12 @@ def _tiles(own: Answer, baselines: list[Answer]) -> None:
     column = column_of(scenario, own.own)
     pairs: dict[str, tuple[Column, Column]] = {}
     if verdict is not None:
-        pairs[OFF] = (column, replace(column_of(scenario, verdict.off), doubt=verdict.doubt))
+        pairs[OFF] = (column, column_of(scenario, verdict.off))
     for baseline in baselines:
         one, two = together(own, baseline)
         pairs[BASELINE] = (column_of(scenario, one), column_of(baseline.scenario, two))
-    st.html(tiles(column, pairs, scenario.statistics.confidence))
+    doubts = {OFF: doubts_of(scenario, verdict)} if verdict is not None else {}
+    st.html(tiles(column, pairs, scenario.statistics.confidence, doubts))
 
 
 def _buttons(session: Session) -> None:

@@ -4,17 +4,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from draftcast.dashboards.widgets.controls import WORDS
 from draftcast.scenarios.compare.comparison import Difference, difference
-from draftcast.scenarios.compare.verdict import Side
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.model_error import response
+from draftcast.scenarios.compare.verdict import Side, Verdict, decide
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 PER_GPU = "tokens_per_s_per_gpu"
+NO_DOUBTS: Mapping[str, float] = MappingProxyType({})
 
 
 class Figure(NamedTuple):
@@ -48,15 +52,19 @@ class Column:
     replications: Sequence[Mapping[str, float]]  # the figures of each, for differences
     trouble: str = ""  # why its figures do not hold for the load, in a word
     delivers_arrivals: bool = False  # an open loop below its capacity
-    doubt: float = 0.0  # of a ratio to another setting, as of `difference`
 
-    def change(self, figure: str, other: Self, confidence: float) -> Difference | None:
-        """The difference to another column; None where either has no such figure, or none that holds."""
+    def change(
+        self, figure: str, other: Self, confidence: float, doubts: Mapping[str, float] = NO_DOUBTS
+    ) -> Difference | None:
+        """The difference to another column; None where either has no such figure, or none that holds.
+
+        ``doubts``: by figure, as of `difference`.
+        """
         if self.trouble or other.trouble:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
         values = self.replications, other.replications
-        return difference(figure, *values, confidence, as_offered=as_offered, doubt=other.doubt)
+        return difference(figure, *values, confidence, as_offered=as_offered, doubt=doubts.get(figure, 0.0))
 
 
 def column_of(scenario: Scenario, side: Side) -> Column:
@@ -79,15 +87,26 @@ def number(value: float, like: float | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: float) -> str:
-    """Cards as HTML; ``pairs`` hold the run and another one measured together, by the name of the other."""
+def tiles(
+    run: Column,
+    pairs: Mapping[str, tuple[Column, Column]],
+    confidence: float,
+    doubts: Mapping[str, Mapping[str, float]],
+) -> str:
+    """Cards as HTML; ``pairs`` hold the run and another one measured together, by the name of the other.
+
+    ``doubts``: by that name and by figure, as of `difference`.
+    """
     heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
     cards = []
     for tile in (*LATENCY_TILES, THROUGHPUT_TILE):
         rows = []
         for figure in tile.figures:
             cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
-            cells += [difference_cell(figure, name, pair, confidence) for name, pair in pairs.items()]
+            cells += [
+                difference_cell(figure, name, pair, confidence, doubts.get(name, NO_DOUBTS))
+                for name, pair in pairs.items()
+            ]
             rows.append(f"<tr>{''.join(cells)}</tr>")
         cards.append(
             f"<section class='dc-tile' aria-label='{escape(tile.title)}'>"
@@ -95,6 +114,15 @@ def tiles(run: Column, pairs: Mapping[str, tuple[Column, Column]], confidence: f
             f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></section>"
         )
     return f"<div class='dc-tiles'>{''.join(cards)}</div>"
+
+
+def doubts_of(scenario: Scenario, verdict: Verdict) -> dict[str, float]:
+    """Of differences from off: of latencies the verdict's doubt, of SLO goodput that of its own verdict."""
+    found = {figure.name: verdict.doubt for tile in LATENCY_TILES for figure in tile.figures}
+    if scenario.slos:
+        metric, errors = METRICS["slo_goodput"], response(scenario)
+        found[metric.figure] = decide(metric, verdict.on, verdict.off, verdict.confidence, errors=errors).doubt
+    return found
 
 
 def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
@@ -106,10 +134,11 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
     shown = value.scaled(figure.factor)
     half, bounds = "", "one replication: no interval"
-    if math.isfinite(shown.half_width):
-        half = f" <small>±{number(shown.half_width, shown.mean)}</small>"
-        span = f"{number(shown.low)} to {number(shown.high)} {figure.unit}"
-        bounds = f"{value.confidence:.0%} prediction interval {span}, {value.n} replications"
+    if not math.isnan(shown.half_width):
+        is_open = math.isinf(shown.high)
+        half = f" <small>{'or more' if is_open else '±' + number(shown.half_width, shown.mean)}</small>"
+        span = f"{number(shown.low)} {'or more' if is_open else 'to ' + number(shown.high)} {figure.unit}"
+        bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
     return (
         f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds)}'>"
         f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
@@ -117,14 +146,20 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
 
 
 def difference_cell(
-    figure: Figure, name: str, pair: tuple[Column, Column], confidence: float, *, words: bool = False
+    figure: Figure,
+    name: str,
+    pair: tuple[Column, Column],
+    confidence: float,
+    doubts: Mapping[str, float] = NO_DOUBTS,
+    *,
+    words: bool = False,
 ) -> str:
     """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
 
     ``pair``: the run and ``name``, measured together; ``words``: say the verdict, not only by colour.
     """
     column, other = pair
-    change = column.change(figure.name, other, confidence)
+    change = column.change(figure.name, other, confidence, doubts)
     if change is None:
         why = column.trouble or (f"{name} {other.trouble}" if other.trouble else "")
         reason = f" <small>{escape(why)}</small>" if why else ""

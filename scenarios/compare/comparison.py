@@ -17,6 +17,7 @@ import pandas as pd
 
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.model_error import near_capacity
 from draftcast.scenarios.compare.verdict import SIGNS, Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.run_directory import write_run_directory
@@ -129,7 +130,7 @@ class RatePoint:
     def figures(self, which: str) -> dict[str, Estimate]:
         """Every figure of a side (``on`` or ``off``), with its prediction interval where there is one.
 
-        None where they do not hold for the load.
+        Empty where they do not hold for the load.
         """
         chosen = self.own if which == "on" or self.verdict is None else self.verdict.off
         return (chosen.figures or {}) | chosen.predicted_figures
@@ -181,11 +182,15 @@ class Comparison(Plotted):
             for point in self.points
         ]
         capacities = {name: one.capacity_rps if one is not None else None for name, one in self.saturated.items()}
+        reaching = {
+            name: one.predicted_capacity_rps if one is not None else None for name, one in self.saturated.items()
+        }
         cutover = None
         if self.cutover is not None:
             spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
             cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
-        return {"points": rows, "capacity_rps": capacities, "cutover": cutover}
+        known = {"capacity_rps": capacities, "predicted_capacity_rps": reaching}
+        return {"points": rows, **known, "cutover": cutover}
 
     def save(self, path: str | Path) -> Path:
         """Write a run directory of all runs, whose tables say by rate and speculation which one a row is of."""
@@ -221,6 +226,8 @@ def simulate(
 ) -> RunResult:
     """Simulate a scenario.
 
+    Close to its capacity the prediction intervals rest on the estimate of it; `compare` simulates it.
+
     Args:
         scenario: from :func:`draftcast.load_scenario`.
         record_steps: keep one row per engine step.
@@ -233,8 +240,7 @@ def simulate(
     result = measure([serve(scenario, progress=progress, record_steps=record_steps, deployment=deployment)])[0]
     if result.state == "overloaded":
         side(scenario, result)  # what it completes at most is all that can be said
-    else:
-        result.summary["predicted_figures"] = Side(result, "below", scenario=scenario).predicted_figures
+    result.summary["predicted_figures"] = Side(result, "below", scenario=scenario).predicted_figures
     return result
 
 
@@ -295,7 +301,10 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
     verdict = judge(scenario, runs[0], runs[1], progress=progress) if len(runs) > 1 else None
-    own = verdict.on if verdict is not None else side(scenario, runs[0], progress=progress)
+    if verdict is not None:
+        own = verdict.on
+    else:
+        own = side(scenario, runs[0], progress=progress, ask_capacity=near_capacity(scenario))
     for each in (own, verdict.off) if verdict is not None else (own,):
         assert each.run is not None
         each.run.summary["predicted_figures"] = each.predicted_figures

@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import METRICS, Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
 from draftcast.sim.output.metrics import LATENCIES, STATISTICS
@@ -44,7 +44,7 @@ THROUGHPUTS = (
     "total_token_throughput",
 )
 LEAST_ATTAINED = 0.01
-"""Share of requests that stands for none within their SLO, as a ratio needs one."""
+"""Of the mean attainment of both sides: what stands for no request within its SLO, as a ratio needs a number."""
 SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
 """By stratum, standard deviations of the logarithm of two factors, and what they were estimated from;
 ``calibrated_share``: what of a step's error a calibration leaves at other loads."""
@@ -209,6 +209,17 @@ class Prediction:
         }
 
 
+def near_capacity(scenario: Scenario) -> bool:
+    """As `Response.near_capacity`, of a setting that is compared with nothing."""
+    return _is_near(scenario.rate_rps, setting_error(scenario), Fluid.of(scenario))
+
+
+def _is_near(rate_rps: float | None, error: float, fluid: Fluid) -> bool:
+    if rate_rps is None or not error:
+        return False
+    return rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * fluid.capacity_rps()
+
+
 @dataclass(frozen=True)
 class SloUse:
     """What the requests of two runs used of their SLOs (`RunResult.slo_use`), of all classes in rising order."""
@@ -234,6 +245,7 @@ class Response:
     error: RelativeErrors
     fluids: tuple[Fluid, Fluid]  # with and without speculation
     rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
+    busy: float = 1.0  # of a closed loop as of `_busy`; 0 where requests arrive by themselves
 
     def reaches(self, metric: Metric, capacities: Sequence[float | None]) -> bool:
         """Whether it is known what they do to a metric: all but the throughput of an open loop of unknown capacity."""
@@ -244,10 +256,8 @@ class Response:
 
     def near_capacity(self, speculates: bool) -> bool:
         """Whether a side's capacity, were it wrong by three standard deviations, could be the load."""
-        if self.rate_rps is None:
-            return False
         error = self.error.with_speculation if speculates else self.error.step
-        return self.rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * self.fluids[not speculates].capacity_rps()
+        return _is_near(self.rate_rps, error, self.fluids[not speculates])
 
     def predict(
         self,
@@ -270,6 +280,8 @@ class Response:
         else:
             curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
             advantage = functools.partial(self._log_advantage, curves)
+            if metric.is_throughput:
+                advantage = functools.partial(self._log_completed, curves)
             if use is not None and not (metric.is_throughput or metric.less_is_better):
                 advantage = functools.partial(self._log_attained, curves, use)
         chance, *errors = _normal_draws()
@@ -317,6 +329,10 @@ class Response:
         )
         return np.asarray(np.log(on / off))
 
+    def _log_completed(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
+        """Of a fixed number of clients' throughput: nothing makes the time longer in which they think."""
+        return self.busy * self._log_advantage(curves, draws)
+
     def _log_attained(self, curves: Sequence[Curve], use: SloUse, draws: FloatArray) -> FloatArray:
         """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits.
 
@@ -324,6 +340,7 @@ class Response:
         """
         common, own = self._factors(draws)
         attained, overloaded = [], []
+        floor = LEAST_ATTAINED * np.mean([np.mean(used <= 1.0) for used in use.sides if used.size]) or LEAST_ATTAINED
         here, there = (np.array([math.nan if rate is None else rate]) for rate in (self.rate_rps, use.rate_rps))
         for side, slower in enumerate((common + own, common)):
             longer, known = slower, side if use.sides[side].size else 1 - side
@@ -331,9 +348,9 @@ class Response:
                 longer = slower + curves[side](here * np.exp(slower)) - reference
             overloaded.append(np.isinf(longer))
             shares = np.searchsorted(use.sides[known], np.exp(-longer), side="right") / use.sides[known].size
-            attained.append(np.maximum(shares, LEAST_ATTAINED))
-        completed = -own if self.rate_rps is None else np.zeros_like(own)
-        found = np.log(attained[0] / attained[1]) + completed
+            attained.append(np.maximum(shares, floor))
+        completed = -self.busy * own * (attained[0] + attained[1] > 2.0 * floor)
+        found = np.log(attained[0] / attained[1]) + (completed if self.rate_rps is None else 0.0)
         return np.asarray(np.where(overloaded[0] & overloaded[1], np.nan, found))
 
     def _log_advantage(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
@@ -366,40 +383,67 @@ def predicted(estimate: Estimate, scenario: Scenario) -> Estimate:
     return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
 
 
-def predicted_figures(
-    scenario: Scenario,
-    figures: Mapping[str, Estimate],
-    capacity_rps: float | None = None,
-    slo_use: Mapping[str, FloatArray] = MappingProxyType({}),
-) -> dict[str, Estimate]:
-    """A setting's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
+def _busy(scenario: Scenario, latency_s: float) -> float:
+    """Share of the time between two requests of a client that the engine works on one of them."""
+    think_s: float = scenario.workload.arrivals.think_time_s  # type: ignore[union-attr]
+    return latency_s / (latency_s + think_s)
 
-    Empty where the scenario takes step times for exact.
 
-    Args:
-        figures: a run's, with intervals that hold chance alone; one without an interval gets none.
-        capacity_rps: where it was simulated; else the fluid estimate's, or the load if that is more.
-        slo_use: of the run.
+@dataclass(frozen=True)
+class Reach:
+    """What the longest times, the forecast's and the shortest, of the prediction interval, do to a run, shape [3]."""
+
+    longer: FloatArray  # logarithm of how much longer a request takes
+    completed: FloatArray  # how many times as much is completed per second
+
+    @classmethod
+    def of(cls, scenario: Scenario, run: RunResult, capacity_rps: float | None) -> Self | None:
+        """None where the scenario takes step times for exact.
+
+        ``capacity_rps``: where it was simulated; else the fluid estimate's, or the load if that is more.
+        """
+        error, rate_rps = setting_error(scenario), scenario.rate_rps
+        if not error:
+            return None
+        slower = normal_quantile(scenario.statistics.confidence) * error * np.array([1.0, 0.0, -1.0])
+        if rate_rps is not None and run.state == "steady":
+            fluid = Fluid.of(scenario)
+            most = capacity_rps or max(fluid.capacity_rps(), 1.001 * rate_rps)
+            latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
+            return cls(slower + latency - latency[1], np.minimum(1.0, most / rate_rps * np.exp(-slower)))
+        # Clients think between answers, and a list of requests arrives over some time: neither takes any longer.
+        figures = run.summary["figures"]
+        if scenario.is_closed_loop:
+            busy = _busy(scenario, figures["mean_e2el_s"].mean)
+        else:
+            arrivals = run.requests.groupby("replication")["arrival_s"]
+            busy = max(0.0, 1.0 - float((arrivals.max() - arrivals.min()).mean()) / figures["duration_s"].mean)
+        return cls(slower, 1.0 / (1.0 + busy * np.expm1(slower)))
+
+    def attained(self, used: FloatArray) -> FloatArray:
+        """Share of the requests within their limits; ``used`` as of `RunResult.slo_use`."""
+        return np.array([np.mean(used <= limit) for limit in np.exp(-self.longer)])
+
+    def leaves_open(self, scenario: Scenario, run: RunResult) -> bool:
+        """Whether the SLO is met with some of the times and not with others."""
+        wanted = scenario.slos
+        met = [self.attained(used) >= wanted[name].attainment for name, used in run.slo_use.items() if name in wanted]
+        return len(set(np.all(met, axis=0).tolist())) > 1 if met else False
+
+
+def predicted_figures(run: RunResult, reach: Reach) -> dict[str, Estimate]:
+    """A run's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
+
+    One without an interval (of one replication) gets none.
     """
-    error = setting_error(scenario)
-    if not error:
-        return {}
-    confidence, fluid, rate_rps = scenario.statistics.confidence, Fluid.of(scenario), scenario.rate_rps
-    # With the longest times, the forecast's, and the shortest.
-    slower = normal_quantile(confidence) * error * np.array([1.0, 0.0, -1.0])
-    longer, completed = slower, np.exp(-slower)
-    if rate_rps is not None:
-        most = capacity_rps or max(fluid.capacity_rps(), 1.001 * rate_rps)
-        latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
-        longer, completed = slower + latency - latency[1], np.minimum(1.0, most / rate_rps * completed)
+    figures: dict[str, Estimate] = run.summary["figures"]
     times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
-    factors = dict.fromkeys(THROUGHPUTS, completed) | dict.fromkeys(times, np.exp(longer))
+    factors = dict.fromkeys(THROUGHPUTS, reach.completed) | dict.fromkeys(times, np.exp(reach.longer))
     known = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
     reached = {name: mean * factors[name] for name, mean in known.items()}
     found = {name: _reaching(figures[name], values) for name, values in reached.items()}
-    if slo_use:
-        used = np.concatenate(list(slo_use.values()))
-        attained = np.array([np.mean(used <= limit) for limit in np.exp(-longer)])
+    if run.slo_use:
+        attained = reach.attained(np.concatenate(list(run.slo_use.values())))
         found["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
         within, most = reached["request_throughput"] * attained, found["request_throughput"].high
         found["request_goodput"] = _reaching(figures["request_goodput"], within, most)
@@ -408,7 +452,7 @@ def predicted_figures(
 
 def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) -> Estimate:
     """With the distance from the middle value to the outer ones counted in beside chance."""
-    if np.ptp(values) == 0.0:
+    if np.ptp(values) == 0.0 or math.isnan(estimate.half_width):
         return estimate
     below, above = (math.hypot(estimate.half_width, value - values[1]) for value in sorted((values[0], values[2])))
     low, high = max(0.0, estimate.mean - below), min(estimate.mean + above, most)
@@ -427,4 +471,8 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
     if fluids is None:
         fluids = Fluid.of(scenario), Fluid.of(without_speculation(scenario))
     errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
-    return Response(max(errors, key=lambda error: error.with_speculation), fluids, scenario.rate_rps)
+    largest = max(errors, key=lambda error: error.with_speculation)
+    busy = 0.0 if scenario.workload.arrivals.process == "piecewise" else 1.0
+    if scenario.is_closed_loop:
+        busy = _busy(scenario, fluids[1].latency_s(scenario.workload.arrivals.concurrency))  # type: ignore[union-attr]
+    return Response(largest, fluids, scenario.rate_rps, busy)

@@ -108,7 +108,7 @@ class PolicyComparison:
                 {
                     "policy": standing.label,
                     **picked(standing.policy, "name parameters"),
-                    **picked(standing.side, "state capacity_rps figures"),
+                    **picked(standing.side, "state capacity_rps predicted_capacity_rps figures predicted_figures"),
                     **picked(standing, "rank value difference"),
                     "tied_with": standing.ties,
                     "gap_to_oracle": standing.gap,

@@ -17,7 +17,15 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, predicted, predicted_figures, response
+from draftcast.scenarios.compare.model_error import (
+    Prediction,
+    Reach,
+    Response,
+    SloUse,
+    predicted,
+    predicted_figures,
+    response,
+)
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -59,7 +67,7 @@ class Side:
         return self.capacity.estimate if self.capacity is not None else None
 
     @property
-    def predicted_capacity(self) -> Estimate | None:
+    def predicted_capacity_rps(self) -> Estimate | None:
         """The capacity with its prediction interval."""
         known = self.capacity_rps
         return predicted(known, self.scenario) if known is not None and self.scenario is not None else known
@@ -77,10 +85,14 @@ class Side:
     @functools.cached_property
     def predicted_figures(self) -> dict[str, Estimate]:
         """Those of `predicted_figures` with their prediction intervals; none where the run's do not hold."""
-        if self.figures is None or self.scenario is None:
-            return {}
-        most = self.capacity_rps
-        return predicted_figures(self.scenario, self.figures, most.mean if most is not None else None, self.slo_use)
+        return predicted_figures(self.run, self.reach) if self.run is not None and self.reach is not None else {}
+
+    @functools.cached_property
+    def reach(self) -> Reach | None:
+        """What the errors of step times and acceptance do to the run; None where its figures do not hold."""
+        if self.run is None or self.figures is None or self.scenario is None:
+            return None
+        return Reach.of(self.scenario, self.run, self.capacity_rps.mean if self.capacity_rps is not None else None)
 
     @property
     def slo_use(self) -> Mapping[str, FloatArray]:
@@ -151,11 +163,14 @@ class Verdict:
 
     @property
     def doubt(self) -> float:
-        """Logarithm up to which a ratio of the sides may differ from that of the runs; 0 where chance alone decides."""
+        """Logarithm by which a ratio of the sides may be nearer to 1 than that of the runs; 0: chance alone decides."""
         if self.prediction is None or self.prediction.advantage is None:
             return 0.0
-        reach = self.prediction.advantage
-        return math.log(reach.high / reach.low) / 2 if reach.low else math.inf
+        reach, simulated = self.prediction.advantage, self.advantage
+        if simulated is None:
+            return 0.0
+        towards = (simulated.mean, reach.low) if simulated.mean > 1.0 else (reach.high, simulated.mean)
+        return math.log(towards[0] / towards[1]) if towards[1] else math.inf
 
     @property
     def advice(self) -> Literal["on", "off", ""]:
@@ -205,7 +220,7 @@ class Verdict:
             "capacity_rps": {"on": self.on.capacity_rps, "off": self.off.capacity_rps},
             "finite": self.is_finite,
             "prediction": self.prediction.summary() if self.prediction is not None else None,
-            "predicted_capacity_rps": {"on": self.on.predicted_capacity, "off": self.off.predicted_capacity},
+            "predicted_capacity_rps": {"on": self.on.predicted_capacity_rps, "off": self.off.predicted_capacity_rps},
         }
 
 

@@ -180,5 +180,6 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         found, met = [Constraint("slo.attainment", attained, least, used)], run.slo_met is not False
         by_class = scenario.slos
         shares = [(by_class[name].attainment, of_limits) for name, of_limits in run.slo_use.items() if name in by_class]
-        time_used = max(float(np.quantile(of_limits, share, method="inverted_cdf")) for share, of_limits in shares)
+        reached = (float(np.quantile(of_limits, share, method="inverted_cdf")) for share, of_limits in shares)
+        time_used = max(reached, default=0.0)
     return Check(rate_rps, met, own.state, completed, tuple(found), figures, time_used)

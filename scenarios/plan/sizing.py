@@ -206,7 +206,9 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     if not idle.met:
         reason = f"{_broken(idle)} with hardly any load: more replicas cannot help"
         if idle.time_used <= reach:
-            reason += f" (within the {confidence:.0%} prediction interval, {1 - 1 / reach:.0%} less, the SLO is met)"
+            reason += (
+                f" (times {1 - 1 / reach:.0%} shorter, still inside the {confidence:.0%} prediction interval, meet it)"
+            )
         return replace(infeasible, reason=reason, check=idle)
     alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
     if alone is None:

@@ -56,6 +56,14 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in values.items()}
 
 
+def _estimate(values: Mapping[str, Any]) -> Estimate:
+    """A bound above a known one is infinite where JSON has null."""
+    numbers = _numbers(values)
+    if values["low"] is not None and values["high"] is None:
+        numbers["high"] = numbers["half_width"] = math.inf
+    return Estimate(**numbers)
+
+
 class Plotted:
     """An answer with a picture."""
 
@@ -124,7 +132,7 @@ class RunResult(Plotted):
             kept = manifest.pop("result")
             for part in (summary, *summary.get("groups", ())):
                 for name in {"figures"} | ({"predicted_figures"} & part.keys()):
-                    part[name] = {figure: Estimate(**_numbers(each)) for figure, each in part[name].items()}
+                    part[name] = {figure: _estimate(each) for figure, each in part[name].items()}
             own = {name: kept[name] for name in _KEPT.split()}
             own["replications"] = tuple(map(_numbers, kept["replications"]))
         except (AttributeError, KeyError, TypeError):

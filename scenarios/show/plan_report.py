@@ -74,9 +74,8 @@ def answer_line(answer: CapacityPlan) -> str:
     fewest, most = best.replicas_interval or (best.replicas, best.replicas)
     level = f"{answer.question.scenario.statistics.confidence:.0%} prediction interval"
     if most is None:
-        return (
-            f"{text} {level} of the replicas needed: {fewest} or more; with the longest times in it no number will do."
-        )
+        text += f" {level} of the replicas needed: {fewest} or more."
+        return f"{text} At the longest times in it no number of replicas meets the SLO."
     return text if fewest == most else f"{text} {level} of the replicas needed: {fewest} to {most}."
 
 
@@ -86,6 +85,7 @@ def basis_line(answer: CapacityPlan) -> str:
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"
     return (
         f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
+        "figures hold no error of step times, the interval of the replicas does; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
         + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
     )

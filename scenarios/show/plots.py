@@ -91,8 +91,13 @@ def in_file(figure: Any, title: str, lines: Sequence[str], *, height: int) -> An
 
 
 def error_bars(spans: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
-    """Error bars from (low, middle, high) of each point; none where a bound is not finite."""
-    up = [max(0.0, high - middle) if math.isfinite(high) else 0.0 for _, middle, high in spans]
+    """Error bars from (low, middle, high) of each point, to the top of what is drawn where high is infinite.
+
+    None where a bound is not known.
+    """
+    top = max((end for span in spans for end in span if math.isfinite(end)), default=0.0)
+    ends = [(middle, top if high == math.inf else high) for _, middle, high in spans]
+    up = [max(0.0, high - middle) if math.isfinite(high) else 0.0 for middle, high in ends]
     down = [max(0.0, middle - low) if math.isfinite(low) else 0.0 for low, middle, _ in spans]
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **style}
 

@@ -26,7 +26,7 @@ def policies_table(answer: PolicyComparison) -> Table:
         place = [f"{standing.rank or '-'}{'=' if standing.ties else ''}", standing.label, show(value, factor)]
         side, words = standing.side, ["baseline"] if standing.label == answer.baseline else []
         if not side.has_figures:
-            most = f": completes at most {show(side.predicted_capacity)} req/s" if side.capacity is not None else ""
+            most = f": completes at most {show(side.predicted_capacity_rps)} req/s" if side.capacity is not None else ""
             words.insert(0, f"{side.state}{most if side.position != 'below' else ''}")
         intervals = _with_interval(standing.difference, "+.3g", factor), _with_interval(standing.gap, "+.1%")
         rows.append([*place, *intervals, show(length), ", ".join(words)])
@@ -43,8 +43,8 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     return [
         best if first else "No policy has figures for this load.",
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
-        f"Differences and gaps: {level} intervals of {answer.scenario.statistics.replications} replications on the "
-        "same requests and draft tokens, of chance alone. Ranks: one more for every policy that is better by an "
+        f"Differences and gaps: {level} intervals, which hold chance alone: {answer.scenario.statistics.replications} "
+        "replications on the same requests and draft tokens. Ranks: one more for every policy that is better by an "
         "interval that holds for all pairs together.",
         *(f"Note: {note}." for note in answer.notes),
     ]

@@ -82,7 +82,7 @@ def capacity_line(comparison: Comparison) -> str:
     """What the cluster completes at most, on and off; empty where that is not known."""
     names = {"on": "with speculation" if comparison.points[0].verdict is not None else "", "off": "without"}
     sides = comparison.saturated.items()
-    return saturated_line({names[which]: one.predicted_capacity for which, one in sides if one is not None})
+    return saturated_line({names[which]: one.predicted_capacity_rps for which, one in sides if one is not None})
 
 
 def load_words(scenario: Scenario) -> str:
@@ -110,8 +110,8 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
         sections.append(len(rows) - 2)
     for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
-    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO hold the {_held(scenario)}."
-    if scenario.statistics.model_error != "none":
+    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO hold {_held(scenario)}."
+    if scenario.statistics.model_error != "none" and scenario.statistics.replications > 1:
         caption += " TTFT is less sure than its interval says."
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
@@ -133,13 +133,20 @@ def groups_tables(point: RatePoint) -> list[Table]:
             row = [f"{index}: {group['layout']}", str(group["replicas"]), gpus, drafts, requests, *latencies]
             rows.append(row + [f"{memory[key]:,.0f}" for key in held.values()])
         sections.append(len(rows) - 2)
-    return [make_table(rows, title="Groups of replicas", sections=sections)] if len(rows) > 1 else []
+    return (
+        [make_table(rows, title="Groups of replicas (intervals: chance alone)", sections=sections)]
+        if len(rows) > 1
+        else []
+    )
 
 
 def _held(scenario: Scenario) -> str:
     """What an interval holds."""
+    if scenario.statistics.replications == 1:
+        return "nothing: one replication has no interval"
     chance = f"chance of {scenario.statistics.replications} replications"
-    return chance if scenario.statistics.model_error == "none" else f"{chance} and errors of step times and acceptance"
+    errors = "" if scenario.statistics.model_error == "none" else " and the errors of step times and acceptance"
+    return f"the {chance}{errors}"
 
 
 def cause_line(point: RatePoint) -> str:
@@ -164,11 +171,11 @@ def engine_line(result: RunResult) -> str:
 def status_line(result: RunResult, own: Side) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
     if own.state == "overloaded":
-        most = f" It completes at most {show(own.predicted_capacity)} req/s." if own.capacity is not None else ""
+        most = f" It completes at most {show(own.predicted_capacity_rps)} req/s." if own.capacity is not None else ""
         return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
     slo = " Whether the SLO is met cannot be told." if result.summary["slo_asked"] else ""
     if own.state == "at capacity" and own.capacity is not None:
-        return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity)} req/s." + slo
+        return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity_rps)} req/s." + slo
     if not own.has_figures:
         return (
             "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
@@ -176,9 +183,7 @@ def status_line(result: RunResult, own: Side) -> str:
         )
     if result.slo_met is None:
         return ""
-    reach = own.predicted_figures.get("slo_attainment")
-    wanted = {slo.attainment for slo in own.scenario.slos.values()} if own.scenario is not None else set()
-    is_unsure = reach is not None and len(wanted) == 1 and reach.low < min(wanted) <= reach.high
+    is_unsure = own.reach is not None and own.scenario is not None and own.reach.leaves_open(own.scenario, result)
     word = "SLO met" if result.slo_met else "SLO NOT MET"
     return f"{word}, though the errors of step times and acceptance leave it open." if is_unsure else f"{word}."
 
@@ -213,7 +218,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
             if len(answer.points) > 1:
                 yield cutover_line(answer)
         level = f"{answer.scenario.statistics.confidence:.0%}"
-        yield f"± is half the {level} interval, brackets are its bounds: {_held(answer.scenario)}."
+        yield f"± is half the {level} interval, brackets are its bounds. It holds {_held(answer.scenario)}."
         yield from filter(None, [capacity_line(answer)])
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
     yield from (f"note: {note}" for note in dict.fromkeys(notes))

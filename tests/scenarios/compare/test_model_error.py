@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
     SPREADS,
     Prediction,
+    Reach,
     RelativeErrors,
     Response,
     SloUse,
@@ -144,6 +146,7 @@ def test_slo_goodput_goes_by_what_requests_use_of_their_limits(scenario: Scenari
     near = found(half, nearly)
     assert near.advantage is not None
     assert (near.advantage.mean, near.advantage.high) == (pytest.approx(1.0), pytest.approx(100.0))
+    assert near.advantage.low >= 1.0 - 1e-9
     assert near.probability == pytest.approx(0.304 + 0.696 / 2, abs=0.02)
     assert near.dominant == "model"
     assert found(nearly, half).probability == pytest.approx(0.696 / 2, abs=0.02)
@@ -262,9 +265,7 @@ def test_a_capacity_s_interval_grows_by_the_error(scenario: Scenario) -> None:
 
 def test_figures_reach_as_far_as_longer_and_shorter_steps_take_them(scenario: Scenario) -> None:
     closed = with_values(without_speculation(scenario), CLOSED | {"slo.e2el_ms": 1500.0})
-    run = simulate(closed)
-    sure = {name: Estimate(each.mean, each.mean, each.mean, 0.0, 2) for name, each in run.summary["figures"].items()}
-    found = predicted_figures(closed, sure, slo_use=run.slo_use)
+    found = without_chance(closed)
     reach = math.exp(NORMAL_95 * times_error(closed, cached_deployment(closed)))
     for factor, bound in ((1 / reach, "low"), (reach, "high")):
         measured = {"source": "x", "model": closed.engine.model, "hardware": closed.hardware, "step_factor": factor}
@@ -278,6 +279,53 @@ def test_figures_reach_as_far_as_longer_and_shorter_steps_take_them(scenario: Sc
         ):
             where = {"low": "high", "high": "low"}[bound] if opposite else bound
             assert getattr(found[name], where) == pytest.approx(other[name].mean, rel=0.03), name
+
+
+def without_chance(scenario: Scenario) -> dict[str, Estimate]:
+    run = simulate(scenario)
+    sure = {name: Estimate(each.mean, each.mean, each.mean, 0.0, 2) for name, each in run.summary["figures"].items()}
+    reach = Reach.of(scenario, run, None)
+    assert reach is not None
+    return predicted_figures(dataclasses.replace(run, summary={"figures": sure}), reach)
+
+
+@pytest.mark.parametrize(
+    "arrivals",
+    [
+        {"process": "closed_loop", "concurrency": 4, "think_time_s": 0.5},
+        {"process": "piecewise", "segments": [{"duration_s": 60.0, "request_rate_rps": rate} for rate in (1.0, 2.0)]},
+    ],
+    ids=["clients that think", "arrivals by time"],
+)  # fmt: skip
+def test_throughput_follows_the_steps_as_far_as_they_decide_it(scenario: Scenario, arrivals: dict[str, object]) -> None:
+    asked = with_values(without_speculation(scenario), {"workload.arrivals": arrivals})
+    found = without_chance(asked)["output_throughput"]
+    reach = math.exp(NORMAL_95 * times_error(asked, cached_deployment(asked)))
+    for factor, bound in ((reach, found.low), (1 / reach, found.high)):
+        measured = {"source": "x", "model": asked.engine.model, "hardware": asked.hardware, "step_factor": factor}
+        other = simulate(with_values(asked, {"correction": measured})).summary["figures"]
+        assert bound == pytest.approx(other["output_throughput"].mean, rel=0.01)
+
+
+def test_one_replication_has_no_interval(scenario: Scenario) -> None:
+    found = predicted_figures_of(with_values(scenario, {"statistics.replications": 1}))
+    assert math.isnan(found["mean_e2el_s"].low)
+    assert math.isnan(found["mean_e2el_s"].high)
+
+
+def test_whether_the_slo_is_met_is_asked_of_each_class_that_has_one(scenario: Scenario) -> None:
+    run = simulate(with_values(without_speculation(scenario), CLOSED | {"slo.tpot_ms": 100.0}))
+    reach = Reach(np.log([1.25, 1.0, 0.8]), np.ones(3))
+    asked = with_values(scenario, {"slo": {"tpot_ms": 10.0, "attainment": 0.9}})
+
+    def is_open(*shares: float) -> bool:
+        return reach.leaves_open(
+            asked, dataclasses.replace(run, slo_use={"default": np.array(shares), "other": np.ones(9)})
+        )
+
+    assert is_open(*[0.5] * 8, 0.9, 0.9)
+    assert not is_open(*[0.5] * 9, 0.9)
+    assert not is_open(*[0.5] * 8, 1.3, 1.3)
 
 
 def test_figures_of_an_open_loop_rise_with_the_load_and_deliver_what_arrives(scenario: Scenario) -> None:

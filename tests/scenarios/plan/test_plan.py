@@ -208,13 +208,15 @@ def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(serve
     assert near.serves[0] == 0.0
     assert near.replicas_interval == (3, None)
     assert sized(tight, factor=reach).replicas == 0
-    assert "or more; with the longest times in it no number will do." in answer_line(
+    assert "3 or more. At the longest times in it no number of replicas meets the SLO." in answer_line(
         planned(own, rate_rps=300.0, objectives=parse_objectives(tight))
     )
     # And what no step of this length meets may yet be met.
-    assert "within the 95% prediction interval" in sized(missed).reason
+    assert "shorter, still inside the 95% prediction interval, meet it)" in sized(missed).reason
     assert "prediction" not in sized("e2el:p95<5ms").reason
     # The scenario's own SLO, a share of the requests, is judged by the same times.
+    rare = "workload.classes=[{name: chat, share: 0.999999}, {name: rare, share: 1e-6, slo: {e2el_ms: 11}}]"
+    assert planned(server(rare), rate_rps=300.0).sizings[0].replicas_interval is not None
     limit_ms = 1e3 * STEP_S * (0.5 + reach / 2)
     own_slo = planned(server(f"slo={{e2el_ms: {limit_ms}, attainment: 0.9}}"), rate_rps=300.0).sizings[0]
     assert own_slo.serves[0] == 0.0
