@@ -20,6 +20,7 @@ from draftcast.yaml_text import yaml_beside
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
 _SENTENCES: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["slo"]
+SLO_IS_OPEN = "The errors of step times and acceptance are larger than what decides that."
 # Requests of the idle run: enough for the share of a bound at the usual attainments, and quick.
 IDLE_REQUESTS = 400
 
@@ -49,6 +50,7 @@ class SloAnswer:
     feasible: bool | None  # whether an idle server attains it; None when that was not asked because it is met
     tightest: Bound  # the bound that the fewest requests meet, measured against what is asked
     idle: Bound | None  # the same bound on an idle server
+    is_open: bool = False  # as of `Side.slo_is_open`
 
     @property
     def sentence(self) -> str:
@@ -58,7 +60,8 @@ class SloAnswer:
         kept = "none" if bound.met == 0 else f"{bound.met:.1%}"
         needed = f"{bound.reached_ms:,.0f} ms" if bound.reached_ms >= 100 else f"{bound.reached_ms:.3g} ms"
         asked = f"{self.tightest.attainment:.0%} of requests"
-        return _SENTENCES[word].format(bound=bound.label, kept=kept, asked=asked, needed=needed)
+        sentence = _SENTENCES[word].format(bound=bound.label, kept=kept, asked=asked, needed=needed)
+        return f"{sentence} {SLO_IS_OPEN}" if self.is_open else sentence
 
 
 def idle_scenario(scenario: Scenario) -> Scenario:
@@ -84,7 +87,7 @@ def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> 
         return None
     feasible = idle.slo_met is not False if idle is not None else None
     alone = _tightest(scenario, idle) if idle is not None else None
-    return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone)
+    return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone, own.slo_is_open)
 
 
 def _tightest(scenario: Scenario, run: RunResult) -> Bound:

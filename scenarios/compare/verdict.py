@@ -95,6 +95,13 @@ class Side:
         return Reach.of(self.scenario, self.run, self.capacity_rps.mean if self.capacity_rps is not None else None)
 
     @property
+    def slo_is_open(self) -> bool:
+        """Whether the errors of step times and acceptance decide if the SLO is met."""
+        if self.run is None or self.reach is None or self.scenario is None:
+            return False
+        return self.reach.leaves_open(self.scenario, self.run)
+
+    @property
     def slo_use(self) -> Mapping[str, FloatArray]:
         """As of `RunResult`; empty where the run's figures do not hold for the load."""
         return self.run.slo_use if self.run is not None and self.has_figures else {}

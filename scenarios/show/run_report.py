@@ -11,6 +11,7 @@ import pandas as pd
 from rich.table import Table
 
 from draftcast.scenarios.compare.comparison import CAUSES, LATENCY, TOKENS, Comparison, RatePoint
+from draftcast.scenarios.compare.slo_answer import SLO_IS_OPEN
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
 from draftcast.scenarios.run.simulate import RunResult
@@ -183,9 +184,8 @@ def status_line(result: RunResult, own: Side) -> str:
         )
     if result.slo_met is None:
         return ""
-    is_unsure = own.reach is not None and own.scenario is not None and own.reach.leaves_open(own.scenario, result)
-    word = "SLO met" if result.slo_met else "SLO NOT MET"
-    return f"{word}, though the errors of step times and acceptance leave it open." if is_unsure else f"{word}."
+    word = "SLO met." if result.slo_met else "SLO NOT MET."
+    return f"{word} {SLO_IS_OPEN}" if own.slo_is_open else word
 
 
 def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:

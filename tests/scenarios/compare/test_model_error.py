@@ -24,12 +24,14 @@ from draftcast.scenarios.compare.model_error import (
     stratum_of,
     times_error,
 )
+from draftcast.scenarios.compare.slo_answer import slo_answer
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide, side
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.scenarios.show.run_report import status_line
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -326,6 +328,20 @@ def test_whether_the_slo_is_met_is_asked_of_each_class_that_has_one(scenario: Sc
     assert is_open(*[0.5] * 8, 0.9, 0.9)
     assert not is_open(*[0.5] * 9, 0.9)
     assert not is_open(*[0.5] * 8, 1.3, 1.3)
+
+
+@pytest.mark.parametrize(("limit", "is_open"), [(1.02, True), (3.0, False)])
+def test_an_slo_that_the_errors_decide_is_told(scenario: Scenario, limit: float, is_open: bool) -> None:
+    plain = with_values(without_speculation(scenario), CLOSED)
+    reached_ms = 1e3 * simulate(plain).summary["figures"]["p99_tpot_s"].mean
+    asked = with_values(plain, {"slo": {"tpot_ms": limit * reached_ms, "attainment": 0.9}})
+    own = side(asked, simulate(asked))
+    found = slo_answer(asked, own)
+    assert found is not None
+    assert found.met
+    assert own.run is not None
+    for text in (found.sentence, status_line(own.run, own)):
+        assert text.endswith("larger than what decides that.") == is_open
 
 
 def test_figures_of_an_open_loop_rise_with_the_load_and_deliver_what_arrives(scenario: Scenario) -> None:
