@@ -1,4 +1,4 @@
-"""How sure a forecast is: what the errors of step times and acceptance do to an advantage, a capacity and a cutover.
+"""How sure a forecast is: what the errors of step times and acceptance do to figures, an advantage and a capacity.
 
 The errors come from the evidence (``model_error.yaml``): one factor on every step, with speculation and without, and
 one on the steps with speculation alone. They are drawn jointly and carried through by similarity, which is exact for a
@@ -400,7 +400,7 @@ class Reach:
     def of(cls, scenario: Scenario, run: RunResult, capacity_rps: float | None) -> Self | None:
         """None where the scenario takes step times for exact.
 
-        ``capacity_rps``: where it was simulated; else the fluid estimate's, or the load if that is more.
+        ``capacity_rps``: where it was simulated; else the fluid estimate's. A steady load counts as below it.
         """
         error, rate_rps = setting_error(scenario), scenario.rate_rps
         if not error:
@@ -408,7 +408,7 @@ class Reach:
         slower = normal_quantile(scenario.statistics.confidence) * error * np.array([1.0, 0.0, -1.0])
         if rate_rps is not None and run.state == "steady":
             fluid = Fluid.of(scenario)
-            most = capacity_rps or max(fluid.capacity_rps(), 1.001 * rate_rps)
+            most = max(capacity_rps or fluid.capacity_rps(), 1.001 * rate_rps)
             latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
             return cls(slower + latency - latency[1], np.minimum(1.0, most / rate_rps * np.exp(-slower)))
         # Clients think between answers, and a list of requests arrives over some time: neither takes any longer.
