@@ -1,7 +1,7 @@
 """Time to the first token, measured and forecast.
 
 ``python benchmarks/first_token.py`` forecasts the points of tier A whose source gives this time and prints, by source,
-the median of measured over forecast; then the median and the quartiles over sources. Ten minutes.
+the median of measured over forecast; then the median and the quartiles over sources. Three minutes.
 
 ``python benchmarks/first_token.py sglang`` (or ``vllm``) lists the points of one request at a time, of any tier: what
 an eager prompt's launches cost. Milliseconds measured and forecast, launches of an eager pass over the prompt, and the

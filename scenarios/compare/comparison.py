@@ -118,6 +118,10 @@ class RatePoint:
         return (self.on,) if self.off is None else (self.on, self.off)
 
     @property
+    def sides(self) -> tuple[Side, ...]:
+        return (self.own,) if self.verdict is None else (self.own, self.verdict.off)
+
+    @property
     def word(self) -> str:
         """The verdict; where nothing is compared, the setting's state."""
         return self.own.state if self.verdict is None else self.verdict.word
@@ -300,12 +304,12 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
     """The point of a scenario's run and, where there are two, of the same without speculation measured together."""
-    verdict = judge(scenario, runs[0], runs[1], progress=progress) if len(runs) > 1 else None
-    if verdict is not None:
-        own = verdict.on
+    if len(runs) > 1:
+        verdict = judge(scenario, runs[0], runs[1], progress=progress)
+        point = RatePoint(scenario.rate_rps, verdict.on, verdict)
     else:
         own = side(scenario, runs[0], progress=progress, ask_capacity=near_capacity(scenario))
-    for each in (own, verdict.off) if verdict is not None else (own,):
-        assert each.run is not None
-        each.run.summary["predicted_figures"] = each.predicted_figures
-    return RatePoint(scenario.rate_rps, own, verdict)
+        point = RatePoint(scenario.rate_rps, own, None)
+    for run, each in zip(point.runs, point.sides, strict=True):
+        run.summary["predicted_figures"] = each.predicted_figures
+    return point

@@ -272,17 +272,16 @@ class Response:
         Args:
             probe: the simulated figures; none: the fluid estimate's.
             capacities: requests per second with and without speculation, where they were simulated.
-            use: for SLO goodput; where no run tells, it goes to the side of lower latency.
+            use: for SLO goodput alone; where no run tells, it goes to the side of lower latency.
         """
         delivers = self.rate_rps is not None and not metric.less_is_better
-        if metric.is_throughput and delivers:
-            advantage = functools.partial(self._log_delivered, [most for most in capacities if most is not None])
+        if metric.is_throughput:
+            most = [capacity for capacity in capacities if capacity is not None]
+            advantage = functools.partial(self._log_delivered, most) if delivers else self._log_completed
         else:
             curves = [latency_curve(fluid, most) for fluid, most in zip(self.fluids, capacities, strict=True)]
             advantage = functools.partial(self._log_advantage, curves)
-            if metric.is_throughput:
-                advantage = functools.partial(self._log_completed, curves)
-            if use is not None and not (metric.is_throughput or metric.less_is_better):
+            if use is not None:
                 advantage = functools.partial(self._log_attained, curves, use)
         chance, *errors = _normal_draws()
         values = advantage(np.array(errors))
@@ -329,9 +328,10 @@ class Response:
         )
         return np.asarray(np.log(on / off))
 
-    def _log_completed(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
+    def _log_completed(self, draws: FloatArray) -> FloatArray:
         """Of a fixed number of clients' throughput: nothing makes the time longer in which they think."""
-        return self.busy * self._log_advantage(curves, draws)
+        _, own = self._factors(draws)
+        return -self.busy * own
 
     def _log_attained(self, curves: Sequence[Curve], use: SloUse, draws: FloatArray) -> FloatArray:
         """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits.

@@ -265,11 +265,16 @@ def decide(
         return verdict
     if verdict.word in ("not settled", "overloaded") or one_run:
         return verdict
-    use = SloUse.of(on.slo_use, off.slo_use, errors.rate_rps)
+    use = slo_use_of(metric, on, off, errors.rate_rps)
     prediction = errors.predict(verdict.probe, confidence, capacities, metric, use)
     if prediction.advantage is None or not prediction.advantage.half_width:  # no error makes a difference
         return verdict
     return dataclasses.replace(verdict, word=BY_SIGN[prediction.sign], prediction=prediction)
+
+
+def slo_use_of(metric: Metric, on: Side, off: Side, rate_rps: float | None) -> SloUse | None:
+    """What SLO goodput needs of both sides at that load; None for other metrics, and where neither side knows."""
+    return SloUse.of(on.slo_use, off.slo_use, rate_rps) if metric.name == "slo_goodput" else None
 
 
 def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:

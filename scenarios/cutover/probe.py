@@ -16,7 +16,7 @@ import numpy as np
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Response, SloUse, response
-from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity
+from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity, slo_use_of
 from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.run.fluid import Fluid
@@ -206,7 +206,7 @@ class Prober:
         on_means, off_means = (
             _means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)
         )
-        use = SloUse.of(sides[0].slo_use, sides[1].slo_use, on.scenario.rate_rps)
+        use = slo_use_of(self.metric, sides[0], sides[1], on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
         self.looks[x] = PairedRun(
             x, (sides[0].state, sides[1].state), replications, simulated, on_means, off_means, use
