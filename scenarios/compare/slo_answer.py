@@ -20,7 +20,7 @@ from draftcast.yaml_text import yaml_beside
 
 BOUNDS = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2el_ms": "E2E latency"}
 _SENTENCES: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["slo"]
-SLO_IS_OPEN = "The errors of step times and acceptance are larger than what decides that."
+SLO_IS_OPEN = "The errors of step times and acceptance could reverse this."
 # Requests of the idle run: enough for the share of a bound at the usual attainments, and quick.
 IDLE_REQUESTS = 400
 

@@ -341,7 +341,7 @@ def test_an_slo_that_the_errors_decide_is_told(scenario: Scenario, limit: float,
     assert found.met
     assert own.run is not None
     for text in (found.sentence, status_line(own.run, own)):
-        assert text.endswith("larger than what decides that.") == is_open
+        assert text.endswith("could reverse this.") == is_open
 
 
 def test_figures_of_an_open_loop_rise_with_the_load_and_deliver_what_arrives(scenario: Scenario) -> None:
