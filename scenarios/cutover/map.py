@@ -7,7 +7,7 @@ Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even con
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,12 +21,34 @@ from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
+from draftcast.sim.statistics.intervals import Estimate
 
 AGAINST = ("k", "acceptance")
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)
 LOADS = 7
 MAP_BUDGET_REQUESTS = 2_000_000
 NOT_LOOKED_AT = "not looked at: budget spent"
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """One look, the errors of step times and acceptance counted in as far as something is known of them."""
+
+    x: float
+    advantage: Estimate | None  # None where a side is overloaded or nothing was run
+    sign: int  # +1 where speculation surely pays, -1 where it surely costs, 0 neither
+    note: str = ""  # what a sign without an advantage says, or why there is none
+
+    @classmethod
+    def of(cls, prober: Prober, x: float, probe: Probe | None) -> Self:
+        """``probe``: what the prober found at x; None: its budget was spent."""
+        if probe is None:
+            return cls(x, None, 0, NOT_LOOKED_AT)
+        confidence, look = prober.scenario.statistics.confidence, prober.looks[x]
+        predicted = prober.predict(probe, look.capacities, look.slo_use)
+        if predicted is None:
+            return cls(x, probe.advantage(confidence), probe.sign(confidence), probe.note)
+        return cls(x, predicted.advantage if probe.has_value else None, predicted.sign, probe.note)
 
 
 @dataclass(frozen=True)
@@ -38,9 +60,8 @@ class SpeedupMap(Plotted):
     against: str  # ``k`` or ``acceptance``; ``ys`` are its values
     xs: tuple[float, ...]  # on the question's axis
     ys: tuple[float, ...]
-    # One for each of ``ys``, a probe for each of ``xs``; a cell whose interval excludes 1 has a sign
-    rows: tuple[tuple[Probe, ...], ...]
-    # Break-even: the crossing over the load at each k, or over the acceptance at each load
+    rows: tuple[tuple[MapCell, ...], ...]  # one for each of ``ys``, a cell for each of ``xs``
+    # Break-even: the crossing over the load at each k, or over the acceptance at each load; of chance alone
     contour: tuple[tuple[float, Crossing], ...]
     confidence: float
     requests: int  # simulated in all
@@ -54,14 +75,9 @@ class SpeedupMap(Plotted):
             "unit": self.question.axis.unit,
             "setting": self.label,
             "cells": [
-                {
-                    **picked(probe, "x note"),
-                    self.against: y,
-                    "advantage": probe.advantage(self.confidence),
-                    "sign": probe.sign(self.confidence),
-                }
+                picked(cell, "x note advantage sign") | {self.against: y}
                 for y, row in zip(self.ys, self.rows, strict=True)
-                for probe in row
+                for cell in row
             ],
             "break_even": [
                 {fixed: at, found: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
@@ -105,11 +121,13 @@ def speedup_map(
     for variant in variants:
         axis.at(variant, xs[0])
     replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
-    rows = tuple(tuple(prober(x, replications, 0) or Probe(x, note=NOT_LOOKED_AT) for x in xs) for prober in probers)
+    found = [[(x, prober(x, replications, 0)) for x in xs] for prober in probers]
+    rows = tuple(tuple(MapCell.of(prober, *each) for each in row) for prober, row in zip(probers, found, strict=True))
     if progress is not None:
         progress(1.0)
     # The crossing over the load for each draft length, or over the acceptance for each load.
-    lines: list[tuple[float, Sequence[Probe]]] = list(zip(ys, rows, strict=True))
+    probes = [[probe or Probe(x, note=NOT_LOOKED_AT) for x, probe in row] for row in found]
+    lines: list[tuple[float, Sequence[Probe]]] = list(zip(ys, probes, strict=True))
     if against == "acceptance":
         columns = [[dataclasses.replace(row[index], x=y) for y, row in lines] for index in range(len(xs))]
         lines = list(zip(xs, columns, strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
-from draftcast.scenarios.compare.model_error import Response, SloUse, response
+from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity, slo_use_of
 from draftcast.scenarios.cutover.axis import Axis
 from draftcast.scenarios.run.choices import alpha_of
@@ -44,6 +44,9 @@ STEP_LEVEL_RATES = 40
 """Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
 NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
+Capacities = tuple[float | None, float | None]
+"""Requests per second with and without speculation, where they were simulated."""
+
 
 @dataclass(frozen=True)
 class PairedRun:
@@ -56,6 +59,7 @@ class PairedRun:
     on: dict[str, float] = field(default_factory=dict)
     off: dict[str, float] = field(default_factory=dict)
     slo_use: SloUse | None = None
+    capacities: Capacities = (None, None)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,14 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
+        found = self._probe(x, replications, effort, on, off)
+        if found is not None:
+            known = [half.known.capacity_rps for half in (on, off)]
+            with_sd, without = (capacity.mean if capacity is not None else None for capacity in known)
+            self.looks[x] = dataclasses.replace(self.looks[x], capacities=(with_sd, without))
+        return found
+
+    def _probe(self, x: float, replications: int, effort: int, on: _Half, off: _Half) -> Probe | None:
         if self.metric.is_throughput and on.scenario.rate_rps is not None:
             return self._delivered(x, on.scenario.rate_rps, on, off)
         if (on.known.position, off.known.position) != ("below", "below"):
@@ -134,6 +146,18 @@ class Prober:
             self._errors[place] = response(with_sd, self.fluids(x))
         errors = self._errors[place]
         return errors.at(with_sd.rate_rps) if errors is not None else None
+
+    def predict(self, probe: Probe, capacities: Capacities, use: SloUse | None) -> Prediction | None:
+        """The advantage with the errors of step times and acceptance counted in; None where nothing is known of them.
+
+        ``capacities``, ``use``: as of `Response.predict`.
+        """
+        errors = self.errors(probe.x)
+        if errors is None or not errors.reaches(self.metric, capacities):
+            return None
+        if not probe.has_value and self.axis.name != "rate":
+            return None
+        return errors.predict(probe, self.scenario.statistics.confidence, capacities, self.metric, use)
 
     def _place(self, x: float | None) -> float | None:
         """What tells engines and mixes of requests apart: all rates, clients and batches have one."""

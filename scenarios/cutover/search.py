@@ -329,20 +329,18 @@ def _predicted(
     prober: Prober, found: Found, capacities: tuple[Estimate | None, Estimate | None]
 ) -> PredictedCutover | None:
     """Where the probability that speculation is better is high, and where it is low."""
-    axis, probes, confidence = prober.axis, found.probes, found.crossing.confidence
+    axis, probes = prober.axis, found.probes
     if not probes:
         return None
-    most = tuple(estimate.mean if estimate is not None else None for estimate in capacities)
+    on, off = (estimate.mean if estimate is not None else None for estimate in capacities)
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
     predictions, known = {}, [look for probe in probes if (look := prober.looks[probe.x]).slo_use is not None]
     for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
-        errors = prober.errors(x)
         use = min(known, key=lambda look: abs(look.x - x)).slo_use if known else None
-        if errors is None or not errors.reaches(prober.metric, most):
-            return None
-        probe = between(probes, x)
-        if probe.has_value or axis.name == "rate":
-            predictions[x] = errors.predict(probe, confidence, most, prober.metric, use)
+        if (prediction := prober.predict(between(probes, x), (on, off), use)) is not None:
+            predictions[x] = prediction
+    if not predictions:
+        return None
     pays, costs = ([x for x, prediction in predictions.items() if prediction.sign == sign] for sign in (1, -1))
     ends = (pays[-1:], costs[:1]) if found.crossing.falls else (costs[-1:], pays[:1])
     low, high = (each[0] if each else math.nan for each in ends)

@@ -10,13 +10,13 @@ from rich.table import Table
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import UNCERTAIN, Prediction, predicted
-from draftcast.scenarios.cutover.map import SpeedupMap
+from draftcast.scenarios.cutover.map import MapCell, SpeedupMap
 from draftcast.scenarios.cutover.search import Cutover
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, OFF, label_axes, panels, series
 from draftcast.scenarios.show.tables import make_table, saturated_line, show, title
-from draftcast.sim.statistics.crossing import Crossing, Probe
+from draftcast.sim.statistics.crossing import Crossing
 from draftcast.sim.statistics.intervals import Estimate
 
 NO_INTERVAL = (math.nan, math.nan, math.nan)
@@ -189,19 +189,18 @@ def _compared(answer: Cutover) -> tuple[str, float]:
     }.get(answer.metric.name, ("tokens/s" if closed else "completed req/s", 1.0))
 
 
-def cell_text(probe: Probe, confidence: float) -> str:
+def cell_text(cell: MapCell) -> str:
     """The advantage, * where its interval excludes 1; the verdict alone where a side is overloaded."""
-    advantage, sign = probe.advantage(confidence), probe.sign(confidence)
-    if advantage is None:
-        return {1: "pays*", -1: "costs*"}.get(sign, "?")
-    return f"{advantage.mean:.2f}{'*' if sign else ''}"
+    if cell.advantage is None:
+        return {1: "pays*", -1: "costs*"}.get(cell.sign, "?")
+    return f"{cell.advantage.mean:.2f}{'*' if cell.sign else ''}"
 
 
 def contour_lines(speedups: SpeedupMap) -> list[str]:
-    """The break-even contour, one line per draft length or load."""
+    """The break-even contour: what its intervals hold, then one line per draft length or load."""
     unit = speedups.question.axis.unit
     over = unit if speedups.against == "k" else "acceptance"
-    lines = []
+    lines = ["By chance alone, the errors of step times and acceptance left out:"]
     for at, crossing in speedups.contour:
         where = f"k={number(at)}" if speedups.against == "k" else f"At {number(at)} {unit}"
         outcome = {
@@ -220,8 +219,8 @@ def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
     question = speedups.question
     yield title(question.scenario)
     rows = [[speedups.against, *(f"{number(x)} {question.axis.unit}" for x in speedups.xs)]]
-    for y, probes in zip(speedups.ys, speedups.rows, strict=True):
-        rows.append([number(y), *(cell_text(probe, speedups.confidence) for probe in probes)])
+    for y, cells in zip(speedups.ys, speedups.rows, strict=True):
+        rows.append([number(y), *map(cell_text, cells)])
     yield make_table(rows)
     yield f"Advantage in {_starred(speedups)}."
     yield from contour_lines(speedups)
@@ -229,8 +228,7 @@ def map_parts(speedups: SpeedupMap) -> Iterator[str | Table]:
 
 def _starred(speedups: SpeedupMap) -> str:
     """The metric, and what a star says."""
-    level = f"{speedups.confidence:.0%} interval (chance alone)"
-    return f"{speedups.question.compared.label}; * its {level} excludes 1"
+    return f"{speedups.question.compared.label}; * its {speedups.confidence:.0%} interval excludes 1"
 
 
 def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | None) -> Iterator[str | Table]:
@@ -337,11 +335,11 @@ def _curve(figure: Any, answer: Cutover, colour: str) -> None:
 
 
 def map_figure(speedups: SpeedupMap) -> Any:
-    """Colour and number: the advantage; *: its interval of chance excludes 1; line: break-even with its interval."""
-    confidence, figure, question = speedups.confidence, panels(), speedups.question
+    """Colour and number: the advantage; *: its interval excludes 1; line: break-even with its interval."""
+    figure, question = panels(), speedups.question
     unit = question.axis.unit
     ticks = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["1/2", "0.71", "1", "1.41", "2"]}
-    cells = [[_map_cell(probe, confidence) for probe in row] for row in speedups.rows]
+    cells = [list(map(_map_cell, row)) for row in speedups.rows]
     figure.add_heatmap(
         x=speedups.xs,
         y=speedups.ys,
@@ -365,10 +363,10 @@ def map_figure(speedups: SpeedupMap) -> Any:
     return plots.in_file(figure, title(question.scenario), [f"{note}; line: break-even"], height=560)
 
 
-def _map_cell(probe: Probe, confidence: float) -> dict[str, Any]:
+def _map_cell(cell: MapCell) -> dict[str, Any]:
     """Colour (doublings of the advantage), text, and text at the mouse."""
-    advantage, colour, hover = probe.advantage(confidence), RANGE * probe.sign(confidence) or None, probe.note
+    advantage, colour, hover = cell.advantage, RANGE * cell.sign or None, cell.note
     if advantage is not None:
         colour = math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
         hover = f"{advantage.mean:.3f} ({advantage.low:.3f} to {advantage.high:.3f})"
-    return {"z": colour, "text": cell_text(probe, confidence), "customdata": hover}
+    return {"z": colour, "text": cell_text(cell), "customdata": hover}

@@ -34,7 +34,7 @@ def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
     front = {id(cell) for cell in result.pareto}
     rows = []
     for cell in result.cells if len(result.cells) <= MOST_ROWS else result.pareto:
-        figures = [show(cell.figures.get(key), factor) for _, key, factor in COLUMNS]
+        figures = [show(cell.shown_figures.get(key), factor) for _, key, factor in COLUMNS]
         star = "*" if id(cell) in front else ""
         rows.append((cell, [*cell.point, *figures, cell.state, advantage_text(cell), star]))
     return rows
@@ -138,7 +138,7 @@ def _draw_metric(figure: Any, result: SweepResult, metric: str, *, col: int = 1,
     for name, colour, cells in _lines(result):
         xs = (cell.values[result.axes[0].name] for cell in cells)
         x = [value if isinstance(value, int | float) else str(value) for value in xs]
-        values = [cell.figures.get(metric) for cell in cells]
+        values = [cell.shown_figures.get(metric) for cell in cells]
         style = {"mode": "lines+markers", "legendgroup": name, "showlegend": showlegend, "cell": (1, col)}
         style |= {"error_y": interval_bars(values), "text": list(map(_text, cells))}
         series(figure, name, colour, x, means(values), **style)

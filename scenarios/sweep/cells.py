@@ -46,6 +46,7 @@ DONE, ERROR = "done", "error"
 KEY, REPLICATION, STATUS, MESSAGE = "key", "replication", "status", "error"
 SCENARIO = ("scenario", "scenario_hash", "profile_checksum", "code", "draftcast_version")  # what was asked of whom
 ENGINE = "engine_"  # begins the names of columns with the engine's counters
+PREDICTED = "predicted_"  # and with the bounds of figures' prediction intervals
 _TRIES = 5
 
 
@@ -152,6 +153,8 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         if (advantage := verdict.advantage) is not None:
             facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
     facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items() if value is not None}
+    for name, figure in own.predicted_figures.items():
+        facts |= {f"{PREDICTED}{name}_low": figure.low, f"{PREDICTED}{name}_high": figure.high}
     rate = scenario.rate_rps
     tokens = run.requests.groupby("replication")["output_tokens"].mean()
     rows = []

@@ -16,7 +16,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import ENGINE, ERROR, KEY, MESSAGE, REPLICATION, SCENARIO, STATUS
+from draftcast.scenarios.sweep.cells import ENGINE, ERROR, KEY, MESSAGE, PREDICTED, REPLICATION, SCENARIO, STATUS
 from draftcast.scenarios.sweep.grid import Axis
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate, student_t
@@ -30,6 +30,7 @@ _FACTS = {
     *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "offered_tokens_per_s"),
     *("verdict", "why", "advantage", "advantage_low", "advantage_high"),
 }
+_PREFIXES = (ENGINE, PREDICTED)
 
 
 def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], confidence: float) -> list[int]:
@@ -102,6 +103,8 @@ class SweepCell:
     # decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty where they do not
     # hold for the load (overloaded, at its capacity, not settled)
     figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
+    # Latencies, throughputs, SLO attainment and those two with their prediction intervals
+    predicted_figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
 
     @classmethod
     def without_figures(cls, values: Mapping[str, Any], key: str, error: str) -> Self:
@@ -121,13 +124,13 @@ class SweepCell:
                 count = 1 if math.isnan(low) else len(rows)
                 own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
             own["replications"] = tuple(
-                {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(ENGINE)}
+                {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(_PREFIXES)}
                 for row in rows
             )
             offered = "offered_tokens_per_s"
             own[offered] = tuple(row[offered] for row in rows if offered in row)
             cell = cls({}, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
-            return replace(cell, figures=cell._figures(first["confidence"])) if cell.has_figures else cell
+            return cell._with_figures(first) if cell.has_figures else cell
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=key) from None
 
@@ -156,10 +159,27 @@ class SweepCell:
         tpots = [figures["mean_tpot_s"] for figures in self.replications]
         return [1 / tpot if tpot else math.nan for tpot in tpots]
 
-    def _figures(self, confidence: float) -> dict[str, Estimate]:
+    def _with_figures(self, row: Mapping[str, Any]) -> Self:
+        """``row``: one of the data set."""
         both = zip(self.replications, self._per_user(), strict=True)
         more = [{**own, USER: user, GPU: own["output_throughput"] / self.num_gpus} for own, user in both]
-        return summarise(more, confidence)
+        figures = summarise(more, row["confidence"])
+        found = {}
+        for name, figure in figures.items():
+            if (bound := f"{PREDICTED}{name}_low") in row:
+                low, high = row[bound], row[f"{PREDICTED}{name}_high"]
+                found[name] = replace(figure, low=low, high=high, half_width=(high - low) / 2)
+        if (emitted := found.get("output_throughput")) is not None:
+            found[GPU] = emitted.scaled(1 / self.num_gpus)
+        if (tpot := found.get("mean_tpot_s")) is not None:
+            low, high = (figures[USER].mean * tpot.mean / bound for bound in (tpot.high, tpot.low))
+            found[USER] = replace(figures[USER], low=low, high=high, half_width=(high - low) / 2)
+        return replace(self, figures=figures, predicted_figures=found)
+
+    @property
+    def shown_figures(self) -> dict[str, Estimate]:
+        """The figures, those with a prediction interval with it."""
+        return {**self.figures, **self.predicted_figures}
 
 
 @dataclass(frozen=True)
@@ -196,7 +216,7 @@ class SweepResult(Plotted):
             row |= picked(cell, "state error") | {"pareto": id(cell) in front}
             row |= picked(cell, "verdict why slo_met capacity_rps")
             advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}
-            for name, estimate in {**advantage, **cell.figures}.items():
+            for name, estimate in {**advantage, **cell.shown_figures}.items():
                 row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
             rows.append(row)
         return pd.DataFrame(rows)
@@ -207,7 +227,7 @@ class SweepResult(Plotted):
             "axes": {axis.name: list(axis.values) for axis in self.axes},
             "cells": [
                 {"pareto": id(cell) in front, "error": cell.error or None, "verdict": cell.verdict or None}
-                | picked(cell, "values key state why advantage slo_met capacity_rps figures")
+                | picked(cell, "values key state why advantage slo_met capacity_rps figures predicted_figures")
                 for cell in self.cells
             ],
             **picked(self, "computed reused complete folder elapsed_s"),

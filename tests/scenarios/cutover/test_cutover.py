@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -326,21 +327,37 @@ def test_lengths_and_methods_have_an_answer_each(tmp_path: Path) -> None:
 
 
 def test_the_map_over_k(tmp_path: Path) -> None:
-    scenario = easy(tmp_path, "statistics.replications=3")
+    scenario = easy(tmp_path, "statistics.replications=3", "statistics.model_error=none")
     seen: list[float] = []
     found = mapped(scenario, against="k", over="concurrency", at=[2, 16, 64], values=[1, 3, 6], progress=seen.append)
     assert (found.xs, found.ys) == ((2, 16, 64), (1, 3, 6))
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
-    signs = [[probe.sign(0.95) for probe in row] for row in found.rows]
+    signs = [[cell.sign for cell in row] for row in found.rows]
     assert [row[0] for row in signs] == [1, 1, 1]
     assert [row[-1] for row in signs] == [-1, -1, -1]
     best = [crossing.best for _, crossing in found.contour]
     assert best == sorted(best, reverse=True)  # the longer the draft, the earlier it stops paying
     assert [at for at, _ in found.contour] == [1, 3, 6]
-    assert contour_lines(found)[1].startswith("k=3: break-even ")
+    head, _, of_three, _ = contour_lines(found)
+    assert head.startswith("By chance alone")
+    assert of_three.startswith("k=3: break-even ")
     poor = mapped(scenario, against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
-    assert all(probe.note == "not looked at: budget spent" for row in poor.rows for probe in row)
+    assert all(cell.note == "not looked at: budget spent" for row in poor.rows for cell in row)
+
+
+def test_cells_of_the_map_hold_the_errors_of_step_times(tmp_path: Path) -> None:
+    scenario = easy(tmp_path, "statistics.replications=3")
+    maps = [
+        mapped(with_values(scenario, {"statistics.model_error": error}), against="k", over="concurrency", at=[2, 64])
+        for error in ("auto", "none")
+    ]
+    assert maps[0].contour == maps[1].contour
+    for cell, by_chance in zip(*(itertools.chain(*found.rows) for found in maps), strict=True):
+        assert cell.advantage is not None
+        assert by_chance.advantage is not None
+        assert cell.advantage.mean == pytest.approx(by_chance.advantage.mean, rel=0.02)
+        assert cell.advantage.half_width > 1.2 * by_chance.advantage.half_width
 
 
 def test_the_map_over_acceptance(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from paths import ROOT
 
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.capacity import capacity
+from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.kept import Kept
@@ -332,7 +333,17 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(chat: Scenario) 
     saturated = capacity(changed(asked, {"rate": 72.0, "k": 3}), 72.0)
     assert saturated is not None
     assert cells[72.0, 3].capacity_rps == saturated.estimate.mean
+    # Its figures have the prediction intervals of `compare`.
+    own = compare(changed(asked, {"rate": 10.0, "k": 3})).points[0].own
+    known = dict(cells[10.0, 3].predicted_figures)
+    user, gpu = known.pop("tokens_per_s_per_user"), known.pop("tokens_per_s_per_gpu")
+    assert known == pytest.approx(own.predicted_figures)
+    tpot, emitted = known["mean_tpot_s"], known["output_throughput"]
+    assert (user.low, user.high) == pytest.approx((1 / tpot.high, 1 / tpot.low), rel=0.01)
+    assert gpu == emitted
+    assert tpot.half_width > 2 * cells[10.0, 3].figures["mean_tpot_s"].half_width
     frame = result.frame().set_index(["rate", "k"])
+    assert frame.loc[(10.0, 3), "mean_tpot_s_low"] == tpot.low
     assert frame.loc[(10.0, 3), "advantage_low"] == advantage.low
     assert frame.loc[(400.0, 3), ["advantage", "mean_e2el_s"]].isna().all()
     # The same without the cells that do not speculate.
