@@ -7,7 +7,7 @@ estimate at once, the simulated cutover when a search beside the page has found 
 import functools
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any, NamedTuple
 
@@ -83,7 +83,8 @@ def step_estimate(scenario: Scenario) -> StepEstimate | None:
         most = max(fluid.capacity_rps() for fluid in errors.fluids)
         rates = tuple((np.arange(1, RATES + 1) * most / RATES).tolist())
         confidence = scenario.statistics.confidence
-        found = [errors.at(rate).predict(Probe(rate), confidence) for rate in (*rates, scenario.rate_rps)]
+        loads = (*rates, scenario.rate_rps)
+        found = [replace(errors, rate_rps=rate).predict(Probe(rate), confidence) for rate in loads]
         sides = ([fluid.in_system(rate) for fluid in errors.fluids] for rate in rates)
         ratios = [off / on if math.isfinite(on) else math.nan for on, off in sides]
         return StepEstimate(errors, rates, tuple(ratios), tuple(found[:-1]), found[-1])

@@ -30,6 +30,7 @@ from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.steady_state import find_warmup, shortfall
+from draftcast.sim.policies.base import Policy
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
@@ -85,14 +86,16 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     alike = [with_values(group, {"cluster.replicas": cluster.replicas}) for group in groups]
     keys = [_key_of(each, spec) for each in alike]
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
+    questions = [(key, _class_in_notebook(each)) for each, key in zip(alike, keys, strict=True)]
     count = REPLICATIONS
     while True:
         known, rates, requests = [], [], []
-        for (each, key), part in parts_of(progress, list(zip(alike, keys, strict=True))):
+        for (each, question), part in parts_of(progress, list(zip(alike, questions, strict=True))):
             found: list[tuple[float, int]] = []
             for number, _ in parts_of(part, range(count)):
                 first_rps = found[0][0] if found else None
-                found.append(_known.get((key, number), partial(_saturated_rate, each, spec, number, first_rps)))
+                made = partial(_saturated_rate, each, spec, number, first_rps)
+                found.append(_known.get((*question, number), made))
             known.append(found)
         for replication in zip(*known, strict=True):
             own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
@@ -107,7 +110,9 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
 def _key_of(scenario: Scenario, spec: Workload) -> str:
     """Text that is equal for scenarios with the same capacity per replica: neither their rate nor their seed counts."""
     data = to_mapping(scenario)
-    unused = ["description", "slo", *([] if scenario.speculative_config else ["acceptance", "policy", "speculation"])]
+    unused = ["description", *([] if scenario.speculative_config else ["acceptance", "policy", "speculation"])]
+    if scenario.resolved_policy.name != "slo_aware":
+        unused.append("slo")
     for section in (data, *data["workload"]["classes"]):
         for name in unused:
             section.pop(name, None)
@@ -118,6 +123,11 @@ def _key_of(scenario: Scenario, spec: Workload) -> str:
     data["workload"].update(num_requests=None, duration_s=None)
     put_checksums(data)
     return json.dumps(data, sort_keys=True)
+
+
+def _class_in_notebook(scenario: Scenario) -> type[Policy] | None:
+    """Of a policy of the running program, which may be another one than before under the same name."""
+    return type(cached_deployment(scenario).policy) if scenario.resolved_policy.name.startswith("__main__") else None
 
 
 def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_rps: float | None) -> tuple[float, int]:

@@ -20,7 +20,7 @@ from draftcast.kernels.model.dtypes import activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.work.layers import context_work, elementwise_work, linear_layers, lm_head
-from draftcast.scenarios.run.deployment import Deployment, cached_deployment, memory_ahead
+from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid, MixedFluid
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Engine, Scenario, without_speculation
@@ -190,7 +190,8 @@ def target_work(model: ModelSpec, engine: Engine, f: st.Record) -> Iterator[tupl
     for layer in linear_layers(model, tp, 1 if whole else tp * dp):
         work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
         yield "linear", layer.stored(dtype)[0], work.scale(1 / (tp * dp)) if whole and layer.num_experts else work
-    yield "lm_head", dtype, lm_head(model, tp).work(f["logit_rows"], dtype)
+    head = lm_head(model, tp)
+    yield "lm_head", head.stored(dtype)[0], head.work(f["logit_rows"], dtype)
     yield "elementwise", dtype, elementwise_work(model, rows, tp=tp, act_bytes=act_bytes)
     yield "attention_decode", kv_dtype, context_work(model, f, tp, dtype, kv_dtype)
 
@@ -226,17 +227,27 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
     if k == 0:
         return None
     asked = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
-    tokens, memory = asked.tokens_per_round(k), deployment.memory
-    kept = asked.kept_share(k) if deployment.settings.method.drafts_ahead else 0.0
+    tokens, settings, draft = asked.tokens_per_round(k), deployment.settings, deployment.draft
+    kept = asked.kept_share(k) if settings.method.drafts_ahead else 0.0
     without, drafted = (_decode_step(deployment, 1, drafts, asked.context_tokens, kept)[1] for drafts in (0, k))
     drafting = float(drafted["draft_s"] / without["target_s"])
-    passes = k if deployment.settings.method.plan == DraftPlan.AUTOREGRESSIVE else 1
-    reading = passes * memory.draft_weight_bytes / memory.weight_bytes
-    if deployment.settings.method.drafts_ahead and deployment.draft is not None:
-        own = memory_ahead(deployment.settings, deployment.draft, deployment.hardware)
-        ratio = own.weight_bytes / memory.weight_bytes
-        reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept) * k * ratio
+    reading = 0.0
+    if draft is not None:
+        ratio = _bytes_read(draft, settings.draft_weight_dtype, settings.draft_tensor_parallel_size)
+        ratio /= _bytes_read(deployment.model, settings.weight_dtype, settings.tensor_parallel_size)
+        reading = ratio * (k if settings.method.plan == DraftPlan.AUTOREGRESSIVE else 1)
+        if settings.method.drafts_ahead:
+            reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept) * k * ratio
     return ClosedForm(tokens, drafting / k, tokens / (1 + drafting), tokens / (1 + reading))
+
+
+def _bytes_read(model: ModelSpec, dtype: str, tp: int) -> float:
+    """Bytes of weights that a pass reads on a rank: hardly any of an embedding, and also an lm_head that it shares."""
+    table = model.vocab_size * model.word_embed_proj_dim * max(1, model.num_draft_heads)
+    if model.shares_lm_head and model.num_draft_heads:
+        table = 0  # its heads have one table, which is among its other parameters
+    held = model.weight_bytes(dtype, tp) - model.weight_bytes(dtype, tp, ("embedding", "lm_head"))
+    return held + table / tp * model.stored("lm_head", dtype)[1]
 
 
 def _decode_step(

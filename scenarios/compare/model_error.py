@@ -251,8 +251,13 @@ class Response:
         """Whether it is known what they do to a metric: all but the throughput of an open loop of unknown capacity."""
         return not metric.is_throughput or self.rate_rps is None or None not in capacities
 
-    def at(self, rate_rps: float | None) -> Self:
-        return dataclasses.replace(self, rate_rps=rate_rps)
+    def at(self, scenario: Scenario) -> Self:
+        """Of the same engine and mix of requests at another scenario's load."""
+        busy = 0.0 if scenario.workload.arrivals.process == "piecewise" else 1.0
+        if scenario.is_closed_loop:
+            concurrency: int = scenario.workload.arrivals.concurrency  # type: ignore[union-attr]
+            busy = _busy(scenario, self.fluids[1].latency_s(concurrency))
+        return dataclasses.replace(self, rate_rps=scenario.rate_rps, busy=busy)
 
     def near_capacity(self, speculates: bool) -> bool:
         """Whether a side's capacity, were it wrong by three standard deviations, could be the load."""
@@ -472,7 +477,4 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
         fluids = Fluid.of(scenario), Fluid.of(without_speculation(scenario))
     errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
     largest = max(errors, key=lambda error: error.with_speculation)
-    busy = 0.0 if scenario.workload.arrivals.process == "piecewise" else 1.0
-    if scenario.is_closed_loop:
-        busy = _busy(scenario, fluids[1].latency_s(scenario.workload.arrivals.concurrency))  # type: ignore[union-attr]
-    return Response(largest, fluids, scenario.rate_rps, busy)
+    return Response(largest, fluids, None).at(scenario)

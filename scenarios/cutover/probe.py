@@ -145,7 +145,7 @@ class Prober:
         if place not in self._errors:
             self._errors[place] = response(with_sd, self.fluids(x))
         errors = self._errors[place]
-        return errors.at(with_sd.rate_rps) if errors is not None else None
+        return errors.at(with_sd) if errors is not None else None
 
     def predict(self, probe: Probe, capacities: Capacities, use: SloUse | None) -> Prediction | None:
         """The advantage with the errors of step times and acceptance counted in; None where nothing is known of them.
@@ -244,9 +244,9 @@ class Prober:
 
     def _delivered(self, x: float, rate: float, on: _Half, off: _Half) -> Probe:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
-        rates = [half.known.capacity.rates if half.known.capacity else (rate,) for half in (on, off)]
-        count = max(map(len, rates))
-        with_sd, without = (tuple(min(rate, each) for each in (own * count)[:count]) for own in rates)
+        rates = [half.known.capacity.rates if half.known.capacity else () for half in (on, off)]
+        count = min((len(own) for own in rates if own), default=self.scenario.statistics.replications)
+        with_sd, without = (tuple(min(rate, each) for each in (own or (rate,) * count)[:count]) for own in rates)
         self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
         why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be

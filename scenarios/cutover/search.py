@@ -371,12 +371,11 @@ def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | No
 def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     per_s = price.per_gpu_hour * sum(gpus_by_device(prober.scenario).values()) / 3600
-    tokens = prober.fluids()[0].traffic.output_tokens
     rows = []
     for probe in found.probes:
         if probe.has_value:
             # An open loop's values count requests, a closed one's tokens.
-            factor = 1.0 if prober.looks[probe.x].on else tokens
+            factor = 1.0 if prober.looks[probe.x].on else prober.fluids(probe.x)[0].traffic.output_tokens
             on, off = (per_s * 1e6 / (float(np.mean(side)) * factor) for side in (probe.gains, probe.bases))
             rows.append(TokenCost(probe.x, on, off))
     return tuple(rows)

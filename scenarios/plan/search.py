@@ -6,6 +6,7 @@ arrivals. So the answer changes from met to not met once, up to chance near the 
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from draftcast.scenarios.compare.model_error import latency_curve
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
 from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.simulate import State, measure, serve
+from draftcast.scenarios.run.simulate import RunResult, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
@@ -25,6 +26,7 @@ MOST_REQUESTS = 60_000
 USUAL_RUNS = 20
 """Simulations that sizing a candidate takes, about; only the progress bar depends on it."""
 STEADY_STATE = "steady state"
+ATTAINMENT = "slo.attainment"
 IDLE_SHARE = 0.01
 """Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
 _STEPS = 60
@@ -37,8 +39,9 @@ _GRID = 500
 class Constraint:
     """What limits, and how much of it is used."""
 
-    # An objective as it was written, ``slo.attainment``, ``capacity`` (the load exceeds it, or lies inside its
-    # interval), or ``steady state`` (the run was too short to reach it, and the numbers are NaN)
+    # An objective as it was written, `ATTAINMENT` (of several classes with ``of`` and its name), ``capacity`` (the load
+    # exceeds it, or lies inside its interval), or ``steady state`` (the run was too short to reach it, and the numbers
+    # are NaN)
     name: str
     # value, limit: the figure and its bound: seconds, shares of requests, or requests per second
     value: float
@@ -173,13 +176,20 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
         met, time_used = not any(each.used > 1.0 for each in found), float(np.nan_to_num(found[0].used))
     else:
-        # The scenario's own SLO: of all requests, the share that may miss it and the share that does.
-        wanted = [slo.attainment for slo in (scenario.slo, *(entry.slo for entry in scenario.workload.classes)) if slo]
-        attained, least = figures["slo_attainment"].mean, min(wanted)
-        used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
-        found, met = [Constraint("slo.attainment", attained, least, used)], run.slo_met is not False
-        by_class = scenario.slos
-        shares = [(by_class[name].attainment, of_limits) for name, of_limits in run.slo_use.items() if name in by_class]
-        reached = (float(np.quantile(of_limits, share, method="inverted_cdf")) for share, of_limits in shares)
+        # The scenario's own SLO: of the requests of a class, the share that may miss it and the share that does.
+        wanted = {name: slo.attainment for name, slo in scenario.slos.items()}
+        sent = {name: of_limits for name, of_limits in run.slo_use.items() if name in wanted}
+        found, met = [_attainment(run, name, wanted) for name in sent or wanted], run.slo_met is not False
+        found.sort(key=lambda each: -each.used)
+        reached = (float(np.quantile(used, wanted[name], method="inverted_cdf")) for name, used in sent.items())
         time_used = max(reached, default=0.0)
     return Check(rate_rps, met, own.state, completed, tuple(found), figures, time_used)
+
+
+def _attainment(run: RunResult, name: str, wanted: Mapping[str, float]) -> Constraint:
+    """Of one class; ``wanted``: by class, the share of its requests that must meet the SLO."""
+    figure, least = "slo_attainment", wanted[name]
+    own = [each[name][figure] for each in run.summary["by_class"] if figure in each.get(name, {})]
+    attained = float(np.mean(own)) if own else run.summary["figures"][figure].mean
+    used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
+    return Constraint(ATTAINMENT if len(wanted) == 1 else f"{ATTAINMENT} of {name}", attained, least, used)

@@ -19,7 +19,14 @@ from draftcast.scenarios.compare.candidate import Candidate
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
-from draftcast.scenarios.plan.search import IDLE_SHARE, STEADY_STATE, Check, LargestRate, SimulatedCluster
+from draftcast.scenarios.plan.search import (
+    ATTAINMENT,
+    IDLE_SHARE,
+    STEADY_STATE,
+    Check,
+    LargestRate,
+    SimulatedCluster,
+)
 from draftcast.scenarios.run.deployment import assumptions, cached_deployment, check_alike
 from draftcast.scenarios.run.simulate import Plotted
 from draftcast.scenarios.schema import with_rate
@@ -248,8 +255,9 @@ def _broken(check: Check) -> str:
         return "the run did not reach a steady state"
     if limit.name == "capacity":
         return f"the cluster is {check.verdict}"
-    if limit.name == "slo.attainment":
-        return f"{limit.value:.1%} of the requests meet the SLO, {limit.limit:.1%} must"
+    if limit.name.startswith(ATTAINMENT):
+        requests = "the requests" + limit.name.removeprefix(ATTAINMENT)
+        return f"{limit.value:.1%} of {requests} meet the SLO, {limit.limit:.1%} must"
     return f"{limit.name} is {1e3 * limit.value:.4g} ms"
 
 

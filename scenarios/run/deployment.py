@@ -543,8 +543,8 @@ def with_excess(cost: StepCost, decode: float, prompt: float | None = None, seco
     for name, share in (("decode_excess", decode), ("prompt_excess", decode if prompt is None else prompt)):
         p[name] = (1.0 + p[name]) * (1.0 + share) - 1.0
     if seconds and p["affine"]:
-        p["fit_target"]["fixed_s"] += seconds / (1.0 + decode)
+        p["fit_target"]["fixed_s"] += seconds / (1.0 + p["decode_excess"])
     elif seconds:
         target = target.copy()
-        target[1:, Origin.EXTRAPOLATED] += seconds / (1.0 + decode)
+        target[1:, Origin.EXTRAPOLATED] += seconds / (1.0 + p["decode_excess"])
     return cost._replace(params=params, target=target)

@@ -92,7 +92,8 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefi
         for c, model in enumerate(models)
     ]
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
-    cached = table.shared_tokens() if caches_prefixes else 0
+    # A request that a cache holds whole computes its last token.
+    cached = np.minimum(table.shared_tokens(), prompt - 1) if caches_prefixes else 0
     return Traffic(
         prompt_tokens=float(prompt.mean()),
         prefill_tokens=float((prompt - cached).mean()),
@@ -142,9 +143,10 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanS
     f["prefill_qkv"] += rows * (2.0 * asked.prompt_tokens - asked.prefill_tokens + 1.0) / 2.0
     window = float(cost.params[0]["window"])
     if window > 0.0:
-        seen = min(asked.prompt_tokens, window)
         f["win_prefill_kv"] += rows
-        f["win_prefill_qkv"] += rows * (seen + 1.0) / 2.0
+        cached = asked.prompt_tokens - asked.prefill_tokens
+        _, pairs = st.window_of_prompt(cost.params[0]["window_kind"], window, cached, asked.prefill_tokens)
+        f["win_prefill_qkv"] += rows * pairs / asked.prefill_tokens
     st.step_time(cost, f, out)
     return MeanStep(float(st.step_seconds(cost, out)), out, tokens, f)
 

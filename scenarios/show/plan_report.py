@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from draftcast.scenarios.plan.search import STEADY_STATE, Check, Constraint
+from draftcast.scenarios.plan.search import ATTAINMENT, STEADY_STATE, Check, Constraint
 from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import OFF, ON, panels, styled
@@ -107,8 +107,9 @@ def _cells(sizing: Sizing) -> list[str]:
 def _constraint(limit: Constraint) -> str:
     if limit.name in ("capacity", STEADY_STATE):
         return limit.name
-    if limit.name == "slo.attainment":
-        return f"SLO attainment {limit.value:.1%} of {limit.limit:.1%}"
+    if limit.name.startswith(ATTAINMENT):
+        whose = limit.name.removeprefix(ATTAINMENT)
+        return f"SLO attainment{whose} {limit.value:.1%}, asked {limit.limit:.1%}"
     return f"{limit.name} at {1e3 * limit.value:.4g} ms"
 
 

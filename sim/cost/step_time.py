@@ -581,7 +581,8 @@ def window_of_prompt(kind: int, window: float, before: float, rows: float) -> tu
         whole = (before + rows) // window - before // window
         pairs = whole * 0.5 * window * (window + 1) + 0.5 * (end * (end + 1) - start * (start + 1))
         return start + rows, pairs
-    pairs = rows * min(before + 0.5 * (rows + 1), window)
+    growing = min(max(window - before, 0.0), rows)  # rows whose window reaches back to the first token
+    pairs = growing * before + 0.5 * growing * (growing + 1) + (rows - growing) * window
     # Neighbouring queries of an indexer choose much the same tokens: caches serve all but the first.
     return before + rows if kind == TOP_K else min(before + rows, window + rows), pairs
 

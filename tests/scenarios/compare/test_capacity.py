@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from samples import SHORT_REQUESTS
 
@@ -13,6 +15,7 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.sim import Batch, Policy
 
 SMALL = ("engine.max_num_seqs=16", "engine.speculative_config=null", f"workload.lengths={SHORT_REQUESTS}")
 
@@ -87,6 +90,43 @@ def test_it_depends_on_the_setting_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("rough_capacity")
+def test_a_policy_that_looks_at_the_slo_has_a_capacity_for_each() -> None:
+    policy = {"name": "slo_aware", "parameters": {"latency_slack": 0.1}}
+    asked = with_values(load_scenario(overrides=[f"workload.lengths={SHORT_REQUESTS}", "engine.max_num_seqs=64"]), {
+        "policy": policy, "acceptance.confidence_discrimination": 0.6,
+    })  # fmt: skip
+    tight, loose = (capacity(with_values(asked, {"slo": {"tpot_ms": limit}})) for limit in (3.0, 1000.0))
+    assert tight is not None
+    assert loose is not None
+    assert max(tight.rates) < min(loose.rates)
+    fixed = with_values(asked, {"policy": None})
+    tight, loose = (capacity(with_values(fixed, {"slo": {"tpot_ms": limit}})) for limit in (3.0, 1000.0))
+    assert tight == loose
+
+
+def test_a_class_that_a_notebook_wrote_anew_has_a_capacity_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(Policy):
+        def decide(self, batch: Batch) -> int:
+            return 0
+
+    class Whole(Policy):
+        def decide(self, batch: Batch) -> int:
+            return 3
+
+    asked = with_values(
+        load_scenario(overrides=[f"workload.lengths={SHORT_REQUESTS}", "engine.max_num_seqs=4"]),
+        {"policy": {"name": "__main__:Mine"}},
+    )
+    found = []
+    for written in (Half, Whole):
+        monkeypatch.setattr(sys.modules["__main__"], "Mine", written, raising=False)
+        found.append(capacity(asked))
+    none, drafts = found
+    assert none is not None
+    assert drafts is not None
+    assert none.estimate.high < drafts.estimate.low
+
+
 def test_a_load_inside_the_interval_gets_more_replications() -> None:
     scenario = load_scenario(overrides=[*SMALL, "engine.max_num_seqs=8"])
     first = capacity(scenario)

@@ -158,6 +158,14 @@ def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, sai
     assert (found.limit, said in found.sentence) == (limit, True), found.sentence
 
 
+def test_an_lm_head_in_16_bits_has_their_ceiling_also_in_an_fp8_model() -> None:
+    scenario = load_scenario(overrides=["engine.quantization=fp8", "engine.speculative_config=null"])
+    deployment, f = deploy(scenario), st.empty_record(st.FEATURES)
+    st.decode_features(deployment.cost, 64, 0, 100.0, f)
+    formats = {family: dtype for family, dtype, _ in target_work(deployment.model, scenario.engine, f)}
+    assert (formats["lm_head"], formats["linear"]) == ("bf16", "fp8")
+
+
 def test_ranks_share_the_work_of_experts() -> None:
     """Each of 8 ranks reads an eighth of the experts, and a pass of as many rows each costs as many FLOPs."""
     given = ["engine.model=Qwen3-30B-A3B", "engine.speculative_config=null", "engine.quantization=fp8"]

@@ -20,8 +20,11 @@ from typer.testing import CliRunner
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
+from draftcast.scenarios.compare.capacity import Capacity
 from draftcast.scenarios.compare.limits import Limit
 from draftcast.scenarios.compare.metric import METRICS, Price
+from draftcast.scenarios.compare.model_error import response
+from draftcast.scenarios.compare.verdict import Side, side_by_capacity
 from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
@@ -310,6 +313,43 @@ def test_every_metric(by_latency: tuple[Scenario, Cutover], metric: str) -> None
         assert at_two.on == pytest.approx(2e6 / (3600 * look.on["output_throughput"]))
         assert at_two.on < at_two.off
         assert not e2e.metric.less_is_better or e2e.costs == ()
+
+
+def test_a_token_costs_what_the_load_leaves_of_the_gpu_hour(tmp_path: Path) -> None:
+    """Below both capacities all tokens of the load come out, and their number follows the output length."""
+    arrivals = "workload.arrivals={process: poisson, request_rate_rps: 2}"
+    asked = CutoverQuestion(easy(tmp_path, arrivals), "output", "cost", (20, 80), 200_000, Price(3.6, "2026-11-21"))
+    (answer,) = cutover(asked)
+    costs = {cost.x: (cost.on, cost.off) for cost in answer.costs}
+    for tokens in (20, 80):
+        assert costs[tokens] == pytest.approx((3.6 / 3600 * 1e6 / (2 * tokens),) * 2, rel=1e-9)
+
+
+def test_throughputs_are_paired_as_often_as_both_capacities_were_simulated() -> None:
+    prober = Prober(load_scenario("default"), axis_named("rate"), METRICS["token_goodput"], 10**6)
+    rates = ((50.0, 52.0, 54.0), (51.0, 50.0, 52.0, 54.0, 49.0, 47.0))
+    halves = [
+        dataclasses.replace(half, known=side_by_capacity(99.0, Capacity(own)))
+        for half, own in zip(prober.sides(1.0), rates, strict=True)
+        if half is not None
+    ]
+    probe = prober._delivered(99.0, 99.0, *halves)
+    assert (probe.gains, probe.bases) == (rates[0], rates[1][:3])
+    below = prober._delivered(51.0, 51.0, halves[0], dataclasses.replace(halves[1], known=Side(None, "below")))
+    assert (below.gains, below.bases) == ((50.0, 51.0, 51.0), (51.0,) * 3)
+
+
+def test_errors_at_a_number_of_clients_are_of_what_they_think_there() -> None:
+    arrivals = {"process": "closed_loop", "concurrency": 8, "think_time_s": 10.0}
+    scenario = with_values(load_scenario("default"), {"workload.arrivals": arrivals})
+    prober = Prober(scenario, axis_named("concurrency"), METRICS["token_goodput"], 10**6)
+    for clients in (1, 256):
+        found = prober.errors(clients)
+        assert found == response(prober.scenarios(clients)[0], prober.fluids(clients))
+    assert found is not None
+    few = prober.errors(1)
+    assert few is not None
+    assert found.busy > 1.5 * few.busy
 
 
 def test_lengths_and_methods_have_an_answer_each(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
-from draftcast.scenarios.plan.search import check_load, cluster_scenario
+from draftcast.scenarios.plan.search import SimulatedCluster, check_load, cluster_scenario
 from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import cached_deployment
@@ -267,6 +267,18 @@ def test_the_scenario_s_own_slo_is_taken(server: Callable[..., Scenario]) -> Non
     assert (best.check.tightest.name, best.check.tightest.value) == ("slo.attainment", 1.0)
     missed = planned(server("slo={e2el_ms: 9}"), rate_rps=150.0)
     assert missed.sizings[0].reason.startswith("0.0% of the requests meet the SLO, 99.0% must")
+
+
+def test_of_several_classes_the_one_that_misses_its_own_slo_is_named(server: Callable[..., Scenario]) -> None:
+    """A step takes 10 ms: no chat meets 9 ms, all of bulk meet 4 s, of which half would do."""
+    classes = "{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9, slo: {e2el_ms: 4000, attainment: 0.5}}"
+    asked = server(f"workload.classes=[{classes}]")
+    missed = planned(asked, rate_rps=50.0).sizings[0]
+    assert missed.reason.startswith("0.0% of the requests of chat meet the SLO, 99.0% must")
+    check = SimulatedCluster(asked, ()).check(1, 50.0)
+    assert not check.met
+    assert [each.name for each in check.constraints] == ["slo.attainment of chat", "slo.attainment of bulk"]
+    assert [each.used for each in check.constraints] == pytest.approx([100.0, 0.0])
 
 
 def test_candidates_are_devices_by_sizes_by_methods() -> None:

@@ -11,8 +11,9 @@ from draftcast import load_scenario
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import CapacityError, InputError, ScenarioError
 from draftcast.kernels.model import drafters, spec
-from draftcast.scenarios.run.deployment import Deployment, deploy
+from draftcast.scenarios.run.deployment import Deployment, deploy, with_excess
 from draftcast.scenarios.schema import Scenario
+from draftcast.sim.cost.step_time import decode_step_seconds
 
 FOUR = "acceptance.rates=[0.8, 0.6, 0.5, 0.4]"
 BLOCKS = "engine.num_gpu_blocks=10000"
@@ -58,6 +59,21 @@ MTP = (
 def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tuple[int, int]) -> None:
     settings = deployed(*overrides).settings
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
+
+
+@pytest.mark.parametrize("version", ["vllm 0.20", "vllm 0.32"])
+def test_a_step_gets_longer_by_the_seconds_of_a_correction(version: str) -> None:
+    """Also where the engine's version has slower attention kernels than those that were timed."""
+    cost = deployed(
+        "engine.model=DeepSeek-V3", "engine.tensor_parallel_size=8", f"engine.version={version}", OFF, "hardware=b200"
+    ).cost
+    assert (cost.params[0]["decode_excess"] > 1.0) == (version == "vllm 0.20")
+    for factor in (1.0, 1.5):
+        plain, longer = (
+            decode_step_seconds(with_excess(cost, factor - 1.0, seconds=seconds), 16, 0, 1000.0)
+            for seconds in (0.0, 2e-3)
+        )
+        assert longer - plain == pytest.approx(2e-3, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -528,6 +528,14 @@ def test_what_a_prompt_sees_of_its_chunks() -> None:
     assert st.window_of_prompt(st.TOP_K, 8.0, 100, 10) == (110, 80)
 
 
+@pytest.mark.parametrize(("before", "rows"), [(0, 5), (0, 8), (0, 30), (3, 2), (5, 14), (8, 6), (20, 1)])
+def test_what_a_prompt_sees_of_a_window_of_eight(before: int, rows: int) -> None:
+    """Token by token, each sees itself and up to seven before it."""
+    pairs = sum(min(token, 8) for token in range(before + 1, before + rows + 1))
+    for kind in (st.SLIDING, st.TOP_K):
+        assert st.window_of_prompt(kind, 8.0, before, rows)[1] == pairs
+
+
 @pytest.mark.parametrize(("model", "tp"), [("DeepSeek-V3.2", 8), ("Llama-4-Scout", 8), ("Nemotron-3-Nano", 1)])
 def test_a_long_context_costs_what_it_touches(model: str, tp: int) -> None:
     """Four times the context costs full attention more, and sparse, chunked and state layers next to nothing."""
