@@ -178,7 +178,8 @@ def commit(s: Engine, slot: int) -> None:
 def _pass_stages(s: Engine, slot: int) -> None:
     """Send a batch through the pipeline: each stage takes its share of the pass when it and the batch are there.
 
-    The last also samples and drafts. ``launch_s`` becomes when the first begins, ``device_s`` when the last ends.
+    The last also samples and drafts. The first begins a request's next step with what came of it, however early that
+    was scheduled. ``launch_s`` becomes when the first begins, ``device_s`` when the last ends.
     """
     e = s.engine[0]
     batch = s.batch[slot]
@@ -187,7 +188,12 @@ def _pass_stages(s: Engine, slot: int) -> None:
     free_s = s.stage_free_s
     last = free_s.size - 1
     hop_s = p.hop_s + batch.tokens * p.hop_row_s
-    now = batch.launch_s = max(batch.launch_s - max(e.host_s, e.device_s) + e.host_s, free_s[0])
+    now = max(batch.launch_s - max(e.host_s, e.device_s) + e.host_s, free_s[0])
+    for j in range(batch.size):
+        sampled_s = s.requests[s.entries[slot, j].request].sampled_s
+        if sampled_s > 0.0:
+            now = max(now, sampled_s + hop_s)
+    batch.launch_s = now
     for stage in range(last + 1):
         now = max(now, free_s[stage]) + shares[stage] * s.times[0].target_s
         if stage == last:
@@ -195,6 +201,9 @@ def _pass_stages(s: Engine, slot: int) -> None:
         free_s[stage] = now
         now += hop_s
     e.device_s = free_s[last]
+    for j in range(batch.size):
+        if not s.entries[slot, j].is_chunk:
+            s.requests[s.entries[slot, j].request].sampled_s = e.device_s
 
 
 @njit(cache=True)

@@ -70,6 +70,7 @@ REQUEST = record_type(
     ("pause_start_s", "f8"),
     ("pressure_s", "f8"),  # time between preemption and the next emission
     ("prefill_s", "f8"),  # first scheduled to first token, pauses left out
+    ("sampled_s", "f8"),  # in a pipeline: when the last stage has the token that the next step begins with
     ("clock_s", "f8", (N_CLOCKS,)),
 )
 

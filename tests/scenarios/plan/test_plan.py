@@ -271,7 +271,9 @@ def test_the_scenario_s_own_slo_is_taken(server: Callable[..., Scenario]) -> Non
 
 def test_of_several_classes_the_one_that_misses_its_own_slo_is_named(server: Callable[..., Scenario]) -> None:
     """A step takes 10 ms: no chat meets 9 ms, all of bulk meet 4 s, of which half would do."""
-    classes = "{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9, slo: {e2el_ms: 4000, attainment: 0.5}}"
+    classes = (
+        "{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9, slo: {e2el_ms: 4000, attainment: 0.5}}"
+    )
     asked = server(f"workload.classes=[{classes}]")
     missed = planned(asked, rate_rps=50.0).sizings[0]
     assert missed.reason.startswith("0.0% of the requests of chat meet the SLO, 99.0% must")

@@ -75,6 +75,28 @@ def test_batches_follow_each_other_through_a_pipeline(build_case: Any, easy_cost
     ]
 
 
+@pytest.mark.parametrize(("method", "k"), [("none", 0), ("eagle", 2)])
+def test_a_pipeline_waits_for_the_token_that_a_step_begins_with(
+    build_case: Any, easy_cost: Any, method: str, k: int
+) -> None:
+    """However early a step is scheduled, one request passes all stages before its next step begins."""
+    ends = []
+    for stages in (1, 2, 4):
+        cost = easy_cost(method=method, draft_s=0.25)._replace(stages=np.full(stages, 1 / stages))
+        case = build_case([4], [6], cost=cost, method=method, k=k, pipeline_parallel_size=stages)
+        ends.append([(step.schedule_s <= step.collect_s, step.collect_s) for step in case.log()])
+    assert ends[0] == ends[1] == ends[2]
+    assert len(ends[0]) > 2
+
+
+def test_batches_of_a_pipeline_overlap_where_no_request_is_in_both(build_case: Any, easy_cost: Any) -> None:
+    cost = easy_cost()._replace(stages=np.array([0.5, 0.5]))
+    case = build_case([4, 4], [3, 3], cost=cost, max_num_batched_tokens=4, pipeline_parallel_size=2)
+    # Stages take 0.75 s of a prompt and 0.5625 s of a token; the first takes a token when the second has made it.
+    assert [step.collect_s for step in case.log()] == [1.5, 2.25, 2.8125, 3.375, 3.9375, 4.5]
+    assert case.replica.steps()["num_tokens"].tolist() == [4, 4, 1, 1, 1, 1]
+
+
 def test_one_request_asynchronously(build_case: Any) -> None:
     case = build_case([4], [3])
     # Each step is scheduled when the step before the one in flight is collected; without host time nothing is gained.
