@@ -229,20 +229,14 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
     return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
 
 
-def _distinct(first: Sequence[float], second: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Replications that do not differ are one: repeating a calculation narrows no interval."""
-    count = 1 if len(set(zip(first, second, strict=True))) == 1 else len(first)
-    return list(first[:count]), list(second[:count])
-
-
 def _difference(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate | None:
-    return paired_difference(*_distinct(first, second), confidence) if first and second else None
+    return paired_difference(first, second, confidence) if first and second else None
 
 
 def _gap(own: Sequence[float], oracle: Sequence[float], metric: Metric, confidence: float) -> Estimate | None:
     if not own or not oracle or not any(oracle):
         return None
-    ratio = paired_ratio(*_distinct(own, oracle), confidence)
+    ratio = paired_ratio(own, oracle, confidence)
     beyond = replace(ratio, mean=ratio.mean - 1.0, low=ratio.low - 1.0, high=ratio.high - 1.0)
     return beyond.scaled(1.0 if metric.less_is_better else -1.0)
 

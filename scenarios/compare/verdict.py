@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
@@ -317,10 +315,7 @@ def _why(word: Word, on: Side, off: Side) -> str:
 
 
 def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Probe:
-    """The metric of both runs by replication; what either may still miss of the steady state is the slack.
-
-    Replications that do not differ are one, whose sign is certain, unless both sides are the same.
-    """
+    """The metric of both runs by replication; what either may still miss of the steady state is the slack."""
     figure = metric.figure
     if metric.name == "slo_goodput" and on.state == "steady" and not on.closed_loop:
         figure = "slo_attainment"  # at one rate good requests come out of as many: their share has less noise
@@ -331,9 +326,6 @@ def paired_probe(x: float, metric: Metric, on: RunResult, off: RunResult) -> Pro
     gains, bases = zip(*pairs, strict=True)
     if metric.less_is_better:
         gains, bases = bases, gains
-    if len(set(pairs)) == 1 and (gains[0] != bases[0] or not gains[0]):
-        certain = int(np.sign(gains[0] - bases[0])) if len(pairs) > 1 else 0
-        return Probe(x, gains[:1], bases[:1], sure=certain)
     missed = (on.shortfall, off.shortfall) if metric.less_is_better else (0.0, 0.0)
     # By what share of itself a figure grows that misses so much of its steady value.
     low, high = (share / (1.0 - share) if share < 1.0 else math.inf for share in missed)

@@ -270,12 +270,9 @@ def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0
 
     A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
     (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.
-    Replications that do not differ are one: repeating a calculation narrows no interval.
     """
     if not replications:
         raise InputError("a summary needs at least one replication")
-    if do_not_differ(replications):
-        replications = replications[:1]
     result = {}
     for name in replications[0]:
         if all(name in r for r in replications):

@@ -116,7 +116,7 @@ def test_an_open_loop_s_throughput_is_what_arrives_up_to_capacities_of_uncertain
     assert errors.reaches(goodput, capacities)
 
     def found(rate: float, times: float) -> Prediction:
-        return errors.at(rate).predict(advantage_of(times, 1e-9), 0.95, capacities, goodput)
+        return dataclasses.replace(errors, rate_rps=rate).predict(advantage_of(times, 1e-9), 0.95, capacities, goodput)
 
     # Far below both capacities no error changes what is completed.
     low = found(30.0, 1.0)

@@ -181,7 +181,7 @@ def test_replications_that_do_not_differ_are_exact() -> None:
     answer = ranked({"a": run([2.0, 2.0, 2.0]), "oracle": run([1.5, 1.5, 1.5])})
     assert [(s.label, s.rank) for s in answer.standings] == [("oracle", 1), ("a", 2)]
     assert answer.pairs[0].difference is not None
-    assert answer.pairs[0].difference.n == 1
+    assert (answer.pairs[0].difference.low, answer.pairs[0].difference.high) == (0.5, 0.5)
 
 
 # ---- real runs ----

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from draftcast.scenarios.compare.comparison import difference, simulate
+from draftcast.scenarios.compare.comparison import compare, difference, simulate
 from draftcast.scenarios.compare.limits import limits_at, operating_point, target_work
+from draftcast.scenarios.compare.model_error import setting_error
 from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side, judge, side
 from draftcast.scenarios.run.coverage import fidelity
@@ -22,7 +23,7 @@ from draftcast.scenarios.schema.load import load_scenario, with_values, without_
 from draftcast.scenarios.show.run_report import latency_figure, load_words, time_figure, timeline_figure
 from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 NGRAM = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
 RATES = "acceptance.rates=[0.661, 0.377, 0.216]"
@@ -164,6 +165,26 @@ def test_an_lm_head_in_16_bits_has_their_ceiling_also_in_an_fp8_model() -> None:
     st.decode_features(deployment.cost, 64, 0, 100.0, f)
     formats = {family: dtype for family, dtype, _ in target_work(deployment.model, scenario.engine, f)}
     assert (formats["lm_head"], formats["linear"]) == ("bf16", "fp8")
+
+
+def test_a_run_without_chance_still_has_the_errors_of_step_times() -> None:
+    """Fixed lengths and drafts that are always or never accepted: replications do not differ."""
+    scenario = load_scenario(overrides=[
+        "workload.arrivals={process: closed_loop, concurrency: 224}", "workload.num_requests=448",
+        "workload.lengths={prompt_tokens: 100, output_tokens: 40}", "statistics.replications=2",
+    ])  # fmt: skip
+    asked = with_values(scenario, {"acceptance": {"model": "per_position", "rates": [1.0, 0.0, 0.0]}})
+    (point,) = compare(asked).points
+    assert point.verdict is not None
+    assert point.verdict.word == "too close to call"
+    (exact,) = compare(with_values(asked, {"statistics.model_error": "none"})).points
+    assert exact.verdict is not None
+    assert exact.verdict.word == "costs"
+    assert "do not differ" in " ".join(point.on.summary["notes"])
+    assert point.on.summary["figures"]["mean_tpot_s"].half_width == 0.0
+    error = setting_error(asked)
+    tpot = point.own.predicted_figures["mean_tpot_s"]
+    assert tpot.high / tpot.mean == pytest.approx(math.exp(normal_quantile(0.95) * error), rel=1e-6)
 
 
 def test_ranks_share_the_work_of_experts() -> None:
