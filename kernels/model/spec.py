@@ -226,6 +226,11 @@ class ModelSpec:
         return self.num_experts > 0
 
     @property
+    def has_window_groups(self) -> bool:
+        """Whether some layers see a window and others everything, so that vLLM keeps blocks of their own for them."""
+        return self.windowed is self and 0 < self.num_sliding_layers < self.num_hidden_layers and not self.is_sparse
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether some of its layers keep a state instead of keys and values: linear attention, state spaces."""
         return self.num_linear_layers > 0

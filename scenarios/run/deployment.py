@@ -43,6 +43,7 @@ from draftcast.sim.cost.step_time import StepCost
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import NEEDS_CONFIDENCE
 from draftcast.sim.policies.registry import load_policy
+from draftcast.sim.workload.build_requests import trace_specs
 from draftcast.yaml_text import yaml_beside
 
 NOTES: dict[str, str] = yaml_beside(__file__, "notes.yaml")
@@ -128,7 +129,12 @@ def cached_deployment(scenario: Scenario) -> Deployment:
     for name in _LOAD:
         data["workload"].pop(name)  # a trace is not read for its checksum
     put_checksums(data)
-    return deployments.get(engine_key(data), lambda: deploy(scenario))
+    return deployments.get((engine_key(data), _may_share(scenario)), lambda: deploy(scenario))
+
+
+def _may_share(scenario: Scenario) -> bool:
+    """Whether prompts may begin alike, those of files among them."""
+    return scenario.workload.shares_prefixes or bool(trace_specs(scenario.workload))
 
 
 def assumptions(scenario: Scenario) -> tuple[str, ...]:
@@ -381,6 +387,10 @@ def deploy(scenario: Scenario) -> Deployment:
     padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
     if engine.async_scheduling is None and not padded:
         flags["async_scheduling"] = False  # vLLM 0.32's default with it
+    alone = model.has_window_groups and parse_version(engine.version)[0] == "vllm" and not _may_share(scenario)
+    if alone:
+        # A cache that nobody hits keeps no block behind a window: vLLM gives it to whoever needs one.
+        flags["enable_prefix_caching"] = False
     config = EngineConfig(
         **{name: value for name, value in flags.items() if value is not None}
         | {

@@ -98,7 +98,8 @@ def memory_budget(
     The fullest of the ranks counts: KV heads are replicated when there are fewer than ranks, and a draft with its own,
     smaller degree stands whole on the first ranks. A model with both full and sliding layers pins one window per
     sequence for the sliding ones and pays per token for the full ones only (vLLM's hybrid KV cache), unless paying for
-    every layer leaves more; without prefix caching its groups give back blocks behind the window. A model with linear
+    every layer leaves more; without prefix caching its groups give back blocks behind the window, whatever the number
+    of sequences. A model with linear
     attention layers is laid out by `_state_pages`.
 
     Args:
@@ -222,8 +223,8 @@ def _stage_budget(
         per_token *= share
     elif model.kv_compression:
         fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype) / (per_token * block_size))
-    elif windows and model.windowed is model and not config.enable_prefix_caching and share == 1.0:
-        # Without prefix caching layers with a window give back blocks behind it.
+    elif model.has_window_groups and not config.enable_prefix_caching and share == 1.0:
+        # Where no block is kept for another request, layers with a window give back those behind it.
         sliding = model.num_sliding_layers
         full = model.num_attention_layers - sliding
         window_groups, group, per_layer = _layer_groups(config, model, draft_kv, full, sliding)

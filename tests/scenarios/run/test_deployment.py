@@ -61,6 +61,21 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
 
 
+def test_windows_are_given_back_whatever_the_number_of_sequences() -> None:
+    """Of Gemma-3-27B ten layers see everything; those with a window come in six more groups of ten (vLLM 0.32)."""
+    few, many = (
+        deployed("engine.model=Gemma-3-27B", OFF, "hardware=h200", f"engine.max_num_seqs={most}") for most in (64, 1024)
+    )
+    for deployment in (few, many):
+        assert (deployment.settings.window_groups, deployment.settings.enable_prefix_caching) == (6, False)
+        assert deployment.memory.window_kv_bytes == 0.0
+    # More sequences only take more memory for graphs and sampling.
+    assert 0.95 < many.memory.num_gpu_blocks / few.memory.num_gpu_blocks < 1.0
+    # Where prompts begin alike, blocks of their windows are kept.
+    shared = deployed("engine.model=Gemma-3-27B", OFF, "hardware=h200", "workload.system_prompt={tokens: 100}")
+    assert (shared.settings.window_groups, shared.settings.enable_prefix_caching) == (0, True)
+
+
 @pytest.mark.parametrize("version", ["vllm 0.20", "vllm 0.32"])
 def test_a_step_gets_longer_by_the_seconds_of_a_correction(version: str) -> None:
     """Also where the engine's version has slower attention kernels than those that were timed."""
