@@ -27,3 +27,9 @@ def pages_take_a_rough_capacity(request: pytest.FixtureRequest) -> None:
 def new_sessions_collect_no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server collects for every new session; here that would look at all that other tests loaded, each time."""
     monkeypatch.setattr("draftcast.dashboards.session.link.set_aside", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def pages_have_no_components(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page under test would look for Streamlit components in all installed packages; none is used."""
+    monkeypatch.setattr("streamlit.components.v2.manifest_scanner.scan_component_manifests", list)
