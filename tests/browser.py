@@ -166,7 +166,8 @@ class Browser:
     def open(self, page: str = "", query: Mapping[str, str] | str = "") -> None:
         """Open a page in a new session and wait until it stands."""
         text = query if isinstance(query, str) else urlencode(query)
-        self.driver.get("about:blank")
+        # Nothing but a word, and of the same server: from elsewhere the browser would compile the page's scripts anew.
+        self.driver.get(f"{self.url}/_stcore/health")
         self.driver.get(f"{self.url}/{page}" + (f"?{text}" if text else ""))
         self.settled()
 
