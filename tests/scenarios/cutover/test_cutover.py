@@ -116,7 +116,7 @@ def test_a_summary_holds_every_look(found: Cutover) -> None:
 
 
 def test_the_target_and_the_budget_decide_when_to_stop(tmp_path: Path) -> None:
-    scenario = easy(tmp_path)
+    scenario = easy(tmp_path, EXACT)
     loop = easy(tmp_path, "workload.arrivals={process: closed_loop, concurrency: 20}", EXACT)
     (loose,) = cutovers(loop, over="acceptance", at=[0.3, 0.8])
     (tight,) = cutovers(loop, over="acceptance", at=[0.3, 0.8], target=0.007)
