@@ -342,9 +342,10 @@ class Browser:
         button.click()
 
         def arrived() -> Path | None:
-            # Chromium writes under a hidden name, or with a suffix of its own, until the file is whole.
+            # Chromium writes under a hidden name, or with a suffix of its own, until the file is whole; an empty file
+            # keeps the name free for it.
             new = [each for each in set(self.downloads.iterdir()) - before if each.suffix != ".crdownload"]
-            return next((each for each in new if not each.name.startswith(".")), None)
+            return next((each for each in new if not each.name.startswith(".") and each.stat().st_size), None)
 
         found = self.until(arrived, f"the download {label}")
         assert isinstance(found, Path)
