@@ -171,10 +171,16 @@ class CurveSet:
     def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
         wanted = np.log(np.asarray(key, dtype=np.float64))
         measured = list(self.curves)
-        distance = np.abs(np.log(np.asarray(measured, dtype=np.float64)) - wanted).sum(axis=1)
+        beyond = np.log(np.asarray(measured, dtype=np.float64)) - wanted
+        distance = np.abs(beyond).sum(axis=1)
         near = measured[int(np.argmin(distance))]
         log_s = self._along(self.curves[near], x, near)[0] + np.log(self.roofline(x, key))
-        return log_s - np.log(self.roofline(x, near)), np.full(x.shape, int(Origin.EXTRAPOLATED))
+        log_s -= np.log(self.roofline(x, near))
+        larger = (beyond >= 0.0).all(axis=1)
+        if larger.any():  # padded with zeros it is that shape, whatever kernel the nearest was timed with
+            at_most = measured[int(np.argmin(np.where(larger, distance, np.inf)))]
+            log_s = np.minimum(log_s, self._along(self.curves[at_most], x, at_most)[0])
+        return log_s, np.full(x.shape, int(Origin.EXTRAPOLATED))
 
 
 MAX_NODES = 24

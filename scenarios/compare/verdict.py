@@ -193,7 +193,7 @@ class Verdict:
 
     def sentence(self, load: str) -> str:
         """For people; ``load`` says at which load, e.g. ``at 8 req/s``."""
-        where = f"{load} for this trace" if self.is_finite else load
+        where = f"{load} for these requests" if self.is_finite else load
         if self.word == "overloaded":
             sides = (("with", self.on.capacity_rps), ("without", self.off.capacity_rps))
             limits = [f"{capacity_rps.mean:.4g} {name}" for name, capacity_rps in sides if capacity_rps is not None]

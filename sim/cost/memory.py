@@ -199,7 +199,7 @@ def _stage_budget(
     activations = activation_peak_bytes(config, model, draft)
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
-    graphs = 0.0 if config.enforce_eager else cuda_graph_bytes(layers, config.max_num_seqs, k)
+    graphs = 0.0 if config.cudagraph_mode == "NONE" else cuda_graph_bytes(layers, config.max_num_seqs, k)
     one_rank = tp * stages * config.data_parallel_size == 1
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch

@@ -75,6 +75,17 @@ def test_a_missing_corner_or_a_shape_beyond_all_is_extrapolated() -> None:
     assert list(origins) == [EXTRAPOLATED]
 
 
+def test_a_shape_takes_no_longer_than_a_larger_one_that_was_measured() -> None:
+    """The narrow one was timed with a kernel ten times slower; what is nearest to it is no better for that."""
+    xs, keys = np.array([1.0, 64.0]), [(64, 24), (64, 384), (32, 30)]
+    times = [factor * fitted(xs, key) for factor, key in zip((100.0, 1.0, 1.0), keys, strict=True)]
+    table = CurveSet.from_points(np.repeat(np.array(keys), 2, axis=0), np.tile(xs, 3), np.concatenate(times), fitted)
+    found, origins = table.seconds(xs, (64, 30))
+    assert found == pytest.approx(fitted(xs, (64, 384)), rel=1e-9)
+    assert (found < 0.5 * 100.0 * fitted(xs, (64, 30))).all()
+    assert set(origins) == {EXTRAPOLATED}
+
+
 def test_of_two_times_for_a_point_the_least_counts() -> None:
     table = CurveSet.from_points(np.full((3, 1), 5), [1, 1, 2], [3e-6, 2e-6, 4e-6], fitted)
     assert table.seconds([1], (5,))[0][0] == pytest.approx(2e-6)

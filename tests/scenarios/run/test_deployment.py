@@ -61,6 +61,14 @@ def test_batch_limits_default_as_in_vllm(overrides: tuple[str, ...], limits: tup
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
 
 
+def test_graphs_that_are_not_captured_take_no_memory() -> None:
+    eager, none, captured = (
+        deployed(mode).memory for mode in ("engine.enforce_eager=true", "engine.cudagraph_mode=NONE", BLOCKS)
+    )
+    assert none == eager
+    assert none.cuda_graph_bytes == 0.0 < captured.cuda_graph_bytes
+
+
 def test_windows_are_given_back_whatever_the_number_of_sequences() -> None:
     """Of Gemma-3-27B ten layers see everything; those with a window come in six more groups of ten (vLLM 0.32)."""
     few, many = (
