@@ -203,7 +203,9 @@ def test_a_trace_is_served_and_named_in_the_command(alone: Session) -> None:
     rows = "".join(f"2023-11-16 18:15:{second:02d},100,{50 + second}\n" for second in range(40))
     receipt = take_trace(alone, "my trace.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
     assert receipt.text.startswith("my_trace.csv: 40 requests over 39 s; mean prompt 100, mean output 70 tokens")
-    assert alone.question.scenario.workload.num_requests == 40
+    # A list that ends, as on the command line.
+    assert alone.question.scenario.workload.num_requests is None
+    assert answers.answer(alone.question.scenario).run.state == "finite"
     command = alone.question.command("simulate")
     assert '"path": "my_trace.csv"' in command
     assert str(alone.path) not in command
@@ -212,6 +214,12 @@ def test_a_trace_is_served_and_named_in_the_command(alone: Session) -> None:
     corrupt = take_trace(alone, "bad.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,ten,20\n")
     assert not corrupt.good
     assert corrupt.text.startswith("bad.csv:2: ContextTokens = 'ten'")
+
+
+def test_of_a_long_trace_the_beginning_is_served(alone: Session) -> None:
+    rows = "".join(f"2023-11-16 18:{i // 60:02}:{i % 60:02},100,20\n" for i in range(2001))
+    take_trace(alone, "long.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    assert alone.question.scenario.workload.num_requests == 2000
 
 
 def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
