@@ -14,6 +14,7 @@ from draftcast.scenarios.compare.model_error import response
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
+from draftcast.scenarios.show.tables import interval
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
@@ -126,22 +127,22 @@ def doubts_of(scenario: Scenario, verdict: Verdict) -> dict[str, float]:
 
 
 def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
-    """A figure with the half width of its interval, or why there is none (``missing``: beside the column's state)."""
+    """A figure with its interval, as `show` says it, or why there is none (``missing``: beside the column's state)."""
     value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
         undefined = "no SLO" if figure.name == "request_goodput" else "undefined"
         reason = column.trouble or (missing if value is None and missing else undefined)
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
     shown = value.scaled(figure.factor)
-    half, bounds = "", "one replication: no interval"
+    around, bounds = "", "one replication: no interval"
     if not math.isnan(shown.half_width):
+        around = f" <small>{interval(shown, lambda bound: number(bound, shown.mean))}</small>"
         is_open = math.isinf(shown.high)
-        half = f" <small>{'or more' if is_open else '±' + number(shown.half_width, shown.mean)}</small>"
         span = f"{number(shown.low)} {'or more' if is_open else 'to ' + number(shown.high)} {figure.unit}"
         bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
     return (
         f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds)}'>"
-        f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
+        f"<b>{number(shown.mean)}</b>{around} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shlex
 import threading
 import weakref
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards.session import answers as module
 from draftcast.dashboards.session.answers import answers, set_aside, together
 from draftcast.dashboards.session.session import Question, opened
-from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
+from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell, value_cell
 from draftcast.dashboards.widgets.verdict_card import HEADS, card
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
@@ -26,6 +27,7 @@ from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.tables import json_bytes
+from draftcast.sim.statistics.intervals import Estimate
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
@@ -177,3 +179,16 @@ def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call
     assert alive() is not None
     set_aside()
     assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (1.5, 1.4, 1.6, "±0.10"),
+        (52.35, 0.0, 53.72, "(0.0 to 53.7)"),
+        (2.22, 0.88, math.inf, "(0.88 or more)"),
+    ],
+)
+def test_a_tile_shows_an_interval_as_the_tables_do(mean: float, low: float, high: float, text: str) -> None:
+    column = Column({"p50_ttft_s": Estimate(mean, low, high, (high - low) / 2, 3)}, [])
+    assert f"<small>{text}</small>" in value_cell(Figure("p50_ttft_s", "p50", "s"), column)
