@@ -151,7 +151,7 @@ def _about(question: Question, run: Question) -> str:
     changes = changed_keys(question.scenario, run.scenario)
     if not changes:
         return "the same run"
-    words = ", ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in changes.items())
+    words = ", ".join(f"{key.rpartition('.')[2]}={short(value_text(value))}" for key, value in changes.items())
     words = words.replace("speculative_config=null", "SD off")
     return words if len(words) <= 48 else f"{words[:47]}…"
 

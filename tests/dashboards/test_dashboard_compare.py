@@ -112,7 +112,7 @@ def test_a_bad_measured_run_leaves_nothing(alone: Session, files: dict[str, byte
 def test_a_link_to_a_measured_run_asks_for_it_again() -> None:
     app = open_page(COMPARE | {"measured": "gone.json"})
     assert known(app).measured == ["gone.json"]
-    assert any("Upload gone.json again" in text for text in told(app.error))
+    assert any("Upload gone.json: neither a link nor" in text for text in told(app.error))
     next(button for button in app.button if button.label == "Remove B").click().run()
     assert known(app).measured == []
     bad = open_page(COMPARE | {"measured": "../etc"})
