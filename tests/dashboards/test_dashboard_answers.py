@@ -192,3 +192,18 @@ def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call
 def test_a_tile_shows_an_interval_as_the_tables_do(mean: float, low: float, high: float, text: str) -> None:
     column = Column({"p50_ttft_s": Estimate(mean, low, high, (high - low) / 2, 3)}, [])
     assert f"<small>{text}</small>" in value_cell(Figure("p50_ttft_s", "p50", "s"), column)
+
+
+def test_the_timeline_of_a_load_that_goes_on_ends_with_the_last_counted_arrival() -> None:
+    steady, finite = answers(
+        load_scenario(overrides=[*SMALL, "workload.arrivals.request_rate_rps=60"]),
+        load_scenario(overrides=[*SMALL, "statistics.warmup=none"]),
+    )
+    requests = steady.run.requests[steady.run.requests["replication"] == 0]
+    assert steady.timeline.time_s[-1] < requests["arrival_s"].max() < requests["finish_s"].max() - 0.5
+    # Requests run to the end, and hold blocks there.
+    assert steady.timeline.kv_usage is not None
+    assert steady.timeline.running[-1] > 1.0
+    assert steady.timeline.kv_usage[-1] > 0.5 * steady.timeline.kv_usage.max()
+    # A list of requests is shown until the last one is answered.
+    assert finite.timeline.time_s[-1] > finite.run.requests["arrival_s"][:200].max()
