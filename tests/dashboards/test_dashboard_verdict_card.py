@@ -23,6 +23,9 @@ from draftcast.dashboards.widgets.verdict_card import (
     step_estimate,
 )
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.cutover.axis import axis_named
+from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import advantage_figure
@@ -74,6 +77,8 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
     assert estimate is not None
     rate = estimate.cutover_rps
     assert rate is not None
+    # One estimate on all pages.
+    assert rate == Prober(SMALL, axis_named("rate"), METRICS["e2e"], 0).step_level_crossing([1.0])
     above = next(index for index, each in enumerate(estimate.rates) if each >= rate)
     for index, faster in ((above - 1, True), (above, False)):
         at_s = [fluid.latency_s(fluid.in_system(estimate.rates[index])) for fluid in estimate.errors.fluids]
