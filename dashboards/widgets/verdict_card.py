@@ -214,7 +214,7 @@ def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
     else:
         about, rate = "about ", estimate.cutover_rps
     if rate is None:
-        return "to capacity", f"{about}no cutover below it"
+        return "to capacity", "no cutover below it"
     share = rate / (scenario.rate_rps or math.nan)
     return (f"{share:.1f} x" if share >= 1 else "none"), f"cutover at {about}{number(rate)} req/s"
 

@@ -92,6 +92,11 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
     assert longer.rates[-1] < estimate.rates[-1]
 
 
+def test_where_the_estimate_has_no_cutover_the_card_says_so_plainly() -> None:
+    scenario = load_scenario("ngram-code-editing")
+    assert "**to capacity** *no cutover below it*" in card(scenario, step_estimate(scenario)).text
+
+
 def test_no_ratio_where_one_side_alone_is_overloaded() -> None:
     estimate = step_estimate(SMALL)
     assert estimate is not None
