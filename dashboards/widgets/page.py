@@ -235,7 +235,8 @@ class Report:
             for column, latency in zip(st.columns(len(LATENCIES)), LATENCIES, strict=True):
                 with column:
                     self.figure(f"latency-{latency[0]}", latency_figure(runs, bounds, colours, [latency]))
-        st.caption("Share of requests that are at least this fast, all replications together; dotted: the SLO.")
+        dotted = "; dotted: the SLO" if any(bounds.values()) else ""
+        st.caption(f"Share of requests that are at least this fast, all replications together{dotted}.")
 
     def footer(self, run: str, command: str, answer: Answer | None = None) -> None:
         """The facts in one line, with the hash ``run`` of all that the page depends on, and the command to copy."""

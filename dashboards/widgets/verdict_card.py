@@ -145,6 +145,10 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
         )
     what = "off" if best.k == 0 else f"k = {best.k}"
     text = f"Best k at this load by mean steps: {what}. Bars: times faster than off."
+    if not all(math.isfinite(length.latency_s) for length in lengths):
+        text += " Full: overloaded."
+    if math.isinf(off.latency_s) and math.isfinite(best.latency_s):
+        text += " Holds: keeps up with the load, which is too much for off."
     given = max(length.k for length in lengths if length.is_given)
     if given < lengths[-1].k:
         text += f" Striped: acceptance was given for {given}; beyond, the last conditional rate goes on."

@@ -460,6 +460,16 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     assert [info.value for info in app.info] == said
 
 
+def test_the_slo_s_line_is_explained_where_there_is_one() -> None:
+    app = open_page()
+    (shown,) = [text for text in told(app.caption) if text.startswith("Share of requests")]
+    assert "dotted" not in shown
+    known(app).change(lambda: {"slo": {"ttft_ms": 500.0}})
+    app.run()
+    (shown,) = [text for text in told(app.caption) if text.startswith("Share of requests")]
+    assert shown.endswith("; dotted: the SLO.")
+
+
 SHORT = {"workload.lengths": SHORT_REQUESTS, "statistics.model_error": "none"}
 
 

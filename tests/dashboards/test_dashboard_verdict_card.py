@@ -128,7 +128,16 @@ def test_the_best_k_is_the_fastest_and_continued_acceptance_is_marked() -> None:
     assert all(length.is_given for length in none)
     full = draft_lengths(with_values(few, {RATE: 400.0}))
     assert best_length(full).capacity_rps == max(length.capacity_rps for length in full)
-    assert "full" in draft_length_strip(full, 2)
+    strip = draft_length_strip(full, 2)
+    assert "<b>full</b>" in strip
+    assert "Full: overloaded." in strip
+    assert "Holds: " not in strip
+    # A load that is too much for off alone.
+    good = {"acceptance": {"model": "constant", "alpha": 0.95}}
+    strip = draft_length_strip(draft_lengths(with_values(few, {RATE: 1.01 * lengths[0].capacity_rps} | good)), 2)
+    assert "<b>holds</b>" in strip
+    assert "Full: overloaded. Holds: keeps up with the load, which is too much for off." in strip
+    assert "Full: " not in draft_length_strip(lengths, 2)
 
 
 def test_draft_lengths_of_clients_and_of_no_load() -> None:
