@@ -27,6 +27,8 @@ def test_a_result_shows_itself_and_is_saved(tmp_path: Path) -> None:
     assert frame.loc["mean_e2el_s", "mean"] == result.summary["figures"]["mean_e2el_s"].mean
     assert list(frame) == ["mean", "low", "high"]
     assert repr(result).startswith("RunResult(steady: mean E2E ")
+    # Its throughput, which of a run that did not settle is not its load.
+    assert f" s, completing {result.summary['figures']['request_throughput'].mean:.3g} requests/s" in repr(result)
     assert len(repr(result)) < 100
     assert "mean_tpot_s" in result._repr_html_()
     again = draftcast.RunResult.load(result.save(tmp_path / "run"))

@@ -1,7 +1,7 @@
 """Compare: two to six runs side by side and measured, with what they differ in and by how much."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
@@ -62,6 +62,11 @@ class Comparison:
     reference: Entry
     pairs: Mapping[str, tuple[Column, Column]]
     confidence: float
+
+    def is_paired(self, letter: str) -> bool:
+        """Whether each replication of a run meets the requests of the same replication of the reference."""
+        column, other = self.pairs[letter]
+        return column.served == other.served and len(column.replications) == len(other.replications)
 
     def change(self, entry: Entry, figure: Figure) -> Difference | None:
         """Of a run to the reference; None for the reference itself, and where there is none."""
@@ -151,7 +156,7 @@ def _about(question: Question, run: Question) -> str:
     changes = changed_keys(question.scenario, run.scenario)
     if not changes:
         return "the same run"
-    words = ", ".join(f"{key.rpartition('.')[2]}={value_text(value)}" for key, value in changes.items())
+    words = ", ".join(f"{key.rpartition('.')[2]}={short(value_text(value))}" for key, value in changes.items())
     words = words.replace("speculative_config=null", "SD off")
     return words if len(words) <= 48 else f"{words[:47]}…"
 
@@ -211,15 +216,27 @@ def _tables(report: Report, comparison: Comparison) -> None:
     st.subheader("By how much")
     st.html(_differences_table(comparison))
     measured = {entry.letter: entry.run for entry in comparison.entries if isinstance(entry.run, MeasuredRun)}
-    paired = "Paired by replication: the same arrivals, lengths and draft tokens on both sides."
-    if measured:
-        paired += " A measured run is one run: its differences have no interval and no verdict."
-    st.caption(paired)
+    st.caption(" ".join(_pairing(comparison, measured)))
     for letter, run in measured.items():
         for note in run.notes:
             st.caption(f"{letter}: {literal(note)}")
     keys = pd.DataFrame(changed, columns=["key", *scenarios])
     report.tables |= {"Changed keys": keys, "Figures and differences": pd.DataFrame(comparison.rows())}
+
+
+def _pairing(comparison: Comparison, measured: Collection[str]) -> Iterator[str]:
+    """Which runs, by their letters, meet the requests of the reference, and what that means for their differences."""
+    reference = comparison.reference.letter
+    simulated = [letter for letter in comparison.pairs if not {letter, reference} & {*measured}]
+    paired = [letter for letter in simulated if comparison.is_paired(letter)]
+    if paired:
+        what = "the same arrivals, lengths and draft tokens on both sides"
+        yield f"Paired by replication with {reference}: {', '.join(paired)} ({what})."
+    if others := [letter for letter in simulated if letter not in paired]:
+        why = "another load, seed, or number of requests or replications: no interval, and neither better nor worse"
+        yield f"Not paired with {reference}: {', '.join(others)} ({why})."
+    if measured:
+        yield "A measured run is one run: its differences have no interval and no verdict."
 
 
 def _differences_table(comparison: Comparison) -> str:

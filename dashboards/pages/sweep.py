@@ -187,8 +187,9 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
         scenario = grid.points[numbers[id(cell)]].scenario
         href = Question(session.question.base, scenario).href if scenario is not None else ""
         rows.append([*texts, link("What-if", href, cell.label) if href else "–"])
+    # The style sheet counts the columns from the end: the advantage is the third, which holds words.
     head = [*grid.labels, *sweep_report.sweep_head(result)[len(grid.axes) :], "open"]
-    st.html(html_table(head, rows, name="Cells of the sweep"))
+    st.html(html_table(head, rows, look="cells", name="Cells of the sweep"))
     frame = result.frame()
     report.tables["Pareto front"] = frame[frame["pareto"]]
 

@@ -153,7 +153,8 @@ def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
         deployment = cached_deployment(scenario)
         recorded = serve(scenario, record_steps="first", deployment=deployment)
         first = recorded.replications[0]
-        shown = timeline(first.requests, first.steps, deployment.settings.num_gpu_blocks - 1)
+        blocks, goes_on = deployment.settings.num_gpu_blocks - 1, first.stability.verdict != "finite"
+        shown = timeline(first.requests, first.steps, blocks, goes_on=goes_on)
         return recorded.without_steps(), shown
 
     return _served.get(question_key(scenario), make)

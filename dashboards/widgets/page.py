@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.session import Session, View, literal
+from draftcast.dashboards.session.session import Session, View, literal, short
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
@@ -60,8 +60,8 @@ def cannot_run(session: Session, error: InputError) -> None:
 
 
 def upload_again(name: str) -> None:
-    """A link named a file that was uploaded in another session."""
-    st.error(f"Upload {literal(name)} again: a link does not carry files.", icon=":material/upload_file:")
+    """A link or a scenario named a file that this session does not have."""
+    st.error(f"Upload {literal(name)}: neither a link nor a scenario carries files.", icon=":material/upload_file:")
 
 
 def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
@@ -166,7 +166,7 @@ def html_table(
 ) -> str:
     """A scrolling table; ``marked``: rows that stand out, as cells that hold `MISSED` do. An empty head is left out.
 
-    ``look``: ``facts`` (text to the left), ``compare``.
+    ``look``: ``facts`` (text to the left), ``cells`` (long text wraps), ``compare``.
     """
     heads = "".join(cell if isinstance(cell, Html) else f"<th scope='col'>{escape(cell)}</th>" for cell in head)
     body = ""
@@ -235,7 +235,8 @@ class Report:
             for column, latency in zip(st.columns(len(LATENCIES)), LATENCIES, strict=True):
                 with column:
                     self.figure(f"latency-{latency[0]}", latency_figure(runs, bounds, colours, [latency]))
-        st.caption("Share of requests that are at least this fast, all replications together; dotted: the SLO.")
+        dotted = "; dotted: the SLO" if any(bounds.values()) else ""
+        st.caption(f"Share of requests that are at least this fast, all replications together{dotted}.")
 
     def footer(self, run: str, command: str, answer: Answer | None = None) -> None:
         """The facts in one line, with the hash ``run`` of all that the page depends on, and the command to copy."""
@@ -255,14 +256,17 @@ class Report:
         st.code(command, language="bash", wrap_lines=True)
 
     def downloads(self, name: str, rows: Callable[[], pd.DataFrame], summary: Callable[[], Mapping[str, Any]]) -> None:
-        """The files to take away, ``rows`` as CSV and Parquet; each is made only when it is asked for."""
+        """The files to take away, ``rows`` as CSV and Parquet; each is made only when it is asked for.
+
+        An uploaded file is named by its own name: where it lies beside the scenario, that is opened as it is.
+        """
         scenario, report = self.session.question.scenario, (self.title, self.lines, self.tables, self.figures)
         files: dict[str, tuple[str, str, Callable[[], bytes]]] = {
             "CSV": ("csv", "text/csv", lambda: rows().to_csv(index=False).encode()),
             "Parquet": ("parquet", "application/octet-stream", lambda: rows().to_parquet(index=False)),
-            "JSON": ("json", "application/json", lambda: json_bytes(summary())),
-            "Scenario YAML": ("yaml", "text/yaml", lambda: dump_scenario(scenario).encode()),
-            "HTML report": ("html", "text/html", lambda: html_report(*report).encode()),
+            "JSON": ("json", "application/json", lambda: short(json_bytes(summary()).decode()).encode()),
+            "Scenario YAML": ("yaml", "text/yaml", lambda: short(dump_scenario(scenario)).encode()),
+            "HTML report": ("html", "text/html", lambda: short(html_report(*report)).encode()),
         }
         with st.container(horizontal=True, key="exports"):
             for label, (suffix, mime, make) in files.items():

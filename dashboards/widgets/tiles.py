@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from draftcast.dashboards.widgets.controls import WORDS
 from draftcast.scenarios.compare.comparison import Difference, difference
@@ -14,6 +14,7 @@ from draftcast.scenarios.compare.model_error import response
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
+from draftcast.scenarios.show.tables import interval
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
@@ -52,6 +53,7 @@ class Column:
     replications: Sequence[Mapping[str, float]]  # the figures of each, for differences
     trouble: str = ""  # why its figures do not hold for the load, in a word
     delivers_arrivals: bool = False  # an open loop below its capacity
+    served: Any = None  # equal of settings that serve the same requests, replication by replication
 
     def change(
         self, figure: str, other: Self, confidence: float, doubts: Mapping[str, float] = NO_DOUBTS
@@ -63,8 +65,9 @@ class Column:
         if self.trouble or other.trouble:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
-        values = self.replications, other.replications
-        return difference(figure, *values, confidence, as_offered=as_offered, doubt=doubts.get(figure, 0.0))
+        values, paired = (self.replications, other.replications), self.served == other.served
+        doubt = doubts.get(figure, 0.0)
+        return difference(figure, *values, confidence, as_offered=as_offered, paired=paired, doubt=doubt)
 
 
 def column_of(scenario: Scenario, side: Side) -> Column:
@@ -75,7 +78,10 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     figures = run.summary["figures"] | side.predicted_figures
     figures[PER_GPU] = figures["output_throughput"].scaled(1 / gpus)
     replications = [{**each, PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
-    return Column(figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives)
+    # What of a class changes neither when its requests arrive nor how long they are.
+    workload = scenario.workload.model_dump(exclude={"classes": {"__all__": {"acceptance", "slo", "speculation"}}})
+    served = workload, scenario.statistics.seed, len(run.requests)
+    return Column(figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives, served)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -126,22 +132,22 @@ def doubts_of(scenario: Scenario, verdict: Verdict) -> dict[str, float]:
 
 
 def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
-    """A figure with the half width of its interval, or why there is none (``missing``: beside the column's state)."""
+    """A figure with its interval, as `show` says it, or why there is none (``missing``: beside the column's state)."""
     value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
         undefined = "no SLO" if figure.name == "request_goodput" else "undefined"
         reason = column.trouble or (missing if value is None and missing else undefined)
         return f"<td class='dc-none' data-figure='{figure.name}' data-value=''>– <small>{reason}</small></td>"
     shown = value.scaled(figure.factor)
-    half, bounds = "", "one replication: no interval"
+    around, bounds = "", "one replication: no interval"
     if not math.isnan(shown.half_width):
+        around = f" <small>{interval(shown, lambda bound: number(bound, shown.mean))}</small>"
         is_open = math.isinf(shown.high)
-        half = f" <small>{'or more' if is_open else '±' + number(shown.half_width, shown.mean)}</small>"
         span = f"{number(shown.low)} {'or more' if is_open else 'to ' + number(shown.high)} {figure.unit}"
         bounds = f"{value.confidence:.0%} interval {span}, {value.n} replications"
     return (
         f"<td data-figure='{figure.name}' data-value='{value.mean!r}' title='{escape(bounds)}'>"
-        f"<b>{number(shown.mean)}</b>{half} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
+        f"<b>{number(shown.mean)}</b>{around} <span class='dc-unit'>{escape(figure.unit)}</span></td>"
     )
 
 
@@ -169,7 +175,8 @@ def difference_cell(
     if change.ratio is not None:
         text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
     span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
-    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS['verdicts'][change.verdict]}"
+    is_unpaired = change.verdict == "cannot tell" and column.served != other.served
+    tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS['verdicts']['not paired' if is_unpaired else change.verdict]}"
     word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
     text += f" <small>{change.verdict}</small>" if words else ""
     return (

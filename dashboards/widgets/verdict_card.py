@@ -23,6 +23,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, response
 from draftcast.scenarios.compare.verdict import BY_SIGN, Verdict
+from draftcast.scenarios.cutover.probe import step_level_rate_rps
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import Fluid
@@ -60,14 +61,9 @@ class StepEstimate:
 
     @functools.cached_property
     def cutover_rps(self) -> float | None:
-        """First rate from which speculation is slower; None: none up to the capacity."""
-        for index in range(1, len(self.rates)):
-            high, low = self.ratios[index - 1 : index + 1]
-            if high > 1.0 and not low > 1.0:
-                if math.isnan(low):
-                    return self.rates[index]
-                return float(np.interp(0.0, np.log([low, high]), [self.rates[index], self.rates[index - 1]]))
-        return None
+        """First rate from which speculation is slower; None: none up to the capacity, or slower from the start."""
+        rate = step_level_rate_rps(*self.errors.fluids)
+        return rate if self.ratios[0] > 1.0 and not math.isnan(rate) else None
 
 
 _estimates: Kept[StepEstimate | None] = Kept(96)
@@ -149,6 +145,10 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
         )
     what = "off" if best.k == 0 else f"k = {best.k}"
     text = f"Best k at this load by mean steps: {what}. Bars: times faster than off."
+    if not all(math.isfinite(length.latency_s) for length in lengths):
+        text += " Full: overloaded."
+    if math.isinf(off.latency_s) and math.isfinite(best.latency_s):
+        text += " Holds: keeps up with the load, which is too much for off."
     given = max(length.k for length in lengths if length.is_given)
     if given < lengths[-1].k:
         text += f" Striped: acceptance was given for {given}; beyond, the last conditional rate goes on."
@@ -218,7 +218,7 @@ def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
     else:
         about, rate = "about ", estimate.cutover_rps
     if rate is None:
-        return "to capacity", f"{about}no cutover below it"
+        return "to capacity", "no cutover below it"
     share = rate / (scenario.rate_rps or math.nan)
     return (f"{share:.1f} x" if share >= 1 else "none"), f"cutover at {about}{number(rate)} req/s"
 

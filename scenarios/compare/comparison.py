@@ -1,7 +1,8 @@
 """Two runs side by side; speculation off and on at several request rates, and between which it stops paying.
 
 Runs with as many replications are compared pair by pair: under common random numbers a pair meets the same requests and
-what both share cancels. Otherwise (a live run beside replications) a difference has no interval and no verdict.
+what both share cancels. Otherwise (a live run beside replications, runs of other requests) a difference has no interval
+and no verdict.
 
 Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. Knows nothing of tables on a screen
 (``scenarios/show/run_report.py``).
@@ -57,18 +58,20 @@ def difference(
     confidence: float = 0.95,
     *,
     as_offered: bool = False,
+    paired: bool = True,
     doubt: float = 0.0,
 ) -> Difference | None:
     """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
 
     Args:
         as_offered: both are open loops below their capacity.
+        paired: each replication of one meets the requests of the same replication of the other, if both have as many.
         doubt: logarithm up to which the errors of step times and acceptance, which no run shows, may move a ratio.
     """
     a, b = _values(figure, first), _values(figure, second)
     if not a or not b:
         return None
-    if len(a) == len(first) == len(second) == len(b):
+    if paired and len(a) == len(first) == len(second) == len(b):
         change = paired_difference(a, b, confidence)
         ratio = paired_ratio(a, b, confidence) if sum(b) else None
     else:

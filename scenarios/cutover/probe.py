@@ -7,7 +7,7 @@ cluster can complete where the fluid estimate says that x may be close to it.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,26 +257,12 @@ class Prober:
 
         NaN where they do not cross there; None where a mean step says nothing about metric, policy or arrivals.
         """
-        axis = self.axis
-        if not grid:
+        if not grid or math.isnan(self._log_advantage(grid[0])):
             return None
-        points = list(grid)
-        if axis.name == "rate":
-            most = max(fluid.capacity_rps() for fluid in self.fluids())
-            points = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
-        values = [self._log_advantage(x) for x in points]
-        if any(map(math.isnan, values)):
-            return None
-        signed = [(x, value) for x, value in zip(points, values, strict=True) if value]
-        for (left, before), (right, after) in itertools.pairwise(signed):
-            if before * after < 0:
-                low, high = left, right
-                for _ in range(12):
-                    middle = (low + high) / 2
-                    inside = self._log_advantage(round(middle) if axis.is_whole else middle)
-                    low, high = (middle, high) if inside * before > 0 else (low, middle)
-                return (low + high) / 2
-        return math.nan
+        if self.axis.name == "rate":
+            return step_level_rate_rps(*self.fluids())
+        is_whole = self.axis.is_whole
+        return _crossing(grid, lambda x: self._log_advantage(round(x) if is_whole else x))
 
     def _log_advantage(self, x: float) -> float:
         """By mean steps; NaN where they say nothing about metric, policy or arrivals."""
@@ -286,14 +272,10 @@ class Prober:
         known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
         if not known or not on.exact_policy or (rate is None and not closed):
             return math.nan
-        if rate is None:
-            clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
-            advantage = off.latency_s(clients) / on.latency_s(clients)
-        else:
-            in_system, without = on.in_system(rate), off.in_system(rate)
-            # At one rate latencies are as the requests in the system; 0 or infinite where one side saturates.
-            advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0
-        return math.log(min(max(advantage, 1e-9), 1e9))
+        if rate is not None:
+            return _log_advantage_at(rate, on, off)
+        clients = with_sd.workload.arrivals.concurrency  # type: ignore[union-attr]
+        return math.log(off.latency_s(clients) / on.latency_s(clients))
 
     def scenario_at(self) -> float | None:
         """The scenario's own x; None where that is no single number.
@@ -312,6 +294,33 @@ class Prober:
             tokens = self.fluids()[0].traffic.tokens_per_round(k)
             return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
         return None
+
+
+def step_level_rate_rps(on: Fluid, off: Fluid) -> float:
+    """Request rate where mean steps put the crossing in latency; NaN where there is none up to the larger capacity."""
+    most = max(on.capacity_rps(), off.capacity_rps())
+    rates = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
+    return _crossing(rates, lambda rate: _log_advantage_at(rate, on, off))
+
+
+def _log_advantage_at(rate_rps: float, on: Fluid, off: Fluid) -> float:
+    """At one rate latencies are as the requests in the system; far from 0 where one side saturates."""
+    in_system, without = on.in_system(rate_rps), off.in_system(rate_rps)
+    advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0
+    return math.log(min(max(advantage, 1e-9), 1e9))
+
+
+def _crossing(points: Sequence[float], log_advantage: Callable[[float], float]) -> float:
+    """Where its sign changes first, bisected between two points; NaN where it does not."""
+    signed = [(x, value) for x in points if (value := log_advantage(x))]
+    for (left, before), (right, after) in itertools.pairwise(signed):
+        if before * after < 0:
+            low, high = left, right
+            for _ in range(12):
+                middle = (low + high) / 2
+                low, high = (middle, high) if log_advantage(middle) * before > 0 else (low, middle)
+            return (low + high) / 2
+    return math.nan
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -143,8 +143,8 @@ class RunResult(Plotted):
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))
-        load = f"{rate:.3g} requests/s, {len(self.requests)} requests"
-        return f"RunResult({self.state}: mean E2E {latency:.3g} s at {load})"
+        done = f"completing {rate:.3g} requests/s, {len(self.requests)} requests"
+        return f"RunResult({self.state}: mean E2E {latency:.3g} s, {done})"
 
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self))}</p>{self.frame().to_html(float_format='{:.4g}'.format)}"

@@ -24,16 +24,17 @@ class Timeline:
     kv_usage: FloatArray | None  # share of the KV blocks in use; None when steps were not recorded
 
 
-def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int) -> Timeline:
+def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int, *, goes_on: bool = False) -> Timeline:
     """The timeline of one replication, from its first arrival to its last event.
 
     Args:
         requests, steps: as of ``Replication``; None: steps were not recorded.
         num_blocks: KV blocks that a replica has for requests.
+        goes_on: requests that are not in the table arrive after its last one; the timeline ends with that.
     """
     moments = requests[["arrival_s", "first_scheduled_s", "finish_s"]].to_numpy(np.float64)
     arrival, scheduled, finish = moments.T
-    end = float(np.nanmax(moments))
+    end = float(arrival.max() if goes_on else np.nanmax(moments))
     edges, started = np.linspace(float(arrival.min()), end, STRETCHES + 1), np.isfinite(scheduled)
     waiting = _means(arrival, scheduled, np.ones_like(arrival), edges)
     running = _means(scheduled[started], finish[started], np.ones(np.count_nonzero(started)), edges)
@@ -46,7 +47,7 @@ def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int
 
 def _means(start: FloatArray, stop: FloatArray, amount: FloatArray, edges: FloatArray) -> FloatArray:
     """Mean in each stretch of the amounts that last from start to stop; a NaN stop never comes."""
-    stop = np.where(np.isfinite(stop), stop, edges[-1])
+    stop = np.where(np.isfinite(stop), stop, np.maximum(start, edges[-1]))
     return np.asarray(np.diff(integral(start, stop, amount, edges)) / np.diff(edges))
 
 

@@ -117,14 +117,16 @@ class Scenario(Frozen):
     @classmethod
     def elsewhere(cls, key: str) -> str | None:
         """The section an unknown top-level key belongs to, e.g. ``engine.max_num_seqs``."""
-        for section, model in (
+        sections: tuple[tuple[str, type[Frozen]], ...] = (
             ("engine", Engine),
             ("engine.speculative_config", SpeculativeConfig),
             ("workload", Workload),
             ("cluster", Cluster),
             ("slo", Slo),
             ("statistics", Statistics),
-        ):
+        )
+        # One that has the very key comes before one whose key is spelled alike.
+        for section, model in sorted(sections, key=lambda each: key not in each[1].model_fields):
             if near := nearest_key(key, model.model_fields):
                 return f"{section}.{near}"
         return "workload.arrivals.request_rate_rps" if nearest_key(key, ["request_rate_rps"]) else None

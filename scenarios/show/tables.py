@@ -4,7 +4,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -127,12 +127,16 @@ def show(value: Estimate | None, factor: float = 1.0) -> str:
         return "-"
     scaled = value.scaled(factor)
     digits = 0 if abs(scaled.mean) >= 1000 else 1 if abs(scaled.mean) >= 100 else 2
-    text = f"{scaled.mean:,.{digits}f}"
-    if math.isinf(scaled.half_width):  # of a load that may be too much for the other side
-        return f"{text} ({scaled.low:,.{digits}f} or more)"
-    if abs(scaled.high + scaled.low - 2.0 * scaled.mean) > LOPSIDED * scaled.half_width:
-        return f"{text} ({scaled.low:,.{digits}f} to {scaled.high:,.{digits}f})"
-    return text if math.isnan(scaled.half_width) else f"{text} ±{scaled.half_width:,.{digits}f}"
+    return f"{scaled.mean:,.{digits}f} {interval(scaled, f'{{:,.{digits}f}}'.format)}".rstrip()
+
+
+def interval(value: Estimate, number: Callable[[float], str]) -> str:
+    """What `show` says after the mean, with bounds as ``number`` writes them; empty where there is no interval."""
+    if math.isinf(value.half_width):  # of a load that may be too much for the other side
+        return f"({number(value.low)} or more)"
+    if abs(value.high + value.low - 2.0 * value.mean) > LOPSIDED * value.half_width:
+        return f"({number(value.low)} to {number(value.high)})"
+    return "" if math.isnan(value.half_width) else f"±{number(value.half_width)}"
 
 
 def saturated_line(capacities: Mapping[str, Estimate | None]) -> str:

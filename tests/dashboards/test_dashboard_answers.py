@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import shlex
 import threading
 import weakref
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards.session import answers as module
 from draftcast.dashboards.session.answers import answers, set_aside, together
 from draftcast.dashboards.session.session import Question, opened
-from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell
+from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell, value_cell
 from draftcast.dashboards.widgets.verdict_card import HEADS, card
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
@@ -26,6 +27,7 @@ from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.tables import json_bytes
+from draftcast.sim.statistics.intervals import Estimate
 
 SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
@@ -177,3 +179,31 @@ def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call
     assert alive() is not None
     set_aside()
     assert alive() is None
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "text"),
+    [
+        (1.5, 1.4, 1.6, "±0.10"),
+        (52.35, 0.0, 53.72, "(0.0 to 53.7)"),
+        (2.22, 0.88, math.inf, "(0.88 or more)"),
+    ],
+)
+def test_a_tile_shows_an_interval_as_the_tables_do(mean: float, low: float, high: float, text: str) -> None:
+    column = Column({"p50_ttft_s": Estimate(mean, low, high, (high - low) / 2, 3)}, [])
+    assert f"<small>{text}</small>" in value_cell(Figure("p50_ttft_s", "p50", "s"), column)
+
+
+def test_the_timeline_of_a_load_that_goes_on_ends_with_the_last_counted_arrival() -> None:
+    steady, finite = answers(
+        load_scenario(overrides=[*SMALL, "workload.arrivals.request_rate_rps=60"]),
+        load_scenario(overrides=[*SMALL, "statistics.warmup=none"]),
+    )
+    requests = steady.run.requests[steady.run.requests["replication"] == 0]
+    assert steady.timeline.time_s[-1] < requests["arrival_s"].max() < requests["finish_s"].max() - 0.5
+    # Requests run to the end, and hold blocks there.
+    assert steady.timeline.kv_usage is not None
+    assert steady.timeline.running[-1] > 1.0
+    assert steady.timeline.kv_usage[-1] > 0.5 * steady.timeline.kv_usage.max()
+    # A list of requests is shown until the last one is answered.
+    assert finite.timeline.time_s[-1] > finite.run.requests["arrival_s"][:200].max()

@@ -448,6 +448,16 @@ def test_capacity_names_its_gpus_and_the_bound_that_no_gpu_keeps(page: Browser) 
     assert "TPOT within 1 ms is the tightest constraint" in page.text()
 
 
+def test_long_words_of_a_swept_cell_leave_its_link_in_sight(page: Browser) -> None:
+    page.resize(1280, 900)
+    page.open(query=QUICK | {"page": "sweep", "view.sweep.grid": "rate=4,400,700;k=0,2"})
+    page.find(".st-key-sweep\\.start button, [class*=st-key-sweep-start] button").click()
+    page.until(lambda: page.all(".dc-cells a"), "the table")
+    page.settled()
+    hidden = "const table = document.querySelector('.dc-cells'); return table.scrollWidth - table.clientWidth"
+    assert page.driver.execute_script(hidden) <= 0
+
+
 def test_a_swept_cell_opens_in_what_if(page: Browser) -> None:
     page.open(query=QUICK | {"page": "sweep", "view.sweep.grid": "rate=4,16;k=0,2"})
     page.find(".st-key-sweep\\.start button, [class*=st-key-sweep-start] button").click()

@@ -112,7 +112,7 @@ def test_a_bad_measured_run_leaves_nothing(alone: Session, files: dict[str, byte
 def test_a_link_to_a_measured_run_asks_for_it_again() -> None:
     app = open_page(COMPARE | {"measured": "gone.json"})
     assert known(app).measured == ["gone.json"]
-    assert any("Upload gone.json again" in text for text in told(app.error))
+    assert any("Upload gone.json: neither a link nor" in text for text in told(app.error))
     next(button for button in app.button if button.label == "Remove B").click().run()
     assert known(app).measured == []
     bad = open_page(COMPARE | {"measured": "../etc"})
@@ -127,3 +127,24 @@ def test_another_question_keeps_what_was_kept() -> None:
     assert kept.statistics.seed == load_scenario().statistics.seed
     html = html_of(app)
     assert "<td>Seed</td>" in html
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"workload.arrivals.request_rate_rps": 16.0},
+        {"workload.num_requests": 120},
+        {"statistics.seed": 9},
+        {"statistics.replications": 3},
+    ],
+)
+def test_runs_of_other_requests_are_not_paired(changes: dict[str, object]) -> None:
+    app = open_page(COMPARE)
+    next(button for button in app.button if button.label == "Add the same run").click().run()
+    assert any(text.startswith("Paired by replication with A: B (") for text in told(app.caption))
+    known(app).change(lambda: changes)
+    app.run()
+    assert not any("Paired by" in text for text in told(app.caption))
+    assert any(text.startswith("Not paired with A: B (another load") for text in told(app.caption))
+    assert {verdict for _, verdict, _ in cells(app)} <= {"cannot tell", "as offered"}
+    assert " to " not in "".join(re.findall(r"data-difference='[^']+' title='([^']+)'", html_of(app)))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("streamlit")
 from app_pages import APP, SMALL, WAIT_S, html_of, known, open_page, told
 from samples import SHORT_REQUESTS
+from streamlit.delta_generator import DeltaGenerator
 from streamlit.testing.v1 import AppTest
 from typer.testing import CliRunner
 
@@ -21,6 +25,7 @@ from draftcast.dashboards.session.link import link_of, read_link
 from draftcast.dashboards.session.session import Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
+from draftcast.dashboards.widgets.page import Report
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.capacity import settling_requests
@@ -203,7 +208,9 @@ def test_a_trace_is_served_and_named_in_the_command(alone: Session) -> None:
     rows = "".join(f"2023-11-16 18:15:{second:02d},100,{50 + second}\n" for second in range(40))
     receipt = take_trace(alone, "my trace.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
     assert receipt.text.startswith("my_trace.csv: 40 requests over 39 s; mean prompt 100, mean output 70 tokens")
-    assert alone.question.scenario.workload.num_requests == 40
+    # A list that ends, as on the command line.
+    assert alone.question.scenario.workload.num_requests is None
+    assert answers.answer(alone.question.scenario).run.state == "finite"
     command = alone.question.command("simulate")
     assert '"path": "my_trace.csv"' in command
     assert str(alone.path) not in command
@@ -212,6 +219,12 @@ def test_a_trace_is_served_and_named_in_the_command(alone: Session) -> None:
     corrupt = take_trace(alone, "bad.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,ten,20\n")
     assert not corrupt.good
     assert corrupt.text.startswith("bad.csv:2: ContextTokens = 'ten'")
+
+
+def test_of_a_long_trace_the_beginning_is_served(alone: Session) -> None:
+    rows = "".join(f"2023-11-16 18:{i // 60:02}:{i % 60:02},100,20\n" for i in range(2001))
+    take_trace(alone, "long.csv", f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())
+    assert alone.question.scenario.workload.num_requests == 2000
 
 
 def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
@@ -231,6 +244,30 @@ def test_what_is_cut_of_a_trace_stands_on_every_page(tmp_path: Path) -> None:
     session.change(lambda: {"workload.num_requests": 200, "engine.max_model_len": 16384})
     app.run()
     assert not app.warning
+
+
+def test_files_to_take_away_name_an_upload_by_its_own_name_and_open_again(
+    alone: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:47,100,20\n"
+    take_trace(alone, "mine.csv", trace)
+    asked, place = alone.question, f"{alone.path}/mine.csv"
+    made: dict[str, Callable[[], bytes]] = {}
+    monkeypatch.setattr("streamlit.container", lambda **_: nullcontext())
+    monkeypatch.setattr("streamlit.download_button", lambda label, make, **_: made.update({label: make}))
+    report = Report(alone, DeltaGenerator(), title=place, lines=[place])
+    report.downloads("run", pd.DataFrame, lambda: {"notes": [place]})
+    for label in ("JSON", "Scenario YAML", "HTML report"):
+        content = made[label]()
+        assert b"mine.csv" in content, label
+        assert str(alone.path).encode() not in content, label
+    assert take_scenario(alone, "again.yaml", made["Scenario YAML"]()).good
+    assert scenario_hash(alone.question.scenario) == scenario_hash(asked.scenario)
+    assert alone.missing_uploads == []
+    # In a session without that file the page asks for it.
+    other = made["Scenario YAML"]().replace(b"mine.csv", b"other.csv")
+    assert take_scenario(alone, "other.yaml", other).good
+    assert alone.missing_uploads == ["other.csv"]
 
 
 def test_a_link_to_an_upload_of_another_session_says_so(alone: Session) -> None:
@@ -421,6 +458,16 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
     assert not app.exception
     said = ["Compiling the engine, once (one to two minutes)."] if running else []
     assert [info.value for info in app.info] == said
+
+
+def test_the_slo_s_line_is_explained_where_there_is_one() -> None:
+    app = open_page()
+    (shown,) = [text for text in told(app.caption) if text.startswith("Share of requests")]
+    assert "dotted" not in shown
+    known(app).change(lambda: {"slo": {"ttft_ms": 500.0}})
+    app.run()
+    (shown,) = [text for text in told(app.caption) if text.startswith("Share of requests")]
+    assert shown.endswith("; dotted: the SLO.")
 
 
 SHORT = {"workload.lengths": SHORT_REQUESTS, "statistics.model_error": "none"}

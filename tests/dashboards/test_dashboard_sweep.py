@@ -80,6 +80,8 @@ def test_a_sweep_gives_what_the_command_gives_and_its_link_reproduces_it(monkeyp
     assert app.code[0].value.endswith("--grid rate=5,20 --grid k=0,2")
     assert "data-cells='4' data-computed='4' data-reused='0'" in html(app)
     assert found.folder == app.session_state["session"].path / "sweep"
+    # A cell whose queue grows has no figures, and no marker.
+    assert not any("Open markers" in text for text in told(app.caption))
 
     # A row's link asks in What-if what the cell asked.
     links = [unescape(href) for href in re.findall(r"<a href='([^']*)'", html(app))]

@@ -23,6 +23,9 @@ from draftcast.dashboards.widgets.verdict_card import (
     step_estimate,
 )
 from draftcast.errors import InputError
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.cutover.axis import axis_named
+from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import advantage_figure
@@ -74,6 +77,8 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
     assert estimate is not None
     rate = estimate.cutover_rps
     assert rate is not None
+    # One estimate on all pages.
+    assert rate == Prober(SMALL, axis_named("rate"), METRICS["e2e"], 0).step_level_crossing([1.0])
     above = next(index for index, each in enumerate(estimate.rates) if each >= rate)
     for index, faster in ((above - 1, True), (above, False)):
         at_s = [fluid.latency_s(fluid.in_system(estimate.rates[index])) for fluid in estimate.errors.fluids]
@@ -85,6 +90,11 @@ def test_the_estimate_is_unsure_at_its_cutover_where_sides_change_places() -> No
     longer = step_estimate(with_values(SMALL, {"workload.lengths.prompt_tokens.mean": 1500}))
     assert longer is not None
     assert longer.rates[-1] < estimate.rates[-1]
+
+
+def test_where_the_estimate_has_no_cutover_the_card_says_so_plainly() -> None:
+    scenario = load_scenario("ngram-code-editing")
+    assert "**to capacity** *no cutover below it*" in card(scenario, step_estimate(scenario)).text
 
 
 def test_no_ratio_where_one_side_alone_is_overloaded() -> None:
@@ -118,7 +128,16 @@ def test_the_best_k_is_the_fastest_and_continued_acceptance_is_marked() -> None:
     assert all(length.is_given for length in none)
     full = draft_lengths(with_values(few, {RATE: 400.0}))
     assert best_length(full).capacity_rps == max(length.capacity_rps for length in full)
-    assert "full" in draft_length_strip(full, 2)
+    strip = draft_length_strip(full, 2)
+    assert "<b>full</b>" in strip
+    assert "Full: overloaded." in strip
+    assert "Holds: " not in strip
+    # A load that is too much for off alone.
+    good = {"acceptance": {"model": "constant", "alpha": 0.95}}
+    strip = draft_length_strip(draft_lengths(with_values(few, {RATE: 1.01 * lengths[0].capacity_rps} | good)), 2)
+    assert "<b>holds</b>" in strip
+    assert "Full: overloaded. Holds: keeps up with the load, which is too much for off." in strip
+    assert "Full: " not in draft_length_strip(lengths, 2)
 
 
 def test_draft_lengths_of_clients_and_of_no_load() -> None:
