@@ -184,8 +184,8 @@ class OperatorTables:
             table += experts
         table += self._elementwise(model, rows, experts_measured=experts is not None)
         table += self.all_reduces(model, rows)
-        if self.dcp > 1 and "pass" in scopes:
-            table += self._context_parallel(model, rows)
+        if self.dcp > 1 and "pass" in scopes and not model.is_mla:
+            table += self.context_parallel(model, rows)
         if "pass" in scopes and (fused := self._fused_quantisation(model)):
             seconds = table.sum(axis=1, keepdims=True)
             table *= 1.0 - fused / np.maximum(seconds, fused)
@@ -258,8 +258,12 @@ class OperatorTables:
         moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
         return _split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
 
-    def _context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered."""
+    def context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered.
+
+        Of latents only for rows that decode, which are nearly all rows of logits: a prompt's rows attend to each other
+        on their own rank (vLLM 0.32, ``MLAAttention``).
+        """
         heads = model.num_attention_heads // self.tp * self.dcp
         if model.is_mla:
             query, output = model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank

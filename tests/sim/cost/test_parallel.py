@@ -97,6 +97,11 @@ def test_contexts_shared_out_save_long_reads_and_cost_exchanges() -> None:
     seconds = [[decode_step_seconds(c, 64, 0, context) for c in (plain, shared)] for context in (100.0, 60_000.0)]
     assert seconds[0][0] < seconds[0][1]
     assert seconds[1][1] < 0.5 * seconds[1][0]
+    # Rows of prompts attend to each other on their own rank; with heads of keys and values their queries go round.
+    assert np.array_equal(plain.target, shared.target)
+    wide = EngineConfig(max_model_len=4096, tensor_parallel_size=16)
+    own, spread = (cost(replace(wide, decode_context_parallel_size=n), LLAMA).target.sum(axis=1) for n in (1, 2))
+    assert (spread[1:] > own[1:]).all()
 
 
 def test_experts_of_a_group_take_what_was_measured_or_else_what_their_matrices_take() -> None:
