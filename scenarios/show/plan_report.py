@@ -88,6 +88,7 @@ def basis_line(answer: CapacityPlan) -> str:
         "figures hold no error of step times, the interval of the replicas does; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
         + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
+        + "".join(f"; {each.candidate.label}: {each.unsettled}" for each in answer.sizings[1:] if each.unsettled)
     )
 
 

@@ -26,13 +26,20 @@ from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
-from draftcast.scenarios.plan.search import SimulatedCluster, check_load, cluster_scenario
+from draftcast.scenarios.plan.search import (
+    STEADY_STATE,
+    Check,
+    Constraint,
+    SimulatedCluster,
+    check_load,
+    cluster_scenario,
+)
 from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values
-from draftcast.scenarios.show.plan_report import answer_line, goodput_figure
+from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure
 
 pytestmark = pytest.mark.usefixtures("rough_capacity")
 STEP_S = 0.01
@@ -271,7 +278,9 @@ def test_the_scenario_s_own_slo_is_taken(server: Callable[..., Scenario]) -> Non
 
 def test_of_several_classes_the_one_that_misses_its_own_slo_is_named(server: Callable[..., Scenario]) -> None:
     """A step takes 10 ms: no chat meets 9 ms, all of bulk meet 4 s, of which half would do."""
-    classes = "{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9, slo: {e2el_ms: 4000, attainment: 0.5}}"
+    classes = (
+        "{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9, slo: {e2el_ms: 4000, attainment: 0.5}}"
+    )
     asked = server(f"workload.classes=[{classes}]")
     missed = planned(asked, rate_rps=50.0).sizings[0]
     assert missed.reason.startswith("0.0% of the requests of chat meet the SLO, 99.0% must")
@@ -513,6 +522,38 @@ def test_a_run_too_short_to_settle_is_said(server: Callable[..., Scenario]) -> N
     short = dataclasses.replace(best, largest=dataclasses.replace(best.largest, limit=check.tightest))
     said = answer_line(CapacityPlan(PlanQuestion(server(), 50.0, LAX), 50.0, (short,)))
     assert said.endswith("beyond it the run did not reach a steady state: more requests may show a larger rate.")
+
+
+def test_replicas_that_only_shorten_a_trace_are_not_added(tmp_path: Path) -> None:
+    scenario = load_scenario(trace=trace(tmp_path), overrides=["statistics.replications=2", "engine.max_num_seqs=4"])
+    asked = {"rate_rps": 400.0, "objectives": parse_objectives("ttft:p95<1s"), "methods": [OFF]}
+    (sizing,) = planned(scenario, **asked, max_gpus=1000).sizings
+    said = r"the trace is too short for (\d+) replicas to reach a steady state: give a longer one"
+    found = re.fullmatch(said, sizing.reason)
+    assert found is not None
+    assert sizing.gpus_beyond == int(found[1])
+    assert sizing.check is not None
+    assert sizing.check.tightest.name == "steady state"
+    assert "needs more than" not in planned(scenario, **asked, max_gpus=int(found[1])).sizings[0].reason
+
+
+def test_replicas_that_were_passed_over_because_they_did_not_settle_are_named(
+    server: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SimulatedCluster.check
+
+    def check(cluster: SimulatedCluster, replicas: int, rate_rps: float) -> Check:
+        done, limit = own(cluster, replicas, rate_rps), Constraint(STEADY_STATE, math.nan, math.nan, math.nan)
+        return dataclasses.replace(done, met=False, constraints=(limit,)) if replicas == 4 else done
+
+    assert planned(server(), rate_rps=350.0, objectives=LAX).sizings[0].notes == ()
+    monkeypatch.setattr(SimulatedCluster, "check", check)
+    answer = planned(server(), rate_rps=350.0, objectives=LAX)
+    (best,) = answer.sizings
+    said = "4 replicas may do: their run did not reach a steady state"
+    assert (best.replicas, best.notes) == (5, (said,))
+    assert basis_line(answer).endswith(said)
+    assert basis_line(dataclasses.replace(answer, sizings=(best, best))).endswith(f"{best.candidate.label}: {said}")
 
 
 def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]) -> None:
