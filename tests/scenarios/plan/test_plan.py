@@ -39,7 +39,7 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values
-from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure
+from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows
 
 pytestmark = pytest.mark.usefixtures("rough_capacity")
 STEP_S = 0.01
@@ -215,6 +215,14 @@ def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(serve
     assert near.serves[0] == 0.0
     assert near.replicas_interval == (3, None)
     assert sized(tight, factor=reach).replicas == 0
+    answer = planned(own, rate_rps=305.0, objectives=parse_objectives(lax))
+    assert [
+        plan_rows(each)[1][4]
+        for each in (answer, planned(own, rate_rps=305.0, objectives=parse_objectives(lax), spare=1))
+    ] == ["4 (3 to 4)", "4+1 (3 to 4)"]
+    assert answer_line(answer).endswith("of the replicas needed: 3 to 4.")
+    alone = answer_line(planned(own, rate_rps=20.0, objectives=parse_objectives(lax)))
+    assert alone.startswith("1 GPU: 1 replica of h100-sxm tp 1 off holds 20 req/s")
     assert "3 or more. At the longest times in it no number of replicas meets the SLO." in answer_line(
         planned(own, rate_rps=300.0, objectives=parse_objectives(tight))
     )
@@ -387,7 +395,7 @@ def test_the_command_prints_a_table_or_json_and_says_infeasible_by_its_exit_code
     asked = ("--rate", "10", "--slo", "ttft:p95<1s;tpot:p95<40ms", "--method", "off", "--spare", "1")
     done = run_plan(*asked)
     assert done.exit_code == 0, done.output
-    assert "GPUs: 1 replicas and 1 spare of h100-sxm tp 1 off hold 10 req/s" in " ".join(done.stdout.split())
+    assert "2 GPUs: 1 replica and 1 spare of h100-sxm tp 1 off hold 10 req/s" in " ".join(done.stdout.split())
     told = run_plan(*asked, "--json", "--price", "h100=2@2026-11-01")
     answer = json.loads(told.stdout)
     assert (answer["target_rate_rps"], answer["candidates"][0]["num_gpus"]) == (10.0, 2)
