@@ -196,6 +196,7 @@ def run_of(standing: Standing) -> RunResult:
 def test_policies_meet_the_same_requests_and_the_figures_are_those_of_simulate() -> None:
     scenario = question(f"{RATE}=20")
     answer = compare_policies(scenario, ["fixed,off"])
+    assert repr(compare_policies(scenario, "fixed,off").summary()) == repr(answer.summary())
     found = {s.label: s for s in answer.standings}
     assert set(found) == {"fixed", "off", "oracle"}
     assert answer.baseline == "fixed"
