@@ -30,6 +30,8 @@ _SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
+BLOCK_UNIT = 16
+"""Of ``--block-size`` in tokens, as FlashAttention's and Triton's backends need it."""
 CLOSE = 0.87
 """Likeness from which an unknown flag is taken for a misspelt one; vLLM's own other flags are less alike."""
 
@@ -199,6 +201,10 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
         else:
             _refuse_misspelt(word, given, words)
             unread.append(f"--{given}")
+    block_size = engine.get("block_size")
+    if isinstance(block_size, int) and block_size % BLOCK_UNIT:
+        message = f"must be a multiple of {BLOCK_UNIT}: vLLM's attention kernels take no other"
+        raise ScenarioError(message, file=FILE, key="block-size", value=block_size)
     if "speculative-config" in documents:
         engine["speculative_config"] = documents["speculative-config"]
     for key, value in _mapping(documents.get("compilation-config") or {}, "compilation-config").items():

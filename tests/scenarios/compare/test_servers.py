@@ -566,6 +566,13 @@ def test_a_misspelt_flag_is_refused(given: str, meant: str) -> None:
         read_command(f"vllm serve x {given}")
 
 
+def test_a_block_of_vllm_is_a_multiple_of_16_tokens() -> None:
+    assert read_command("vllm serve x --block-size 48").engine["block_size"] == 48
+    with pytest.raises(ScenarioError, match="block-size = 7: must be a multiple of 16"):
+        read_command("vllm serve x --block-size 7")
+    assert read_command("sglang serve --model x --page-size 1").engine["block_size"] == 1
+
+
 def test_a_file_of_flags_gives_way_to_the_commands_own_words() -> None:
     document = "max-num-seqs: 32\nenable-prefix-caching: false\nspeculative-config:\n  method: ngram\n"
     for server in ("vllm serve x --config a.yaml --max-num-seqs 16", "sglang serve --config a.yaml --model x"):
