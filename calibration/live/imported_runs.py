@@ -4,8 +4,9 @@
 per request; ``start_times`` in seconds of the client's clock, ``ttfts`` seconds from a request's start to its first
 piece, ``itls`` the gaps between its pieces. A failed request has an ``errors`` text. The file has no count of tokens by
 piece: the first piece is one token (all of them where it is the only one), the rest is spread over the others as evenly
-as whole tokens allow. It says nothing of the client's lateness, and there is no log of the server, so only what a
-client sees can be compared.
+as whole tokens allow. An answer of several tokens without gaps ends by ``latencies`` (seconds from its start); a file
+without any gap, as draftcast's own forecasts are, tells nothing of pieces. It says nothing of the client's lateness,
+and there is no log of the server, so only what a client sees can be compared.
 
 LLMServingSim's ``requests.jsonl`` and ``meta.json``: a line is a request with input_toks, output_toks, arrival_time
 (wall clock, s), queued_ts, first_token_ts, last_token_ts (the engine's monotonic clock, s). The smallest ``queued_ts -
@@ -14,7 +15,7 @@ holds the engine's arguments. It tells nothing of the pieces of an answer, so ga
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,14 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
         count = len(result["input_lens"])  # the first of them
         if len(result[key]) != count:
             raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key=key)
-    requests, chunks = tables(_lines(file, result))
+    latencies: list[Any] | None = result.get("latencies")
+    if latencies is not None and (not isinstance(latencies, list) or len(latencies) != count):
+        raise InputError(f"{count} values are needed, as input_lens has", file=str(file), key="latencies")
+    requests, chunks = tables(_lines(file, result, latencies or [None] * count))
+    if not any(result["itls"]) and (requests["output_tokens"] > 1).any():
+        if latencies is None:
+            raise InputError("no gap in it, and no latencies that tell when answers end", file=str(file), key="itls")
+        chunks = chunks.head(0)  # when the pieces came is not known
     values = {
         "name": str(result.get("label") or file.stem),
         "server": _SERVER,
@@ -56,15 +64,15 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     return writer.finish(f"{failed} of {count} requests failed" if failed else "", requests, chunks)
 
 
-def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:
+def _lines(file: Path, result: dict[str, Any], latencies: Sequence[Any]) -> Iterator[list[Any]]:
     # A request that failed before it was sent has no start.
     pairs = zip(result["start_times"], result["errors"], strict=True)
     try:
         zero = min((float(start) for start, error in pairs if not error), default=0.0)
     except _BAD:
         raise InputError("must be numbers", file=str(file), key="start_times") from None
-    rows = zip(*(result[key] for key in _LISTS), strict=True)
-    for number, (prompt, output, start, ttft, itls, error) in enumerate(rows):
+    rows = zip(*(result[key] for key in _LISTS), latencies, strict=True)
+    for number, (prompt, output, start, ttft, itls, error, latency) in enumerate(rows):
         try:
             due_s = max(float(start) - zero, 0.0)
             yield ["r", number, "default", due_s, int(prompt), int(output)]
@@ -78,6 +86,10 @@ def _lines(file: Path, result: dict[str, Any]) -> Iterator[list[Any]]:
             for piece, gap in enumerate(itls):
                 at += float(gap)
                 yield ["c", number, at, rest * (piece + 1) // len(itls) - rest * piece // len(itls)]
+            if not itls and int(output) > 1 and latency is not None:
+                if float(latency) < float(ttft):
+                    raise ValueError
+                at = due_s + float(latency)
             if not math.isfinite(at) or int(output) < 1:
                 raise ValueError
             yield ["f", number, at, -1]

@@ -42,7 +42,8 @@ def sweep(
             result.frame().to_csv(file, index=False)
     if plot is not None:
         write_figure(report.sweep_figure(result, metric), plot)
-    question.print_answer(scenario, result.summary, (report.sweep_table(result), report.summary_line(result)))
+    parts = (report.sweep_table(result), *(f"note: {note}" for note in result.notes), report.summary_line(result))
+    question.print_answer(scenario, result.summary, parts)
     for line in report.error_lines(result):
         print(f"draftcast: no figures: {line}", file=sys.stderr)
     if result.errors:

@@ -121,7 +121,7 @@ class PolicyComparison:
 
 def compare_policies(
     scenario: Scenario,
-    policies: Sequence[str | AskedPolicy] = (),
+    policies: str | Sequence[str | AskedPolicy] = (),
     *,
     metric: str = "e2e",
     progress: Progress | None = None,
@@ -130,8 +130,9 @@ def compare_policies(
 
     Args:
         scenario: with a ``speculative_config``; its own policy plays no part unless it is named.
-        policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``);
-            the first is the baseline of the differences. None: `applicable_policies`. The oracle always runs too.
+        policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``),
+            or one text with commas between them; the first is the baseline of the differences. Empty:
+            `applicable_policies`. The oracle always runs too.
         metric: of `draftcast.scenarios.compare.metric.METRICS`.
 
     Raises:
@@ -144,7 +145,8 @@ def compare_policies(
     if scenario.statistics.replications < 2:
         message = "must be at least 2: without a spread no difference can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
-    asked = [each for item in policies for each in ([item] if isinstance(item, AskedPolicy) else parse_policies(item))]
+    given = ([policies] if policies else []) if isinstance(policies, str) else policies
+    asked = [each for item in given for each in ([item] if isinstance(item, AskedPolicy) else parse_policies(item))]
     asked = asked or applicable_policies(scenario)
     labels = [each.label for each in asked]
     for label in labels:

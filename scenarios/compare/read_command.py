@@ -3,6 +3,8 @@
 Knows what draftcast simulates; a flag beyond it (a port, a chat template) is named, not read.
 """
 
+import difflib
+import itertools
 import json
 import re
 import shlex
@@ -28,6 +30,10 @@ _SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
+BLOCK_UNIT = 16
+"""Of ``--block-size`` in tokens, as FlashAttention's and Triton's backends need it."""
+CLOSE = 0.87
+"""Likeness from which an unknown flag is taken for a misspelt one; vLLM's own other flags are less alike."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +48,13 @@ class ReadCommand:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence for each flag that is not simulated, with what it means for speculation where that is known."""
-        drafts = "speculative_config" in self.engine
+        """A sentence for each flag that is not simulated, with what it means for speculation and times where known."""
+        meant = COMMANDS["of_drafts"] if "speculative_config" in self.engine else {}
+        meant = dict.fromkeys(COMMANDS["may_change_times"], ": it may change times, which draftcast leaves out") | meant
+        unread = ((name, name.removeprefix("--").replace("_", "-")) for name in self.unread)
         return [
             *self.assumed,
-            *(
-                f"{name} of the command is not simulated{COMMANDS['of_drafts'].get(name, '') if drafts else ''}"
-                for name in self.unread
-            ),
+            *(f"{name} of the command is not simulated{meant.get(name, meant.get(flag, ''))}" for name, flag in unread),
         ]
 
 
@@ -113,7 +118,8 @@ def read_command(text: str) -> ReadCommand:
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
-    """Words that are no flag's, and flags without their dashes: True where no value follows."""
+    """Words that are no flag's, and flags without their dashes: True where no value follows, a list of whole numbers
+    where several do."""
     plain, flags, index = [], Words(), 0
     while index < len(words):
         word, index = words[index], index + 1
@@ -124,6 +130,10 @@ def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
         if not equals and index < len(words) and re.match(r"[^-]|-\d", words[index]):
             equals, value, index = "=", words[index], index + 1
         flags[name] = _plain(value) if equals else True
+        numbers = [flags[name], *map(int, itertools.takewhile(str.isdecimal, words[index:]))]
+        if type(flags[name]) is int and len(numbers) > 1:
+            flags[name] = numbers
+            index += len(numbers) - 1
     return plain, flags
 
 
@@ -169,7 +179,9 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
     """By the rules of vLLM's ``FlexibleArgumentParser`` (utils/argparse_utils.py of 0.32)."""
     fields = {flag_of(name): name for name in Engine.model_fields}
     words = {*fields, *_DOCUMENTS, *(name for name in _SHORT if "-" in name)} - {"version", "cudagraph-mode"}
-    engine, unread, documents = Words(), [], dict[str, Any]()
+    engine, unread, documents = Words(), list[str](), dict[str, Any]()
+    level: Any = None
+    largest, assumed = None, list[str]()
     if plain and "model" not in flags:
         engine["model"] = plain[0]
     for given, value in flags.items():
@@ -179,23 +191,48 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
         word = word if word in _SHORT else _known(word, words)
         word, _, short = _SHORT.get(word, word).partition(".")
         inside = short or inside
-        if word in _DOCUMENTS and (inside or name != "O"):  # -O 3 alone is a level of optimization
+        if not inside and not isinstance(value, str) and re.fullmatch(r"O\d?|optimization-level", name):
+            level = _plain(name[1:]) if value is True else value
+        elif word in _DOCUMENTS:
             _put_document(documents, word, inside, value)
         elif word in fields and word not in _DOCUMENTS and not inside:
             if value not in ("", "None") and not (word == "max-model-len" and value in ("auto", -1)):
                 engine[fields[word]] = False if off else _readable(value) if word in COMMANDS["readable"] else value
         else:
+            _refuse_misspelt(word, given, words)
             unread.append(f"--{given}")
+    block_size = engine.get("block_size")
+    if isinstance(block_size, int) and block_size % BLOCK_UNIT:
+        message = f"must be a multiple of {BLOCK_UNIT}: vLLM's attention kernels take no other"
+        raise ScenarioError(message, file=FILE, key="block-size", value=block_size)
     if "speculative-config" in documents:
         engine["speculative_config"] = documents["speculative-config"]
     for key, value in _mapping(documents.get("compilation-config") or {}, "compilation-config").items():
         if key in ("cudagraph_mode", "max_cudagraph_capture_size"):
             engine[key] = value
+        elif key == "cudagraph_capture_sizes":
+            sizes = value if isinstance(value, list) else [value]
+            if not all(type(size) is int for size in sizes):
+                raise ScenarioError("must be whole numbers", file=FILE, key=key, value=value)
+            largest = max(sizes, default=0)
+            assumed.append(f"of the command's {key} the largest, {largest}, is taken, with vLLM's own sizes up to it")
         else:
             unread.append(f"--compilation-config.{key}")
+    if largest is not None:
+        engine["max_cudagraph_capture_size"] = largest
+    if level == 0 and "cudagraph_mode" not in engine:
+        engine["enforce_eager"] = True  # neither compiled nor in CUDA graphs
+    elif level not in (None, 2, 3):  # 2 is the default, and 3 the same
+        unread.append("--optimization-level")
     if "speculative_config" not in engine:
         _refuse_lost_drafts(flags)
-    return ReadCommand(engine, ("version",), None, tuple(unread))
+    return ReadCommand(engine, ("version",), None, tuple(unread), tuple(assumed))
+
+
+def _refuse_misspelt(flag: str, given: str, known: Collection[str]) -> None:
+    near = difflib.get_close_matches(flag, known, n=1, cutoff=CLOSE)
+    if near and flag not in COMMANDS["may_change_times"]:
+        raise ScenarioError(f"unknown flag; did you mean --{near[0]}?", file=FILE, value=f"--{given}")
 
 
 def _put_document(documents: dict[str, Any], word: str, inside: str, value: Any) -> None:

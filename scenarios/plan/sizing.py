@@ -37,6 +37,8 @@ from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 
 COMPLETED, WITHIN = "completed", "within the SLO"
+UNSETTLED_TRIES = 3
+"""Numbers of replicas in a row without a steady state after which a trace is given up: more only shorten its run."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ class Sizing:
     # What of its rate a replica serves within the objectives if all its times are as much longer, or shorter, as the
     # model may err by at the question's confidence; 0: none
     serves: tuple[float, float] = (1.0, 1.0)
-    gpus_beyond: float = math.inf  # about how many would do where more than allowed are needed; infinite: no number
+    # About how many would do by rate where more than allowed are needed, or none settled; infinite: no number
+    gpus_beyond: float = math.inf
+    unsettled: str = ""  # a sentence where fewer replicas were passed over only because they did not settle
 
     @property
     def feasible(self) -> bool:
@@ -86,7 +90,8 @@ class Sizing:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return assumptions(self.candidate.scenario) if self.feasible else ()
+        passed_over = (self.unsettled,) if self.unsettled else ()
+        return (*assumptions(self.candidate.scenario), *passed_over) if self.feasible else ()
 
     @property
     def cost_per_hour(self) -> float | None:
@@ -223,11 +228,17 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     needed = target_rps * (1.0 + question.headroom)
     most = max_gpus // candidate.scenario.engine.num_gpus - question.spare
     first = max(1, math.ceil(needed / alone.met))
-    replicas = next((count for count in range(first, most + 1) if cluster.check(count, needed).met), None)
+    replicas, unsettled = _fewest(cluster, needed, range(first, most + 1))
     if replicas is None:
-        reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
-        check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
         gpus = math.ceil(needed / alone.met) * candidate.scenario.engine.num_gpus
+        if unsettled:
+            is_trace = candidate.scenario.workload.num_requests is None
+            run, remedy = ("trace", "give a longer one") if is_trace else ("run", "raise workload.num_requests")
+            reason = f"the {run} is too short for {replicas_text(unsettled[0])} to reach a steady state: {remedy}"
+            check = cluster.check(unsettled[0], needed)
+        else:
+            reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
+            check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
         return replace(infeasible, reason=reason, check=check, gpus_beyond=gpus)
     while 1 < replicas <= first and cluster.check(replicas - 1, needed).met:
         replicas -= 1
@@ -246,7 +257,27 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         largest=largest,
         output_tokens_per_s=cluster.replica.traffic.output_tokens * target_rps,
         serves=(cluster.largest_rate_if(reach) / alone.met, max(1.0, cluster.largest_rate_if(1.0 / reach) / alone.met)),
+        unsettled=f"{replicas_text(unsettled[0])} may do: their run did not reach a steady state" if unsettled else "",
     )
+
+
+def _fewest(cluster: SimulatedCluster, needed: float, counts: Sequence[int]) -> tuple[int | None, list[int]]:
+    """The first of ``counts`` that meets the objectives at ``needed`` requests/s, and those right before it (or, where
+    there is none, before the end) whose runs did not reach a steady state."""
+    unsettled: list[int] = []
+    is_trace = cluster.scenario.workload.num_requests is None
+    for count in counts:
+        check = cluster.check(count, needed)
+        if check.met:
+            return count, unsettled
+        unsettled = [*unsettled, count] if check.tightest.name == STEADY_STATE else []
+        if is_trace and len(unsettled) == UNSETTLED_TRIES:
+            break
+    return None, unsettled
+
+
+def replicas_text(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
 def _broken(check: Check) -> str:

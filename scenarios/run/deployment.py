@@ -206,9 +206,13 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
     try:
         policy = load_policy(asked.name, **parameters)
         policy.compile(1, 1)  # what it is made of has to be numbers
-        return policy
     except (ValueError, TypeError, OverflowError) as error:
         raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
+    kind = type(policy)
+    if kind.rule is None and kind.decide is Policy.decide:
+        message = "decides nothing: the class must override decide of draftcast.sim.Policy"
+        raise ScenarioError(message, key="policy.name", value=asked.name)
+    return policy
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_model_len: int) -> dict[str, int]:

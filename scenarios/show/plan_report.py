@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from draftcast.scenarios.plan.search import ATTAINMENT, STEADY_STATE, Check, Constraint
-from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered
+from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered, replicas_text
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import OFF, ON, panels, styled
 
@@ -65,18 +65,26 @@ def answer_line(answer: CapacityPlan) -> str:
         text = "Nearest is" if nearest.check is not None else "No candidate can be started:"
         return f"Infeasible. {text} {nearest.candidate.label}: {nearest.reason}."
     spare = f" and {best.spare} spare" if best.spare else ""
-    text = f"{best.num_gpus} GPUs: {best.replicas} replicas{spare} of {best.candidate.label} hold "
-    text += f"{answer.target_rps:.4g} req/s"
+    gpus, replicas = "GPU" if best.num_gpus == 1 else "GPUs", replicas_text(best.replicas)
+    hold = "holds" if best.replicas + best.spare == 1 else "hold"
+    text = f"{best.num_gpus} {gpus}: {replicas}{spare} of {best.candidate.label} {hold} {answer.target_rps:.4g} req/s"
     if best.cost_per_hour is not None and best.price is not None:
         text += f" for {best.cost_per_hour:,.2f} an hour (your price of {best.price.date})"
     assert best.largest is not None
     text += f"; up to {best.largest.met:.4g} req/s meet the SLO ({best.headroom:+.0%}), {_beyond(best)}."
-    fewest, most = best.replicas_interval or (best.replicas, best.replicas)
+    needed = _needed(best)
     level = f"{answer.question.scenario.statistics.confidence:.0%} prediction interval"
+    text += f" {level} of the replicas needed: {needed}." if needed else ""
+    endless = best.replicas_interval is not None and best.replicas_interval[1] is None
+    return f"{text} At the longest times in it no number of replicas meets the SLO." if endless else text
+
+
+def _needed(sizing: Sizing) -> str:
+    """The interval of the replicas in words; empty where it is one number."""
+    fewest, most = sizing.replicas_interval or (sizing.replicas, sizing.replicas)
     if most is None:
-        text += f" {level} of the replicas needed: {fewest} or more."
-        return f"{text} At the longest times in it no number of replicas meets the SLO."
-    return text if fewest == most else f"{text} {level} of the replicas needed: {fewest} to {most}."
+        return f"{fewest} or more"
+    return f"{fewest} to {most}" if fewest < most else ""
 
 
 def basis_line(answer: CapacityPlan) -> str:
@@ -88,6 +96,7 @@ def basis_line(answer: CapacityPlan) -> str:
         "figures hold no error of step times, the interval of the replicas does; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
         + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
+        + "".join(f"; {each.candidate.label}: {each.unsettled}" for each in answer.sizings[1:] if each.unsettled)
     )
 
 
@@ -97,6 +106,7 @@ def _cells(sizing: Sizing) -> list[str]:
     if not sizing.feasible or sizing.largest is None or sizing.check is None:
         return [*cells, *["-"] * 7, sizing.reason]
     replicas = f"{sizing.replicas}+{sizing.spare}" if sizing.spare else str(sizing.replicas)
+    replicas += f" ({needed})" if (needed := _needed(sizing)) else ""
     cells += [str(sizing.num_gpus), replicas, f"{sizing.largest.met:.4g}", f"{sizing.headroom:+.0%}"]
     hourly, tokens, energy = sizing.cost_per_hour, sizing.cost_per_million_tokens, sizing.kwh_per_million_tokens
     cells += ["-" if hourly is None else f"{hourly:,.2f}", "-" if tokens is None else f"{tokens:.3g}"]

@@ -90,7 +90,7 @@ def load_words(scenario: Scenario) -> str:
     """The load, as a sentence ends with it."""
     arrivals = scenario.workload.arrivals
     if arrivals.process == "closed_loop":
-        return f"with {arrivals.concurrency} clients"
+        return "with 1 client" if arrivals.concurrency == 1 else f"with {arrivals.concurrency} clients"
     rate = getattr(arrivals, "request_rate_rps", None)
     return f"at {rate:g} req/s" if rate is not None else "under this load"
 

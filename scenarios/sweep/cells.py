@@ -147,6 +147,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
         "num_gpus": float(sum(gpus_by_device(scenario).values())),
         "confidence": scenario.statistics.confidence,
+        "notes": json.dumps(run.summary["notes"]),
     }
     if verdict is not None:
         facts |= {"verdict": verdict.word, "why": verdict.why}

@@ -27,7 +27,7 @@ USER, GPU = "tokens_per_s_per_user", "tokens_per_s_per_gpu"
 # Columns of the data set that are no figures.
 _FACTS = {
     *(KEY, REPLICATION, STATUS, *SCENARIO),
-    *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "offered_tokens_per_s"),
+    *("state", "slo_met", "capacity_rps", "num_gpus", "confidence", "notes", "offered_tokens_per_s"),
     *("verdict", "why", "advantage", "advantage_low", "advantage_high"),
 }
 _PREFIXES = (ENGINE, PREDICTED)
@@ -105,6 +105,7 @@ class SweepCell:
     figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
     # Latencies, throughputs, SLO attainment and those two with their prediction intervals
     predicted_figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()  # what a reader must know before trusting the figures
 
     @classmethod
     def without_figures(cls, values: Mapping[str, Any], key: str, error: str) -> Self:
@@ -123,6 +124,7 @@ class SweepCell:
                 mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
                 count = 1 if math.isnan(low) else len(rows)
                 own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
+            own["notes"] = tuple(json.loads(first["notes"]))
             own["replications"] = tuple(
                 {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(_PREFIXES)}
                 for row in rows
@@ -199,6 +201,11 @@ class SweepResult(Plotted):
     def errors(self) -> tuple[SweepCell, ...]:
         return tuple(cell for cell in self.cells if cell.error)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Of all cells, each sentence once."""
+        return tuple(dict.fromkeys(note for cell in self.cells for note in cell.notes))
+
     @functools.cached_property
     def pareto(self) -> tuple[SweepCell, ...]:
         """The cells whose figures hold for the load and that no other beats, by rising tokens/s/GPU."""
@@ -230,7 +237,7 @@ class SweepResult(Plotted):
                 | picked(cell, "values key state why advantage slo_met capacity_rps figures predicted_figures")
                 for cell in self.cells
             ],
-            **picked(self, "computed reused complete folder elapsed_s"),
+            **picked(self, "computed reused complete folder elapsed_s notes"),
             "errors": len(self.errors),
         }
 

@@ -37,6 +37,7 @@ from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.live import run as module
 from draftcast.scenarios.live.run import LiveOptions, live_requests, live_run, server_flags, speculative_config
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario
+from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario
 
@@ -558,6 +559,19 @@ def test_a_bench_result_becomes_a_run(tmp_path: Path) -> None:
     assert (run.complete, run.manifest["incomplete_reason"]) == (False, "1 of 3 requests failed")
 
 
+def test_a_bench_result_without_gaps_ends_by_its_latencies(tmp_path: Path) -> None:
+    """As a forecast is, of which single gaps are not kept."""
+    (tmp_path / "result.json").write_text(json.dumps(bench_result(itls=[[], [], []], latencies=[0.8, 0.0, 0.3])))
+    run = import_bench_result(tmp_path / "result.json", tmp_path / "run")
+    assert run.requests["finish_s"].tolist()[::2] == pytest.approx([1.3, 0.3])
+    assert run.requests["output_tokens"].tolist() == [4, 0, 1]
+    assert run.chunks.empty
+    figures = read_measured_run(tmp_path / "run").figures
+    assert figures["mean_tpot_s"] == pytest.approx(0.2)
+    assert figures["mean_e2el_s"] == pytest.approx(0.55)
+    assert not figures.get("mean_itl_s", 0.0) > 0.0
+
+
 def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(bench_result()))
@@ -578,6 +592,12 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
         ("{}", "input_lens: missing; write the file with"),
         ("nonsense", "not valid JSON"),
         (json.dumps({**bench_result(), "itls": [[]]}), "itls: 3 values are needed"),
+        (json.dumps(bench_result(itls=[[], [], []])), "itls: no gap in it, and no latencies"),
+        (json.dumps(bench_result(latencies=[1.0])), "latencies: 3 values are needed"),
+        (
+            json.dumps(bench_result(itls=[[], [], []], latencies=[0.1, 0.0, 0.3])),
+            "request 0: its lengths, times and gaps",
+        ),
         (
             json.dumps({**bench_result(), "ttfts": [0.1, 0.0, None]}),
             "request 2: its lengths, times and gaps do not fit",

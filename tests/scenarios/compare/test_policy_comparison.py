@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -195,6 +196,7 @@ def run_of(standing: Standing) -> RunResult:
 def test_policies_meet_the_same_requests_and_the_figures_are_those_of_simulate() -> None:
     scenario = question(f"{RATE}=20")
     answer = compare_policies(scenario, ["fixed,off"])
+    assert repr(compare_policies(scenario, "fixed,off").summary()) == repr(answer.summary())
     found = {s.label: s for s in answer.standings}
     assert set(found) == {"fixed", "off", "oracle"}
     assert answer.baseline == "fixed"
@@ -246,6 +248,15 @@ def test_bad_questions_are_one_line(policies: str, more: list[str], parts: list[
     assert isinstance(done.exception, InputError)
     for part in parts:
         assert part in str(done.exception), str(done.exception)
+
+
+def test_a_class_that_decides_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("from draftcast.sim import Policy\nclass Idle(Policy):\n    pass\n")
+    name = f"{tmp_path}/own.py:Idle"
+    with pytest.raises(InputError) as caught:
+        compare_policies(question(), ["fixed", name])
+    said = "decides nothing: the class must override decide of draftcast.sim.Policy"
+    assert str(caught.value) == f"--policies: policy.name = {name!r}: {said}"
 
 
 def test_table_and_json() -> None:

@@ -242,6 +242,12 @@ def test_the_verdict_in_a_sentence(rate: int, word: str, advice: str) -> None:
     assert ("Recommended" in sentence) == bool(advice)
 
 
+@pytest.mark.parametrize(("clients", "said"), [(1, "with 1 client"), (2, "with 2 clients")])
+def test_clients_are_counted(clients: int, said: str) -> None:
+    scenario = load_scenario(overrides=[f"workload.arrivals={{process: closed_loop, concurrency: {clients}}}"])
+    assert load_words(scenario) == said
+
+
 def test_a_costly_draft_is_advised_against() -> None:
     overrides = ["workload.num_requests=400", "statistics.replications=2", "acceptance={model: constant, alpha: 0.0}"]
     scenario = load_scenario(overrides=overrides)

@@ -469,6 +469,7 @@ def test_a_command_of_separate_engines_says_what_becomes_of_the_drafts_cache() -
     assert "draft's KV cache must be handed over too" in note
 
 
+TIMED = "{} of the command is not simulated: it may change times, which draftcast leaves out"
 NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -487,6 +488,7 @@ NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
         ("--speculative-config null", {"speculative_config": None}),
         ("-cc.cudagraph_mode=FULL -dcp 2", {"cudagraph_mode": "FULL", "decode_context_parallel_size": 2}),
         ("-O.cudagraph_mode NONE", {"cudagraph_mode": "NONE"}),
+        ('-O \'{"cudagraph_mode":"NONE"}\'', {"cudagraph_mode": "NONE"}),
         ("--max_num_seqs 64 --max-model-len 8k", {"max_num_seqs": 64, "max_model_len": 8000}),
         ("--max_num_batched_tokens 16K", {"max_num_batched_tokens": 16384}),
         ("--max-model-len 25.6k --tensor-parallel 2", {"max_model_len": 25600, "tensor_parallel_size": 2}),
@@ -499,6 +501,76 @@ def test_vllms_spellings_of_a_flag_are_read(words: str, read: dict[str, object])
         found = read_command(f"{program} {words}")
         assert found.engine == {"model": "x"} | read
         assert found.unread == ()
+
+
+@pytest.mark.parametrize("words", ["-O0", "-O 0", "-O=0", "--optimization-level 0"])
+def test_no_optimization_is_eager(words: str) -> None:
+    found = read_command(f"vllm serve x {words}")
+    assert (found.engine, found.notes) == ({"model": "x", "enforce_eager": True}, [])
+    kept = read_command(f"vllm serve x {words} -cc.cudagraph_mode FULL")
+    assert "enforce_eager" not in kept.engine
+    assert kept.notes == [TIMED.format("--optimization-level")]
+
+
+def test_an_optimization_level_that_is_not_simulated_is_noted() -> None:
+    assert read_command("vllm serve x -O1").notes == [TIMED.format("--optimization-level")]
+    assert read_command("vllm serve x -O3").notes == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--cudagraph-capture-sizes 1 4 2",
+        "--cudagraph-capture 1 2 4",
+        "--cudagraph_capture_sizes 1 2 4 -tp 1",
+        '--compilation-config \'{"cudagraph_capture_sizes": [1, 4], "max_cudagraph_capture_size": 8}\'',
+    ],
+)
+def test_the_largest_of_the_capture_sizes_is_taken(words: str) -> None:
+    found = read_command(f"vllm serve x {words}")
+    assert found.engine.pop("tensor_parallel_size", 1) == 1
+    assert found.engine == {"model": "x", "max_cudagraph_capture_size": 4}
+    assert found.notes == [
+        "of the command's cudagraph_capture_sizes the largest, 4, is taken, with vLLM's own sizes up to it"
+    ]
+    with pytest.raises(ScenarioError, match="cudagraph_capture_sizes = 'a': must be whole numbers"):
+        read_command("vllm serve x --cudagraph-capture-sizes a")
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ("--cpu-offload-gb 8", "--cpu-offload-gb"),
+        ("--hf_overrides '{}'", "--hf_overrides"),
+        ("--num-scheduler-steps 8", "--num-scheduler-steps"),
+        ("--dbo-prefill-token-threshold 8", "--dbo-prefill-token-threshold"),
+        ("-cc.mode 0", "--compilation-config.mode"),
+        ("--compilation-config '{\"custom_ops\": []}'", "--compilation-config.custom_ops"),
+    ],
+)
+def test_a_flag_that_may_change_times_is_noted_as_left_out(words: str, flag: str) -> None:
+    assert read_command(f"vllm serve x {words}").notes == [TIMED.format(flag)]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--tensor-paralell-size 4", "--tensor-parallel-size"),
+        ("--max_num_seq_s 4", "--max-num-seqs"),
+        ("--no-enable-prefix-cacheing", "--enable-prefix-caching"),
+        ("--cudagraph-captures-sizes 4 8", "--cudagraph-capture-sizes"),
+    ],
+)
+def test_a_misspelt_flag_is_refused(given: str, meant: str) -> None:
+    with pytest.raises(ScenarioError, match=f"{given.split(maxsplit=1)[0]}'?: unknown flag; did you mean {meant}[?]"):
+        read_command(f"vllm serve x {given}")
+
+
+def test_a_block_of_vllm_is_a_multiple_of_16_tokens() -> None:
+    assert read_command("vllm serve x --block-size 48").engine["block_size"] == 48
+    with pytest.raises(ScenarioError, match="block-size = 7: must be a multiple of 16"):
+        read_command("vllm serve x --block-size 7")
+    assert read_command("sglang serve --model x --page-size 1").engine["block_size"] == 1
 
 
 def test_a_file_of_flags_gives_way_to_the_commands_own_words() -> None:

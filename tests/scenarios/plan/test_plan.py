@@ -26,13 +26,20 @@ from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
-from draftcast.scenarios.plan.search import SimulatedCluster, check_load, cluster_scenario
+from draftcast.scenarios.plan.search import (
+    STEADY_STATE,
+    Check,
+    Constraint,
+    SimulatedCluster,
+    check_load,
+    cluster_scenario,
+)
 from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values
-from draftcast.scenarios.show.plan_report import answer_line, goodput_figure
+from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows
 
 pytestmark = pytest.mark.usefixtures("rough_capacity")
 STEP_S = 0.01
@@ -208,6 +215,14 @@ def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(serve
     assert near.serves[0] == 0.0
     assert near.replicas_interval == (3, None)
     assert sized(tight, factor=reach).replicas == 0
+    answer = planned(own, rate_rps=305.0, objectives=parse_objectives(lax))
+    assert [
+        plan_rows(each)[1][4]
+        for each in (answer, planned(own, rate_rps=305.0, objectives=parse_objectives(lax), spare=1))
+    ] == ["4 (3 to 4)", "4+1 (3 to 4)"]
+    assert answer_line(answer).endswith("of the replicas needed: 3 to 4.")
+    alone = answer_line(planned(own, rate_rps=20.0, objectives=parse_objectives(lax)))
+    assert alone.startswith("1 GPU: 1 replica of h100-sxm tp 1 off holds 20 req/s")
     assert "3 or more. At the longest times in it no number of replicas meets the SLO." in answer_line(
         planned(own, rate_rps=300.0, objectives=parse_objectives(tight))
     )
@@ -380,7 +395,7 @@ def test_the_command_prints_a_table_or_json_and_says_infeasible_by_its_exit_code
     asked = ("--rate", "10", "--slo", "ttft:p95<1s;tpot:p95<40ms", "--method", "off", "--spare", "1")
     done = run_plan(*asked)
     assert done.exit_code == 0, done.output
-    assert "GPUs: 1 replicas and 1 spare of h100-sxm tp 1 off hold 10 req/s" in " ".join(done.stdout.split())
+    assert "2 GPUs: 1 replica and 1 spare of h100-sxm tp 1 off hold 10 req/s" in " ".join(done.stdout.split())
     told = run_plan(*asked, "--json", "--price", "h100=2@2026-11-01")
     answer = json.loads(told.stdout)
     assert (answer["target_rate_rps"], answer["candidates"][0]["num_gpus"]) == (10.0, 2)
@@ -515,6 +530,38 @@ def test_a_run_too_short_to_settle_is_said(server: Callable[..., Scenario]) -> N
     short = dataclasses.replace(best, largest=dataclasses.replace(best.largest, limit=check.tightest))
     said = answer_line(CapacityPlan(PlanQuestion(server(), 50.0, LAX), 50.0, (short,)))
     assert said.endswith("beyond it the run did not reach a steady state: more requests may show a larger rate.")
+
+
+def test_replicas_that_only_shorten_a_trace_are_not_added(tmp_path: Path) -> None:
+    scenario = load_scenario(trace=trace(tmp_path), overrides=["statistics.replications=2", "engine.max_num_seqs=4"])
+    asked = {"rate_rps": 400.0, "objectives": parse_objectives("ttft:p95<1s"), "methods": [OFF]}
+    (sizing,) = planned(scenario, **asked, max_gpus=1000).sizings
+    said = r"the trace is too short for (\d+) replicas to reach a steady state: give a longer one"
+    found = re.fullmatch(said, sizing.reason)
+    assert found is not None
+    assert sizing.gpus_beyond == int(found[1])
+    assert sizing.check is not None
+    assert sizing.check.tightest.name == "steady state"
+    assert "needs more than" not in planned(scenario, **asked, max_gpus=int(found[1])).sizings[0].reason
+
+
+def test_replicas_that_were_passed_over_because_they_did_not_settle_are_named(
+    server: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = SimulatedCluster.check
+
+    def check(cluster: SimulatedCluster, replicas: int, rate_rps: float) -> Check:
+        done, limit = own(cluster, replicas, rate_rps), Constraint(STEADY_STATE, math.nan, math.nan, math.nan)
+        return dataclasses.replace(done, met=False, constraints=(limit,)) if replicas == 4 else done
+
+    assert planned(server(), rate_rps=350.0, objectives=LAX).sizings[0].notes == ()
+    monkeypatch.setattr(SimulatedCluster, "check", check)
+    answer = planned(server(), rate_rps=350.0, objectives=LAX)
+    (best,) = answer.sizings
+    said = "4 replicas may do: their run did not reach a steady state"
+    assert (best.replicas, best.notes) == (5, (said,))
+    assert basis_line(answer).endswith(said)
+    assert basis_line(dataclasses.replace(answer, sizings=(best, best))).endswith(f"{best.candidate.label}: {said}")
 
 
 def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]) -> None:

@@ -73,6 +73,16 @@ def test_json_and_cells_without_figures(tmp_path: Path) -> None:
     assert json.loads(row)["statistics"]["seed"] == 4
 
 
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
+def test_what_the_cells_assume_is_said_once(tmp_path: Path) -> None:
+    arguments = ["sweep", "default", "--grid", "k=0,9", "--grid", "rate=10,20", *SMALL, "--out", str(tmp_path / "set")]
+    note = "acceptance is known for 3 drafts; beyond, the last conditional rate goes on"
+    assert run(app, arguments).stdout.count(f"note: {note}") == 1
+    kept = json.loads(run(app, [*arguments, "--json"]).stdout)
+    assert kept["reused"] == 4
+    assert kept["notes"].count(note) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
