@@ -592,15 +592,15 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
         ("{}", "input_lens: missing; write the file with"),
         ("nonsense", "not valid JSON"),
         (json.dumps({**bench_result(), "itls": [[]]}), "itls: 3 values are needed"),
+        (
+            json.dumps({**bench_result(), "ttfts": [0.1, 0.0, None]}),
+            "request 2: its lengths, times and gaps do not fit",
+        ),
         (json.dumps(bench_result(itls=[[], [], []])), "itls: no gap in it, and no latencies"),
         (json.dumps(bench_result(latencies=[1.0])), "latencies: 3 values are needed"),
         (
             json.dumps(bench_result(itls=[[], [], []], latencies=[0.1, 0.0, 0.3])),
             "request 0: its lengths, times and gaps",
-        ),
-        (
-            json.dumps({**bench_result(), "ttfts": [0.1, 0.0, None]}),
-            "request 2: its lengths, times and gaps do not fit",
         ),
     ],
 )

@@ -488,12 +488,12 @@ NGRAM_3 = {"method": "ngram", "num_speculative_tokens": 3}
         ("--speculative-config null", {"speculative_config": None}),
         ("-cc.cudagraph_mode=FULL -dcp 2", {"cudagraph_mode": "FULL", "decode_context_parallel_size": 2}),
         ("-O.cudagraph_mode NONE", {"cudagraph_mode": "NONE"}),
-        ('-O \'{"cudagraph_mode":"NONE"}\'', {"cudagraph_mode": "NONE"}),
         ("--max_num_seqs 64 --max-model-len 8k", {"max_num_seqs": 64, "max_model_len": 8000}),
         ("--max_num_batched_tokens 16K", {"max_num_batched_tokens": 16384}),
         ("--max-model-len 25.6k --tensor-parallel 2", {"max_model_len": 25600, "tensor_parallel_size": 2}),
         ("--max-model-len auto --quantization None", {}),
         ("--no_enable_prefix_caching -q fp8", {"enable_prefix_caching": False, "quantization": "fp8"}),
+        ('-O \'{"cudagraph_mode":"NONE"}\'', {"cudagraph_mode": "NONE"}),
     ],
 )
 def test_vllms_spellings_of_a_flag_are_read(words: str, read: dict[str, object]) -> None:

@@ -65,8 +65,6 @@ def refused(*overrides: str, **how: Any) -> str:
         ("engine.max_num_batched_token=8", ["did you mean max_num_batched_tokens?"]),
         ("engine.num_gpu_blocks_override=800", ["did you mean num_gpu_blocks?"]),
         ("max_num_seqs=64", ["did you mean engine.max_num_seqs?"]),
-        ("replications=2", ["did you mean statistics.replications?"]),
-        ("replica=2", ["did you mean cluster.replicas?"]),
         ("request_rate=3", ["did you mean workload.arrivals.request_rate_rps?"]),
         ("engine.speculative_config.foo=1", ["engine.speculative_config.foo = 1", "unknown key"]),
         ("workload.arrivals.burstiness=2", ["unknown key"]),
@@ -145,6 +143,8 @@ def refused(*overrides: str, **how: Any) -> str:
         ("engine=[1", ["not valid YAML"]),
         (f"{SPEC}.method=dflash2", ["= 'dflash2': DFlash2 is a kind of draft head: give method dflash"]),
         ("engine.=5", ["--set: 'engine.=5': must look like key.key=value"]),
+        ("replications=2", ["did you mean statistics.replications?"]),
+        ("replica=2", ["did you mean cluster.replicas?"]),
     ],
 )
 def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, parts: list[str]) -> None:
