@@ -49,7 +49,6 @@ until so many, as a share, are missing or too many."""
 REPLICATIONS = 5
 MOST_REPLICATIONS = 20
 """Of a capacity that the load in question is too close to; from `REPLICATIONS` on they are doubled."""
-CONFIDENCE = 0.95
 SEED = 0
 MOST_KEPT = 256 * MOST_REPLICATIONS
 # Requests per second and replica, and requests simulated, by setting and number of the replication.
@@ -63,11 +62,12 @@ class Capacity:
     rates: tuple[float, ...]
     requests: tuple[int, ...] = ()  # simulated for each replication, now or when it was first asked for
     setting: str = ""  # whose capacity it is; the same for every load
+    confidence: float = 0.95
 
     @property
     def estimate(self) -> Estimate:
-        """With its 95 % interval."""
-        return replication_interval(self.rates, CONFIDENCE)
+        """With the interval of its confidence."""
+        return replication_interval(self.rates, self.confidence)
 
 
 def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None) -> Capacity | None:
@@ -101,7 +101,7 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
             own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
             rates.append(cluster_capacity(cluster.router, own))
             requests.append(sum(simulated for _, simulated in replication))
-        answer = Capacity(tuple(rates), tuple(requests), setting)
+        answer = Capacity(tuple(rates), tuple(requests), setting, scenario.statistics.confidence)
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
             return answer
         count *= 2

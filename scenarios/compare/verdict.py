@@ -61,7 +61,7 @@ class Side:
 
     @property
     def capacity_rps(self) -> Estimate | None:
-        """The capacity with its 95 % interval; None where it was not simulated."""
+        """The capacity with its interval; None where it was not simulated."""
         return self.capacity.estimate if self.capacity is not None else None
 
     @property

@@ -90,6 +90,16 @@ def test_it_depends_on_the_setting_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("rough_capacity")
+def test_its_interval_has_the_confidence_of_the_scenario() -> None:
+    scenario = load_scenario(overrides=list(SMALL))
+    sure, usual = (capacity(with_values(scenario, {"statistics.confidence": level})) for level in (0.99, 0.95))
+    assert sure is not None
+    assert usual is not None
+    assert sure.rates == usual.rates
+    assert (sure.estimate.confidence, usual.estimate.confidence) == (0.99, 0.95)
+    assert sure.estimate.half_width > 1.3 * usual.estimate.half_width
+
+
 def test_a_policy_that_looks_at_the_slo_has_a_capacity_for_each() -> None:
     policy = {"name": "slo_aware", "parameters": {"latency_slack": 0.1}}
     asked = with_values(load_scenario(overrides=[f"workload.lengths={SHORT_REQUESTS}", "engine.max_num_seqs=64"]), {
