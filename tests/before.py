@@ -74,6 +74,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "slower_in_older_engines; of linear attention test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off",
     "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"
     "python_decisions",
+    "test_replications_that_do_not_differ_have_no_interval": "test_replications_that_do_not_differ_leave_nothing_to_"
+    "chance",
     "test_the_card_says_how_far_speed_ups_were_off_as_trust_does[changes1-other models with plain attention]": ""
     "the same of dense models on a device that nobody timed, a kind of its own",
     "test_the_scorecard_marks_forecasts_like_the_scenarios[mi300x-other models with plain attention]": "likewise",

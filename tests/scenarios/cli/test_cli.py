@@ -379,7 +379,7 @@ def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.M
     assert answer.summary()["capacity_rps"]["on"].mean == 10.0
 
 
-def test_replications_that_do_not_differ_have_no_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replications_that_do_not_differ_leave_nothing_to_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(scenario: Scenario, **how: Any) -> RunResult:
         result = pretend(scenario, **how)
         return dataclasses.replace(result, replications=result.replications[:1] * 5)
@@ -387,8 +387,8 @@ def test_replications_that_do_not_differ_have_no_interval(monkeypatch: pytest.Mo
     stand_in(monkeypatch, same)
     advantage = compare(load_scenario(), [2]).points[0].advantage
     assert advantage is not None
-    assert advantage.n == 1
-    assert "±" not in show(advantage)
+    assert advantage.low == advantage.mean == advantage.high
+    assert show(advantage).endswith(" ±0.00")
 
 
 @pytest.mark.parametrize(
