@@ -6,7 +6,7 @@ Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even con
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -45,10 +45,13 @@ class MapCell:
         if probe is None:
             return cls(x, None, 0, NOT_LOOKED_AT)
         confidence, look = prober.scenario.statistics.confidence, prober.looks[x]
-        predicted = prober.predict(probe, look.capacities, look.slo_use)
-        if predicted is None:
-            return cls(x, probe.advantage(confidence), probe.sign(confidence), probe.note)
-        return cls(x, predicted.advantage if probe.has_value else None, predicted.sign, probe.note)
+        by_chance, predicted = probe.advantage(confidence), prober.predict(probe, look.capacities, look.slo_use)
+        # As of a verdict: a run that tells nothing is no surer for it, and some errors make no difference.
+        if predicted is None or predicted.advantage is None or not predicted.advantage.half_width or probe.says_nothing:
+            return cls(x, by_chance, probe.sign(confidence), probe.note)
+        if by_chance is not None:
+            by_chance = replace(by_chance, **picked(predicted.advantage, "low high half_width"))
+        return cls(x, by_chance, predicted.sign, probe.note)
 
 
 @dataclass(frozen=True)

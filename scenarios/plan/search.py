@@ -6,7 +6,6 @@ arrivals. So the answer changes from met to not met once, up to chance near the 
 
 import functools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -179,17 +178,18 @@ def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...])
         # The scenario's own SLO: of the requests of a class, the share that may miss it and the share that does.
         wanted = {name: slo.attainment for name, slo in scenario.slos.items()}
         sent = {name: of_limits for name, of_limits in run.slo_use.items() if name in wanted}
-        found, met = [_attainment(run, name, wanted) for name in sent or wanted], run.slo_met is not False
+        found, met = [_attainment(run, scenario, name) for name in sent or wanted], run.slo_met is not False
         found.sort(key=lambda each: -each.used)
         reached = (float(np.quantile(used, wanted[name], method="inverted_cdf")) for name, used in sent.items())
         time_used = max(reached, default=0.0)
     return Check(rate_rps, met, own.state, completed, tuple(found), figures, time_used)
 
 
-def _attainment(run: RunResult, name: str, wanted: Mapping[str, float]) -> Constraint:
-    """Of one class; ``wanted``: by class, the share of its requests that must meet the SLO."""
-    figure, least = "slo_attainment", wanted[name]
+def _attainment(run: RunResult, scenario: Scenario, name: str) -> Constraint:
+    """Of one class."""
+    figure, least = "slo_attainment", scenario.slos[name].attainment
     own = [each[name][figure] for each in run.summary["by_class"] if figure in each.get(name, {})]
     attained = float(np.mean(own)) if own else run.summary["figures"][figure].mean
     used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
-    return Constraint(ATTAINMENT if len(wanted) == 1 else f"{ATTAINMENT} of {name}", attained, least, used)
+    whose = f" of {name}" if len(scenario.request_classes) > 1 else ""
+    return Constraint(ATTAINMENT + whose, attained, least, used)

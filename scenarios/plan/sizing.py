@@ -29,7 +29,7 @@ from draftcast.scenarios.plan.search import (
 )
 from draftcast.scenarios.run.deployment import assumptions, cached_deployment, check_alike
 from draftcast.scenarios.run.simulate import Plotted
-from draftcast.scenarios.schema import with_rate
+from draftcast.scenarios.schema import Scenario, with_rate
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
@@ -232,8 +232,8 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     if replicas is None:
         gpus = math.ceil(needed / alone.met) * candidate.scenario.engine.num_gpus
         if unsettled:
-            is_trace = candidate.scenario.workload.num_requests is None
-            run, remedy = ("trace", "give a longer one") if is_trace else ("run", "raise workload.num_requests")
+            is_trace = _is_trace(candidate.scenario)
+            run, remedy = ("trace", "give a longer one") if is_trace else ("run", "make it longer")
             reason = f"the {run} is too short for {replicas_text(unsettled[0])} to reach a steady state: {remedy}"
             check = cluster.check(unsettled[0], needed)
         else:
@@ -257,7 +257,7 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
         largest=largest,
         output_tokens_per_s=cluster.replica.traffic.output_tokens * target_rps,
         serves=(cluster.largest_rate_if(reach) / alone.met, max(1.0, cluster.largest_rate_if(1.0 / reach) / alone.met)),
-        unsettled=f"{replicas_text(unsettled[0])} may do: their run did not reach a steady state" if unsettled else "",
+        unsettled=f"{replicas_text(unsettled[0])} may do: the run did not reach a steady state" if unsettled else "",
     )
 
 
@@ -265,7 +265,7 @@ def _fewest(cluster: SimulatedCluster, needed: float, counts: Sequence[int]) -> 
     """The first of ``counts`` that meets the objectives at ``needed`` requests/s, and those right before it (or, where
     there is none, before the end) whose runs did not reach a steady state."""
     unsettled: list[int] = []
-    is_trace = cluster.scenario.workload.num_requests is None
+    is_trace = _is_trace(cluster.scenario)
     for count in counts:
         check = cluster.check(count, needed)
         if check.met:
@@ -274,6 +274,11 @@ def _fewest(cluster: SimulatedCluster, needed: float, counts: Sequence[int]) -> 
         if is_trace and len(unsettled) == UNSETTLED_TRIES:
             break
     return None, unsettled
+
+
+def _is_trace(scenario: Scenario) -> bool:
+    """Whether the run is as long as a recorded list, however many replicas serve it."""
+    return scenario.workload.arrivals.process == "trace" and scenario.workload.num_requests is None
 
 
 def replicas_text(count: int) -> str:

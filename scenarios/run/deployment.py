@@ -391,9 +391,9 @@ def deploy(scenario: Scenario) -> Deployment:
     padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
     if engine.async_scheduling is None and not padded:
         flags["async_scheduling"] = False  # vLLM 0.32's default with it
-    alone = model.has_window_groups and parse_version(engine.version)[0] == "vllm" and not _may_share(scenario)
-    if alone:
-        # A cache that nobody hits keeps no block behind a window: vLLM gives it to whoever needs one.
+    whole = engine.pipeline_parallel_size == engine.decode_context_parallel_size == 1
+    if whole and model.has_window_groups and parse_version(engine.version)[0] == "vllm" and not _may_share(scenario):
+        # Blocks behind a window that no other request will hit are given to whoever needs one, as vLLM does.
         flags["enable_prefix_caching"] = False
     config = EngineConfig(
         **{name: value for name, value in flags.items() if value is not None}

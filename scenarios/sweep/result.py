@@ -174,7 +174,8 @@ class SweepCell:
         if (emitted := found.get("output_throughput")) is not None:
             found[GPU] = emitted.scaled(1 / self.num_gpus)
         if (tpot := found.get("mean_tpot_s")) is not None:
-            low, high = (figures[USER].mean * tpot.mean / bound for bound in (tpot.high, tpot.low))
+            least, mean, most = 1 / tpot.high, 1 / tpot.mean, 1 / tpot.low if tpot.low else math.inf
+            low, high = (figures[USER].mean * each / mean for each in (least, most))
             found[USER] = replace(figures[USER], low=low, high=high, half_width=(high - low) / 2)
         return replace(self, figures=figures, predicted_figures=found)
 

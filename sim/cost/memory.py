@@ -98,8 +98,7 @@ def memory_budget(
     The fullest of the ranks counts: KV heads are replicated when there are fewer than ranks, and a draft with its own,
     smaller degree stands whole on the first ranks. A model with both full and sliding layers pins one window per
     sequence for the sliding ones and pays per token for the full ones only (vLLM's hybrid KV cache), unless paying for
-    every layer leaves more; without prefix caching its groups give back blocks behind the window, whatever the number
-    of sequences. A model with linear
+    every layer leaves more; without prefix caching its groups give back blocks behind the window. A model with linear
     attention layers is laid out by `_state_pages`.
 
     Args:

@@ -185,7 +185,7 @@ class OperatorTables:
         table += self._elementwise(model, rows, experts_measured=experts is not None)
         table += self.all_reduces(model, rows)
         if self.dcp > 1 and "pass" in scopes and not model.is_mla:
-            table += self.context_parallel(model, rows)
+            table += self._context_parallel(model, rows)
         if "pass" in scopes and (fused := self._fused_quantisation(model)):
             seconds = table.sum(axis=1, keepdims=True)
             table *= 1.0 - fused / np.maximum(seconds, fused)
@@ -258,12 +258,8 @@ class OperatorTables:
         moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
         return _split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
 
-    def context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered.
-
-        Of latents only for rows that decode, which are nearly all rows of logits: a prompt's rows attend to each other
-        on their own rank (vLLM 0.32, ``MLAAttention``).
-        """
+    def _context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
+        """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered."""
         heads = model.num_attention_heads // self.tp * self.dcp
         if model.is_mla:
             query, output = model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank
@@ -319,12 +315,17 @@ class OperatorTables:
         return self.matrices((layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope), rows)
 
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
-        """lm_head and the gathering of logits, for each number of rows."""
+        """lm_head and the gathering of logits, for each number of rows, and of latents the exchange of their contexts.
+
+        Rows with logits are nearly those that decode. Of latents only they exchange (vLLM 0.32, ``MLAAttention``): a
+        prompt's rows attend to each other on their own rank.
+        """
         table = self.linear(layers.lm_head(model, self.tp), rows, "lm_head")
         gathered = layers.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
         # A gather moves half of what an all-reduce of the same message does.
         message = np.asarray(rows * (model.vocab_size * self.act_bytes / 2.0), dtype=np.float64)
-        return np.asarray(table + self.collective(gathered, message, rows, 1.0))
+        table = table + self.collective(gathered, message, rows, 1.0)
+        return table + self._context_parallel(model, rows) if model.is_mla and self.dcp > 1 else table
 
     def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Greedy choice of a draft token: the logits are read once."""

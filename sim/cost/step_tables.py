@@ -152,14 +152,11 @@ def fill_roofline(
         bandwidth = profile.hardware.link_bandwidth_bytes_per_s
         p["hop_s"] = profile.hardware.link_latency_s
         p["hop_row_s"] = model.hidden_size * device.act_bytes / bandwidth
-
-    def of_logits(rows: IntArray) -> FloatArray:
-        table = device.lm_head(model, rows) + device.sampler(model, rows, verify_rows)
-        return table + device.context_parallel(model, rows) if model.is_mla and device.dcp > 1 else table
-
     cost = cost._replace(
         target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
-        logits=_padded_table(of_logits, last_logit),
+        logits=_padded_table(
+            lambda rows: device.lm_head(model, rows) + device.sampler(model, rows, verify_rows), last_logit
+        ),
         stages=np.array(stages) / model.num_hidden_layers,
     )
     _fill_search(p, profile, config)

@@ -192,7 +192,7 @@ def _pass_stages(s: Engine, slot: int) -> None:
     for j in range(batch.size):
         sampled_s = s.requests[s.entries[slot, j].request].sampled_s
         if sampled_s > 0.0:
-            now = max(now, sampled_s + hop_s)
+            now = max(now, sampled_s + p.hop_s)  # token ids, not hidden states
     batch.launch_s = now
     for stage in range(last + 1):
         now = max(now, free_s[stage]) + shares[stage] * s.times[0].target_s

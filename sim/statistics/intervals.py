@@ -78,7 +78,8 @@ def _around(mean: float, values: FloatArray, confidence: float) -> Estimate:
     """A mean with the t interval that the scatter of these values gives it."""
     n, half = values.size, math.nan
     if n > 1:
-        half = student_t(n - 1, confidence) * float(values.std(ddof=1)) / math.sqrt(n)
+        spread = float(values.std(ddof=1)) if np.ptp(values) else 0.0  # of equal values not the rounding of their mean
+        half = student_t(n - 1, confidence) * spread / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, half, n, confidence)
 
 

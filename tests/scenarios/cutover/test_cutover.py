@@ -27,8 +27,8 @@ from draftcast.scenarios.compare.model_error import response
 from draftcast.scenarios.compare.verdict import Side, side_by_capacity
 from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.axis import axis_named
-from draftcast.scenarios.cutover.map import SpeedupMap, speedup_map
-from draftcast.scenarios.cutover.probe import Prober
+from draftcast.scenarios.cutover.map import MapCell, SpeedupMap, speedup_map
+from draftcast.scenarios.cutover.probe import PairedRun, Prober
 from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -398,6 +398,20 @@ def test_cells_of_the_map_hold_the_errors_of_step_times(tmp_path: Path) -> None:
         assert by_chance.advantage is not None
         assert cell.advantage.mean == pytest.approx(by_chance.advantage.mean, rel=0.02)
         assert cell.advantage.half_width > 1.2 * by_chance.advantage.half_width
+
+
+def test_a_cell_that_no_run_tells_anything_of_says_so() -> None:
+    prober = Prober(load_scenario("default"), axis_named("rate"), METRICS["e2e"], 10**6)
+    prober.looks[20.0] = PairedRun(20.0, ("not settled", "steady"))
+    for probe in (Probe(20.0, note="not settled"), Probe(20.0, (2.0,), (1.0,))):
+        cell = MapCell.of(prober, 20.0, probe)
+        assert (cell.advantage, cell.sign) == (None, 0)
+    probe = Probe(20.0, (2.0, 2.1), (1.0, 1.0))
+    cell, by_chance = MapCell.of(prober, 20.0, probe), probe.advantage(0.95)
+    assert cell.advantage is not None
+    assert by_chance is not None
+    assert cell.advantage.mean == by_chance.mean
+    assert cell.advantage.low < by_chance.low
 
 
 def test_the_map_over_acceptance(tmp_path: Path) -> None:

@@ -296,6 +296,8 @@ def test_of_several_classes_the_one_that_misses_its_own_slo_is_named(server: Cal
     assert not check.met
     assert [each.name for each in check.constraints] == ["slo.attainment of chat", "slo.attainment of bulk"]
     assert [each.used for each in check.constraints] == pytest.approx([100.0, 0.0])
+    alone = server("workload.classes=[{name: chat, share: 0.1, slo: {e2el_ms: 9}}, {name: bulk, share: 0.9}]")
+    assert [each.name for each in SimulatedCluster(alone, ()).check(1, 50.0).constraints] == ["slo.attainment of chat"]
 
 
 def test_candidates_are_devices_by_sizes_by_methods() -> None:
@@ -558,7 +560,7 @@ def test_replicas_that_were_passed_over_because_they_did_not_settle_are_named(
     monkeypatch.setattr(SimulatedCluster, "check", check)
     answer = planned(server(), rate_rps=350.0, objectives=LAX)
     (best,) = answer.sizings
-    said = "4 replicas may do: their run did not reach a steady state"
+    said = "4 replicas may do: the run did not reach a steady state"
     assert (best.replicas, best.notes) == (5, (said,))
     assert basis_line(answer).endswith(said)
     assert basis_line(dataclasses.replace(answer, sizings=(best, best))).endswith(f"{best.candidate.label}: {said}")

@@ -81,7 +81,9 @@ def test_windows_are_given_back_whatever_the_number_of_sequences() -> None:
     assert 0.95 < many.memory.num_gpu_blocks / few.memory.num_gpu_blocks < 1.0
     # Where prompts begin alike, blocks of their windows are kept.
     shared = deployed("engine.model=Gemma-3-27B", OFF, "hardware=h200", "workload.system_prompt={tokens: 100}")
-    assert (shared.settings.window_groups, shared.settings.enable_prefix_caching) == (0, True)
+    staged = deployed("engine.model=Gemma-3-27B", OFF, "hardware=h200", "engine.pipeline_parallel_size=2")
+    for other in (shared, staged):
+        assert (other.settings.window_groups, other.settings.enable_prefix_caching) == (0, True)
 
 
 @pytest.mark.parametrize("version", ["vllm 0.20", "vllm 0.32"])

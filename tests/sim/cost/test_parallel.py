@@ -16,6 +16,7 @@ from draftcast.kernels.operators.linear import fullest_rank_share
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost.engine_config import EngineConfig, stage_layers
 from draftcast.sim.cost.memory import MemoryBudget, memory_budget
+from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import (
@@ -97,6 +98,9 @@ def test_contexts_shared_out_save_long_reads_and_cost_exchanges() -> None:
     seconds = [[decode_step_seconds(c, 64, 0, context) for c in (plain, shared)] for context in (100.0, 60_000.0)]
     assert seconds[0][0] < seconds[0][1]
     assert seconds[1][1] < 0.5 * seconds[1][0]
+    drafting = replace(EIGHT, method=get_method("mtp"), num_speculative_tokens=1)
+    one, spread = (cost(replace(drafting, decode_context_parallel_size=n)).draft_logits for n in (1, 8))
+    assert (spread.sum(axis=1)[1:] > one.sum(axis=1)[1:]).all()
     # Rows of prompts attend to each other on their own rank; with heads of keys and values their queries go round.
     assert np.array_equal(plain.target, shared.target)
     wide = EngineConfig(max_model_len=4096, tensor_parallel_size=16)

@@ -338,6 +338,8 @@ def test_replications_that_do_not_differ_are_one() -> None:
     same = summarise([row] * 5)["mean_ttft_s"]
     assert (same.mean, same.half_width) == (0.5, 0.0)  # nothing was drawn, so chance does nothing
     assert math.isnan(summarise([row])["mean_ttft_s"].half_width)
+    rounded = {"mean_ttft_s": 54.47067165572686}  # the mean of three of these is another number
+    assert summarise([rounded] * 3)["mean_ttft_s"].half_width == 0.0
 
 
 def test_histogram_bins() -> None:
