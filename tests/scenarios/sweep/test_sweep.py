@@ -30,7 +30,7 @@ from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.sweep_report import sweep_rows
 from draftcast.scenarios.sweep.cells import ResultStore, address_of, code_digest, run_task, task_of
-from draftcast.scenarios.sweep.result import pareto_front
+from draftcast.scenarios.sweep.result import SweepCell, pareto_front
 from draftcast.scenarios.sweep.run import SweepProgress, sweep
 
 FEW = ["workload.num_requests=120", "statistics.replications=2"]
@@ -351,6 +351,13 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(chat: Scenario) 
     alone = sweep(asked, {"rate": [10.0], "k": [3]}, workers=1)
     assert repr(dataclasses.replace(alone.cells[0], values=cells[10.0, 3].values)) == repr(cells[10.0, 3])
     assert text(list(alone.cells[0].replications)) == text(list(cells[10.0, 3].replications))
+
+
+def test_a_time_that_may_be_nearly_nothing_has_no_largest_rate(base: Scenario) -> None:
+    task = task_of(with_values(base, {"statistics.replications": 2}))
+    rows = [row | {"predicted_mean_tpot_s_low": 0.0} for row in run_task(task).rows]
+    user = SweepCell.of(task.address.key, rows).predicted_figures["tokens_per_s_per_user"]
+    assert 0.0 < user.low < user.mean < user.high == math.inf
 
 
 @pytest.mark.usefixtures("rough_capacity", "sweeps_here")
