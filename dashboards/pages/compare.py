@@ -63,11 +63,6 @@ class Comparison:
     pairs: Mapping[str, tuple[Column, Column]]
     confidence: float
 
-    def is_paired(self, letter: str) -> bool:
-        """Whether each replication of a run meets the requests of the same replication of the reference."""
-        column, other = self.pairs[letter]
-        return column.served == other.served and len(column.replications) == len(other.replications)
-
     def change(self, entry: Entry, figure: Figure) -> Difference | None:
         """Of a run to the reference; None for the reference itself, and where there is none."""
         if entry is self.reference:
@@ -228,7 +223,7 @@ def _pairing(comparison: Comparison, measured: Collection[str]) -> Iterator[str]
     """Which runs, by their letters, meet the requests of the reference, and what that means for their differences."""
     reference = comparison.reference.letter
     simulated = [letter for letter in comparison.pairs if not {letter, reference} & {*measured}]
-    paired = [letter for letter in simulated if comparison.is_paired(letter)]
+    paired = [letter for letter in simulated if Column.is_paired(*comparison.pairs[letter])]
     if paired:
         what = "the same arrivals, lengths and draft tokens on both sides"
         yield f"Paired by replication with {reference}: {', '.join(paired)} ({what})."

@@ -101,12 +101,11 @@ def _take_trace(session: Session, files: Files) -> str:
     table, scenario = read_trace(path), session.question.scenario
     # A day's trace must answer at once: its beginning is served until the sidebar asks for more. A number of requests
     # makes it a steady load, so a shorter trace gets none: it is a list that ends, as on the command line.
-    requests = min(len(table), QUICK_REQUESTS)
+    ends = table.has_arrivals and len(table) <= QUICK_REQUESTS
+    requests = None if ends else min(len(table), QUICK_REQUESTS)
     values: dict[str, Any] = {"workload.num_requests": requests, "workload.max_model_len_action": "clip"}
     if table.has_arrivals:
         values |= {"workload.arrivals": {"process": "trace", "path": str(path)}, "workload.lengths": None}
-        if len(table) <= QUICK_REQUESTS:
-            values["workload.num_requests"] = None
     else:
         if scenario.workload.arrivals.process == "trace":
             values |= with_arrivals(scenario, "poisson", 1.0)

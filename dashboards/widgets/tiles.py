@@ -55,6 +55,10 @@ class Column:
     delivers_arrivals: bool = False  # an open loop below its capacity
     served: Any = None  # equal of settings that serve the same requests, replication by replication
 
+    def is_paired(self, other: Self) -> bool:
+        """Whether each replication meets the requests of the same replication of the other."""
+        return self.served == other.served and len(self.replications) == len(other.replications)
+
     def change(
         self, figure: str, other: Self, confidence: float, doubts: Mapping[str, float] = NO_DOUBTS
     ) -> Difference | None:
@@ -65,7 +69,7 @@ class Column:
         if self.trouble or other.trouble:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
-        values, paired = (self.replications, other.replications), self.served == other.served
+        values, paired = (self.replications, other.replications), self.is_paired(other)
         doubt = doubts.get(figure, 0.0)
         return difference(figure, *values, confidence, as_offered=as_offered, paired=paired, doubt=doubt)
 
@@ -175,7 +179,7 @@ def difference_cell(
     if change.ratio is not None:
         text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
     span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
-    is_unpaired = change.verdict == "cannot tell" and column.served != other.served
+    is_unpaired = change.verdict == "cannot tell" and not column.is_paired(other)
     tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS['verdicts']['not paired' if is_unpaired else change.verdict]}"
     word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
     text += f" <small>{change.verdict}</small>" if words else ""

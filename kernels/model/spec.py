@@ -226,9 +226,14 @@ class ModelSpec:
         return self.num_experts > 0
 
     @property
+    def mixes_windows(self) -> bool:
+        """Whether some layers see a window and others everything."""
+        return 0 < self.num_sliding_layers < self.num_hidden_layers and not self.is_sparse
+
+    @property
     def has_window_groups(self) -> bool:
-        """Whether some layers see a window and others everything, so that vLLM keeps blocks of their own for them."""
-        return self.windowed is self and 0 < self.num_sliding_layers < self.num_hidden_layers and not self.is_sparse
+        """Whether its layers, all with the same heads, come in vLLM's groups with blocks of their own."""
+        return self.mixes_windows and self.windowed is self
 
     @property
     def is_hybrid(self) -> bool:

@@ -126,8 +126,7 @@ def _key_of(scenario: Scenario, spec: Workload) -> str:
 
 
 def _class_in_notebook(scenario: Scenario) -> type[Policy] | None:
-    """Of a policy of the running program, which may be another one than before under the same name."""
-    return type(cached_deployment(scenario).policy) if scenario.resolved_policy.name.startswith("__main__") else None
+    return type(cached_deployment(scenario).policy) if scenario.resolved_policy.is_in_notebook else None
 
 
 def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_rps: float | None) -> tuple[float, int]:

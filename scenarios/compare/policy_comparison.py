@@ -262,8 +262,7 @@ def _better(
     found = _difference(*values, confidence)
     if found is None:
         return 0
-    low, high = (found.low, found.high) if found.n > 1 else (found.mean, found.mean)
-    sign = int(low > 0) - int(high < 0)
+    sign = int(found.low > 0) - int(found.high < 0)
     return -sign if metric.less_is_better else sign
 
 

@@ -232,8 +232,10 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     if replicas is None:
         gpus = math.ceil(needed / alone.met) * candidate.scenario.engine.num_gpus
         if unsettled:
-            is_trace = _is_trace(candidate.scenario)
-            run, remedy = ("trace", "give a longer one") if is_trace else ("run", "make it longer")
+            length = "num_requests" if candidate.scenario.workload.num_requests is not None else "duration_s"
+            run, remedy = "run", f"raise workload.{length}"
+            if _is_trace(candidate.scenario):
+                run, remedy = "trace", "give a longer one"
             reason = f"the {run} is too short for {replicas_text(unsettled[0])} to reach a steady state: {remedy}"
             check = cluster.check(unsettled[0], needed)
         else:

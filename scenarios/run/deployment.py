@@ -123,8 +123,8 @@ def cached_deployment(scenario: Scenario) -> Deployment:
     Resolving an engine takes as long as simulating some hundred requests on it.
     """
     check_alike(scenario)
-    if scenario.resolved_policy.name.startswith("__main__"):
-        return deploy(scenario)  # a notebook's class may be another one than before
+    if scenario.resolved_policy.is_in_notebook:
+        return deploy(scenario)
     data = to_mapping(scenario)
     for name in _LOAD:
         data["workload"].pop(name)  # a trace is not read for its checksum

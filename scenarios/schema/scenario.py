@@ -71,6 +71,11 @@ class Policy(Frozen):
     name: PolicyName
     parameters: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def is_in_notebook(self) -> bool:
+        """Whether its class is the running program's, which may be another one than before under the same name."""
+        return self.name.startswith("__main__")
+
 
 class Statistics(Frozen):
     """Replications with common random numbers.

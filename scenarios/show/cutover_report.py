@@ -200,7 +200,7 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
     """The break-even contour: what its intervals hold, then one line per draft length or load."""
     unit = speedups.question.axis.unit
     over = unit if speedups.against == "k" else "acceptance"
-    lines = ["By chance alone, the errors of step times and acceptance left out:"]
+    lines = ["By chance alone, without the errors of step times and acceptance:"]
     for at, crossing in speedups.contour:
         where = f"k={number(at)}" if speedups.against == "k" else f"At {number(at)} {unit}"
         outcome = {

@@ -276,7 +276,7 @@ def _hybrid_windows(
 ) -> tuple[float, float]:
     """(bytes pinned by sliding windows, bytes per further token); (0, all layers) where windows do not pay."""
     plain = kv + draft_kv
-    if not 0 < model.num_sliding_layers < model.num_hidden_layers or model.is_sparse:
+    if not model.mixes_windows:
         return 0.0, plain
     full, _ = model.cached_kinds()[0]
     of_full = full * model.kv_elements_per_layer(config.tensor_parallel_size) * KV_BYTES[config.kv_dtype]

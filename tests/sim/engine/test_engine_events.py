@@ -89,6 +89,14 @@ def test_a_pipeline_waits_for_the_token_that_a_step_begins_with(
     assert len(ends[0]) > 2
 
 
+def test_hidden_states_go_forth_through_a_pipeline_and_tokens_back(build_case: Any, easy_cost: Any) -> None:
+    cost = easy_cost()._replace(stages=np.array([0.5, 0.5]))
+    cost.params[0]["hop_s"], cost.params[0]["hop_row_s"] = 0.25, 0.5
+    ends = [step.collect_s for step in build_case([4], [4], cost=cost, pipeline_parallel_size=2).log()]
+    # A decoding step of one row takes 1.125 s, 0.75 s on its way to the second stage, and its token 0.25 s back.
+    assert np.diff(ends).tolist() == [2.125] * 3
+
+
 def test_batches_of_a_pipeline_overlap_where_no_request_is_in_both(build_case: Any, easy_cost: Any) -> None:
     cost = easy_cost()._replace(stages=np.array([0.5, 0.5]))
     case = build_case([4, 4], [3, 3], cost=cost, max_num_batched_tokens=4, pipeline_parallel_size=2)
