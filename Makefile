@@ -53,10 +53,10 @@ format: $(VENV)/.test  ## let ruff rewrite the code
 test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
 	$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-# A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once. Four processes
+# A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once. Three processes
 # keep two cores busy while some wait for a browser or a server.
 pytest: compiled
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m 'not live' tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
 # The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
 compiled: $(VENV)/.test

@@ -133,6 +133,7 @@ class Browser:
             "--disable-background-networking",
             "--disable-component-update",
             "--disable-sync",
+            "--process-per-site",  # tabs share what one has compiled
             "--no-first-run",
             "--hide-scrollbars",
             "--force-device-scale-factor=1",
