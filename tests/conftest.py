@@ -208,7 +208,7 @@ class Case:
     def requests(self, assigned: Any = 0) -> pd.DataFrame:
         """One row per request, as in a result."""
         return results.requests_frame(
-            self.replicas, self.table, np.full(len(self.table), assigned, np.int32), np.arange(len(self.table))
+            self.replicas, self.table, np.full(len(self.table), assigned, np.int32), slice(len(self.table))
         )
 
 

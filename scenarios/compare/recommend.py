@@ -163,6 +163,8 @@ def recommend(
         message = "must be at least 2: without a spread no gain can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
     loads = tuple(loads) or (ComparedLoad("as given", {}),)
+    if not all(isinstance(load, ComparedLoad) for load in loads):
+        raise InputError("must be ComparedLoad, each with a label and dotted keys", key="loads", value=loads)
     settings = candidates(scenario, alternatives, max_k)
     by_load = [_verdicts(settings, load, chosen_metric, part) for load, part in parts_of(progress, loads)]
     return _answer(scenario, chosen_metric, loads, _ranked(settings, list(zip(*by_load, strict=True))))

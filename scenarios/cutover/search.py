@@ -65,6 +65,8 @@ class CutoverQuestion:
 
     def __post_init__(self) -> None:
         axis_named(self.over)
+        if isinstance(self.at, str):
+            raise InputError("must be a list of numbers", file="--at", value=self.at)
         if self.metric not in CUTOVER_METRICS:
             raise InputError(f"must be one of {', '.join(CUTOVER_METRICS)}", file="--metric", value=self.metric)
         if self.metric == COST.name and self.price is None:
@@ -209,7 +211,7 @@ class Cutover(Found, Plotted):
 
 
 def cutover(
-    question: CutoverQuestion,
+    question: CutoverQuestion | Scenario,
     *,
     lengths: Sequence[int] = (),
     alternatives: Sequence[Mapping[str, Any]] = (),
@@ -219,6 +221,7 @@ def cutover(
     """The cutover of the scenario's method, then of every alternative, each at every draft length.
 
     Args:
+        question: a scenario stands for the question of its load.
         lengths: draft lengths; none: each method's own.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
         target: width of the interval, over its value, at which to stop.
@@ -227,6 +230,7 @@ def cutover(
     Raises:
         InputError: a length or target that is not possible; nothing to compare.
     """
+    question = CutoverQuestion(question) if isinstance(question, Scenario) else question
     axis = question.axis
     if not 0 < target < 1:
         raise InputError("must lie between 0 and 1", file="--target", value=target)

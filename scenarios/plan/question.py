@@ -114,6 +114,8 @@ class PlanQuestion:
     def __post_init__(self) -> None:
         if not self.objectives and not self.scenario.slos:
             raise InputError("required: objectives such as ttft:p95<500ms, or an slo in the scenario", key="slo")
+        if not all(isinstance(each, Objective) for each in self.objectives):
+            raise InputError("must be what parse_objectives gives", key="objectives", value=self.objectives)
         for key, low, high, allowed in (
             ("headroom", 0.0, 10.0, "must be from 0 to 10 (0.2: 20 %)"),
             ("spare", 0, 100, "must be from 0 to 100 replicas"),

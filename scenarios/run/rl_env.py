@@ -112,8 +112,8 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         write_decision(replica.state, self._batch.num_seqs, int(action), "action")
         self._run(replica)
         engine = replica.state.engine[0]
-        # Requests that have not finished have NaN there.
-        lived_s = np.fmin(replica.state.requests["finish_s"], engine["host_s"]) - self._arrival_s
+        finish_s = replica.state.requests["finish_s"]  # negative before the end
+        lived_s = np.where(finish_s < 0, engine["host_s"], finish_s) - self._arrival_s
         before = self._so_far
         self._so_far = float(engine["host_s"]), float(np.maximum(lived_s, 0.0).sum()), int(engine["emitted_tokens"])
         elapsed_s, request_seconds, tokens = (now - was for now, was in zip(self._so_far, before, strict=True))

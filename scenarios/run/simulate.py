@@ -21,7 +21,16 @@ from draftcast.errors import CapacityError, InputError
 from draftcast.files import check_memory, picked, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.deployment import NOTES, Deployment, assumed_of, deployments_of
-from draftcast.scenarios.run.run_directory import MANIFEST, REQUESTS, STEPS, SUMMARY, make_manifest, write_run_directory
+from draftcast.scenarios.run.run_directory import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    REQUESTS,
+    STEPS,
+    SUMMARY,
+    make_manifest,
+    write_run_directory,
+)
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import Scenario, members
 from draftcast.sim.acceptance.compile import compile_acceptance
@@ -130,6 +139,8 @@ class RunResult(Plotted):
         manifest, summary = read_json(folder / MANIFEST), read_json(folder / SUMMARY)
         try:
             kept = manifest.pop("result")
+            if (manifest["format"], manifest["format_version"]) != (FORMAT, FORMAT_VERSION):
+                raise KeyError(FORMAT)
             for part in (summary, *summary.get("groups", ())):
                 for name in {"figures"} | ({"predicted_figures"} & part.keys()):
                     part[name] = {figure: _estimate(each) for figure, each in part[name].items()}
@@ -262,10 +273,11 @@ def replicate(
     router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, seed, progress)
     cluster.run()
-    ranks = [rank for replica in replicas for rank in replica.ranks]
+    by_replica = [replica.ranks for replica in replicas]
+    ranks = [rank for own in by_replica for rank in own]
     return Replication(
-        results.requests_frame(ranks, table, cluster.assigned, cluster.order, late_s),
-        results.steps_frame(ranks, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
+        results.requests_frame(ranks, table, cluster.assigned, cluster.counted, late_s),
+        results.steps_frame(by_replica, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
         results.itl_counts(ranks),
         results.accepted_per_position(ranks),
         results.engine_figures(ranks, cluster.engines),

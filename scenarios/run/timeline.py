@@ -40,7 +40,8 @@ def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int
     running = _means(scheduled[started], finish[started], np.ones(np.count_nonzero(started)), edges)
     kv_usage = None
     if steps is not None:
-        used = [_blocks(own, edges) for _, own in steps.groupby("replica")]
+        engines = ["replica", *steps.columns.intersection(["rank"])]
+        used = [_blocks(own, edges) for _, own in steps.groupby(engines)]
         kv_usage = sum(used, np.zeros(STRETCHES)) / (num_blocks * max(len(used), 1))
     return Timeline((edges[1:] + edges[:-1]) / 2, waiting, running, kv_usage)
 

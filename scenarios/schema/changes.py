@@ -133,7 +133,7 @@ def _concurrency(scenario: Scenario, value: Any) -> Scenario:
 
 
 def _policy(scenario: Scenario, value: Any) -> Scenario:
-    return with_values(scenario, {"policy": value if isinstance(value, dict) else {"name": value}})
+    return with_values(scenario, {"policy": {"name": value} if isinstance(value, str) else value})
 
 
 def _acceptance(scenario: Scenario, value: Any) -> Scenario:

@@ -109,7 +109,7 @@ def embedded_scenarios() -> dict[str, str]:
 def load_scenario(
     source: str | Path | Mapping[str, Any] = DEFAULT_SCENARIO,
     *,
-    overrides: Sequence[str] = (),
+    overrides: str | Sequence[str] = (),
     speculative_config: str | Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     keep: Collection[str] = (),
@@ -119,7 +119,7 @@ def load_scenario(
 
     Args:
         source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
-        overrides: ``a.b=3`` assignments as of ``--set``; the value is read as YAML, list items by index.
+        overrides: ``a.b=3`` assignments as of ``--set``, or one; the value is read as YAML, list items by index.
         speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
         engine: the section as a server's command says it.
         keep: fields that the scenario says all the same where ``engine`` does not.
@@ -128,6 +128,7 @@ def load_scenario(
     Raises:
         ScenarioError: anything wrong, in one line.
     """
+    overrides = [overrides] if isinstance(overrides, str) else overrides
     data, file = _read(source)
     read = copy.deepcopy(data)
     if trace is not None:
@@ -175,7 +176,7 @@ def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
     before = to_mapping(scenario)
     data = copy.deepcopy(before)
     for key, value in values.items():
-        assign(data, key, value, "scenario")
+        assign(data, key, value.tolist() if hasattr(value, "tolist") else value, "scenario")
     acceptance_follows(before, data, values, "scenario")
     return validate(data, "scenario", {})
 

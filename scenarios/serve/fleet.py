@@ -180,8 +180,9 @@ class Fleet:
         while (row := self._number % rows) in self._answers:
             self._number += 1
         self._number += 1
-        output = min(int(self._outputs[row]) if max_tokens is None else max_tokens, self.max_model_len - prompt_tokens)
-        reason = "stop" if max_tokens is None else "length"
+        wanted, room = int(self._outputs[row]) if max_tokens is None else max_tokens, self.max_model_len - prompt_tokens
+        output = min(wanted, room)
+        reason = "stop" if max_tokens is None and wanted <= room else "length"
         alive = [index for index, link in enumerate(self._links) if link.alive]
         loads = [link.load for link in self._links]
         chosen = self._routes[row] if self._routes is not None else self._router.choose(row, loads)

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.simulate import RunResult
+from draftcast.scenarios.run.simulate import RunResult, front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.yaml_text import yaml_beside
@@ -82,10 +82,14 @@ class Metrics(Collector):
 def run_text(scenario: Scenario, run: RunResult) -> bytes:
     """The first replication as ``/metrics`` shows it after the last request, without gaps between single pieces."""
     figures = run.replications[0]
-    engines = [cached_deployment(scenario).settings] * scenario.cluster.replicas
+    deployment = cached_deployment(scenario)
+    engines = [deployment.settings] * scenario.cluster.replicas
     metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
     requests = run.requests[(run.requests["replication"] == 0) & np.isfinite(run.requests["finish_s"])]
-    for row in requests.itertuples():
+    # vLLM's queue begins in the engine, behind the front end's work.
+    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+    work_s = front_end_work_s(deployment, requests["prompt_tokens"]) + more_s
+    for row, late_s in zip(requests.itertuples(), work_s, strict=True):
         replica = int(row.replica)
         decode_s, prefill_s = row.finish_s - row.first_token_s, row.first_token_s - row.first_scheduled_s
         metrics.observe(
@@ -93,7 +97,7 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
             time_to_first_token_seconds=row.first_token_s - row.arrival_s,
             request_time_per_output_token_seconds=decode_s / max(row.output_tokens - 1, 1),
             e2e_request_latency_seconds=row.finish_s - row.arrival_s,
-            request_queue_time_seconds=row.first_scheduled_s - row.arrival_s,
+            request_queue_time_seconds=max(row.first_scheduled_s - row.arrival_s - late_s, 0.0),
             request_inference_time_seconds=prefill_s + decode_s,
             request_prefill_time_seconds=prefill_s,
             request_decode_time_seconds=decode_s,

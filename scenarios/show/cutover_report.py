@@ -163,7 +163,8 @@ def points_table(answer: Cutover) -> Table:
     """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
     confidence = answer.crossing.confidence
-    rows = [[answer.unit, "advantage", f"{name} on", f"{name} off", "replications x requests", ""]]
+    advantage, word = ("advantage", "") if answer.prediction is None else ("advantage, chance alone", "with all errors")
+    rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
         means = [Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)) if side else None for side in sides]

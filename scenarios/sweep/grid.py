@@ -6,7 +6,7 @@ An axis is a short name (``scenarios/schema/changes``) or any dotted key that ``
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -60,6 +60,16 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
     else:
         whole = _takes_whole_numbers(scenario, name)
         found = [value for part in values.split(",") for value in _part(part.strip(), name, whole)]
+    return axis_of(name, found, scenario)
+
+
+def axis_of(name: str, values: Any, scenario: Scenario) -> Axis:
+    """Of a list or an array, each value once, or of a text as of `parse_axis`. Raises InputError: no list, or empty."""
+    if isinstance(values, str):
+        return parse_axis(f"{name}={values}", scenario)
+    if not isinstance(values, Iterable):
+        raise InputError("must be a list of values", file=PLACE, key=name, value=values)
+    found = [value.tolist() if hasattr(value, "tolist") else value for value in values]
     if not found:
         raise InputError("needs at least one value", file=PLACE, key=name)
     unique = {(type(value), repr(value)): value for value in found}

@@ -24,7 +24,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import engine_key
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep.cells import Outcome, ResultStore, Task, task_of
-from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import Axis, GridPoint, axis_of, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult
 from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers
 
@@ -61,7 +61,7 @@ def sweep(
     if not grid:
         raise InputError("needs at least one axis, e.g. rate=1..20:8", file="--grid")
     if isinstance(grid, Mapping):
-        axes = [Axis(name, tuple(values)) for name, values in grid.items()]
+        axes = [axis_of(name, values, scenario) for name, values in grid.items()]
     else:
         axes = [parse_axis(text, scenario) for text in grid]
     made = tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder)

@@ -47,8 +47,11 @@ def _variance(rates: FloatArray) -> float:
 
 
 def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> list[FloatArray]:
-    """Drafts accepted in each round of k, by request, when a record by output position is replayed."""
-    return accepted_by_round([np.minimum(each, k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
+    """Drafts accepted in each round of k, by request, when a record by output position is replayed.
+
+    A record's last entry is of the whole output, after which no round starts.
+    """
+    return accepted_by_round([np.minimum(each[:-1], k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
 
 
 def round_moments(rounds: Sequence[FloatArray], k: int) -> RoundMoments:

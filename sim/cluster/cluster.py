@@ -18,6 +18,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from draftcast.kernels.arrays import IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import Replica
@@ -56,7 +57,7 @@ class Cluster:
         self.replicas = list(replicas)
         self.rows = replicas[0].state.requests
         self.assigned = np.full(len(table), -1, np.int32)  # replica of each request; -1 where it was never sent
-        self.order = np.arange(len(table))  # in which requests count: the table's, with sessions that of their sending
+        self.order = np.arange(len(table))  # in which requests count: the table's, of clients who wait that of sending
         self.end_s = math.inf  # the last counted arrival
         # The engines' counters, ``ENGINE[ranks]``: at ``end_s`` with extra requests, else at the end.
         self.engines = np.zeros(0)
@@ -72,7 +73,8 @@ class Cluster:
         self._seed = seed
         self._report = progress or (lambda share: None)
         self._served = 0  # counted requests that clients have had answered
-        self._rank = self.order.copy()  # of each request in `order`; with sessions once it has been sent
+        self._rank = self.order.copy()  # of each request in `order`; of clients who wait once it has been sent
+        self._reordered = False
         self._segments = self.rows["segment"].copy()  # by rank
 
     def run(self) -> None:
@@ -111,8 +113,13 @@ class Cluster:
             np.where(done, rows["finish_s"], np.nan),
         )
 
+    @property
+    def counted(self) -> slice | IntArray:
+        """Where the counted requests stand in the table, by `order`; a slice copies nothing."""
+        return self.order[: self._counted] if self._reordered else slice(self._counted)
+
     def _counted_rows(self) -> NDArray[Any]:
-        return self.rows[: self._counted] if self._table.session is None else self.rows[self.order[: self._counted]]
+        return self.rows[self.counted]
 
     def _is_served(self) -> bool:
         return bool((self._counted_rows()["status"] == FINISHED).all())
@@ -176,7 +183,7 @@ class Cluster:
         At one and the same moment replicas first hand out what they have finished, then clients send, and only then
         does any replica schedule: the order of an open loop, in which replicas are advanced to an arrival before it.
         """
-        in_sessions = self._table.session is not None
+        self._reordered = True
         # Next to send: when, and which request; clients who send at the same moment go by its number.
         sends, sent = clients.first_sends, 0
         runs = [_ClientRun(replica) for replica in self.replicas]
@@ -201,15 +208,12 @@ class Cluster:
                     _, request = heappop(sends)
                     arrival_s[request] = now_s
                     clients.starts_left -= clients.is_start[request]
-                    place = request
-                    if in_sessions:
-                        place = sent
-                        self.order[sent], self._rank[request] = request, sent
-                        self.rows["segment"][request] = self._segments[sent]
-                    chosen = self._send(request, None if self._routes is None else int(self._routes[place]))
+                    self.order[sent], self._rank[request] = request, sent
+                    self.rows["segment"][request] = self._segments[sent]
+                    chosen = self._send(request, None if self._routes is None else int(self._routes[sent]))
                     sent += 1
                     runs[chosen].event_s = min(runs[chosen].event_s, now_s)
-                    if self._table.num_extra and place == self._counted - 1:
+                    if self._table.num_extra and sent == self._counted:
                         self._end_window()
                 continue
             run = min(runs, key=lambda run: run.event_s)

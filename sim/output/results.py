@@ -68,10 +68,10 @@ def requests_frame(
     replicas: Sequence[Replica],
     table: RequestTable,
     assigned: NDArray[np.int32],
-    order: IntArray,
+    counted: slice | IntArray,
     late_s: FloatArray | float = 0.0,
 ) -> pd.DataFrame:
-    """One row per counted request, the first of ``order``; with the number of its session and its place there.
+    """One row per counted request (where they stand in the table); with the number of its session and its place there.
 
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
     request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
@@ -82,8 +82,6 @@ def requests_frame(
     ``late_s``, of each row: between its client's sending a request and the engine's having it. Arrivals are the
     client's, and this time counts as waiting.
     """
-    # A slice takes no memory; without sessions the order is the table's.
-    counted = slice(table.num_counted) if table.session is None else order[: table.num_counted]
     rows = replicas[0].state.requests[counted]
     done = rows["status"] == state.FINISHED
     clock_s = rows["clock_s"].T
@@ -119,11 +117,15 @@ def requests_frame(
     )
 
 
-def steps_frame(replicas: Sequence[Replica], end_s: float = math.inf) -> pd.DataFrame:
-    """One row per engine step that begins by ``end_s``, replica by replica."""
-    frames = [steps[steps["start_s"] <= end_s] for steps in (replica.steps() for replica in replicas)]
-    for index, frame in enumerate(frames):
-        frame.insert(0, "replica", index)
+def steps_frame(replicas: Sequence[Sequence[Replica]], end_s: float = math.inf) -> pd.DataFrame:
+    """One row per engine step that begins by ``end_s``, replica by replica, rank by rank where one has several."""
+    frames = []
+    for index, ranks in enumerate(replicas):
+        for rank, steps in enumerate(replica.steps() for replica in ranks):
+            frames.append(steps[steps["start_s"] <= end_s])
+            if any(len(ranks) > 1 for ranks in replicas):
+                frames[-1].insert(0, "rank", rank)
+            frames[-1].insert(0, "replica", index)
     return pd.concat(frames, ignore_index=True)
 
 

@@ -2,8 +2,8 @@
 
 import importlib
 import importlib.util
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ def load_policy(name: str, **parameters: Any) -> Policy:
     try:
         return kind(**parameters)
     except TypeError as error:
-        allowed = ", ".join(f.name for f in fields(kind)) if is_dataclass(kind) else "see its class"
+        allowed = ", ".join(inspect.signature(kind).parameters)
         raise ScenarioError(f"{error}; parameters are: {allowed or 'none'}", key="policy", value=name) from error
 
 

@@ -27,6 +27,7 @@ Records of other tools, an object per request: AIPerf's ``profile_export.jsonl``
 """
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -90,7 +91,7 @@ def _hash_ids(entry: Entry, prompt_tokens: int) -> list[int]:
 def read_sharegpt(trace: TraceText) -> RequestTable:
     """Requests in the file's order; ``has_arrivals`` is False when the file gives no times."""
     rows: list[Row] = []
-    timed = 0
+    timed, most_turns = 0, 1
     for number, entry in enumerate(trace.json_entries(), start=1):
         turns = next((key for key in CONVERSATIONS if key in entry.values), None)
         pairs = [(_count(entry, PROMPT_KEYS), _count(entry, OUTPUT_KEYS))] if turns is None else _turns(entry, turns)
@@ -100,7 +101,14 @@ def read_sharegpt(trace: TraceText) -> RequestTable:
             raise entry.error(f"either every entry has an arrival time (one of {', '.join(ARRIVAL_KEYS)}) or none has")
         at_s = 0.0 if arrival is None else entry.seconds(arrival)
         rows += [(entry.line, prompt, output, at_s) for prompt, output in pairs]
-    return table_of_rows(trace, rows, timed=bool(timed))
+        most_turns = max(most_turns, len(pairs))
+    table = table_of_rows(trace, rows, timed=bool(timed))
+    if most_turns == 1:
+        return table
+    note = (
+        f"{trace.file}: the turns of a conversation arrive together, as the file times none, and share no cached prefix"
+    )
+    return replace(table, notes=(*table.notes, note))
 
 
 def _count(entry: Entry, keys: tuple[str, ...]) -> int:
@@ -153,8 +161,7 @@ def read_aiperf(trace: TraceText) -> RequestTable:
     """Requests of the measured phase; warm-up and failed ones are left out."""
 
     def is_measured(entry: dict[str, Any]) -> bool:
-        phase = (entry.get("metadata") or {}).get("benchmark_phase", "profiling")
-        return not entry.get("error") and phase == "profiling"
+        return not entry.get("error") and value_at(entry, "metadata.benchmark_phase") in (None, "profiling")
 
     entries = (entry for entry in trace.json_lines() if is_measured(entry.values))
     lengths = ("metrics.input_sequence_length.value", "metrics.output_sequence_length.value")

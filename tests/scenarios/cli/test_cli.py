@@ -458,6 +458,9 @@ def test_a_run_as_prometheus_text_holds_what_the_run_holds(tmp_path: Path) -> No
         total, count = (float(values[f"vllm:{name}_seconds_{part}{labels}"]) for part in ("sum", "count"))
         assert (count, 1e3 * total / count) == (result["completed"], pytest.approx(result[f"mean_{key}_ms"]))
     assert float(values[f"vllm:generation_tokens_total{labels}"]) == result["total_output_tokens"]
+    # Of this load the engine begins each request in its next step; the front end's time is not its queue's.
+    queued_s = float(values[f"vllm:request_queue_time_seconds_sum{labels}"])
+    assert 0 <= queued_s / result["completed"] < 0.3e-3 * result["mean_ttft_ms"]
 
 
 def test_an_overloaded_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> None:

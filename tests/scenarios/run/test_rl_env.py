@@ -64,6 +64,20 @@ def test_one_action_all_along_is_a_schedule_with_one_length(drafts: int) -> None
     assert 0 <= infos[-1]["now_s"] - served["finish_s"].max() < 0.02
 
 
+def test_a_reward_is_of_the_seconds_until_the_action() -> None:
+    env = environment()
+    env.reset(options={"replication": 1})
+    lived_s = 0.0
+    for _ in range(20):
+        _, reward, _, _, info = env.step(np.int64(0))
+        assert env._replica is not None
+        rows = env._replica.state.requests
+        arrived, ended = env._arrival_s < info["now_s"], rows["finish_s"] >= 0
+        before, lived_s = lived_s, (np.where(ended, rows["finish_s"], info["now_s"]) - env._arrival_s)[arrived].sum()
+        assert reward == pytest.approx(before - lived_s)
+    assert lived_s > 0
+
+
 def test_observations_describe_the_batch() -> None:
     env = environment()
     _, seen, infos = episode(env, lambda _: np.int64(3))

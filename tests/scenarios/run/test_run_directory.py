@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from stored_run import read_run_directory
 
-from draftcast import __version__
+from draftcast import RunResult, __version__, load_scenario, simulate
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import plain
 from draftcast.scenarios.run.run_directory import (
@@ -20,7 +20,7 @@ from draftcast.scenarios.run.run_directory import (
     make_manifest,
     write_run_directory,
 )
-from draftcast.scenarios.schema.load import load_scenario, recorded_scenario, scenario_hash, to_mapping
+from draftcast.scenarios.schema.load import recorded_scenario, scenario_hash, to_mapping
 
 REQUESTS = pd.DataFrame({"request": [0, 1], "finish_s": [1.5, math.nan], "class": ["a", "b"]})
 STEPS = pd.DataFrame({"start_s": [0.0], "k": [3]})
@@ -167,3 +167,12 @@ def test_plain_is_json() -> None:
         "b": [True, None, "x"],
         "c": "1970-01-01 00:00:00",
     }
+
+
+def test_a_run_of_another_version_is_not_read(tmp_path: Path) -> None:
+    small = ["workload.num_requests=20", "statistics.replications=1"]
+    simulate(load_scenario(overrides=small)).save(tmp_path / "run")
+    manifest = tmp_path / "run" / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format_version": 99}))
+    with pytest.raises(InputError, match="is no run of this version"):
+        RunResult.load(tmp_path / "run")

@@ -450,3 +450,23 @@ def test_an_eager_prompt_is_launched_while_the_device_decodes() -> None:
     np.testing.assert_allclose(prompts_of("engine.async_scheduling=false")["target_s"], alone_s, rtol=1e-3)
     ranks = prompts_of("engine.tensor_parallel_size=4", "engine.data_parallel_size=2")["target_s"]
     assert ranks.iloc[1:].median() < 0.95 * ranks.iloc[0]
+
+
+def test_clients_who_think_keep_the_law_of_response_time() -> None:
+    """Their throughput is the clients over response time and thought (interactive response time law), also of few
+    requests: those of slow thinkers count when they are sent, not when their thought began."""
+    loop = "workload.arrivals={process: closed_loop, concurrency: 64, think_time_s: 1}"
+    found = simulate(load_scenario(overrides=[loop, "workload.num_requests=600", "statistics.replications=5"]))
+    figures = found.summary["figures"]
+    law_rps = 64 / (figures["mean_e2el_s"].mean + 1.0)
+    assert figures["request_throughput"].mean == pytest.approx(law_rps, rel=0.04)
+    first = found.requests[found.requests["replication"] == 0]
+    assert first["arrival_s"].is_monotonic_increasing
+
+
+def test_steps_of_ranks_belong_to_their_replica() -> None:
+    changes = ["cluster.replicas=2", "engine.data_parallel_size=2", "workload.num_requests=60"]
+    found = simulate(load_scenario(overrides=[*changes, "statistics.replications=1"]), record_steps=True)
+    assert found.steps is not None
+    assert set(zip(found.steps["replica"], found.steps["rank"], strict=True)) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert set(found.requests["replica"]) == {0, 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+import numpy as np
 import pytest
 
 from draftcast.errors import ScenarioError
@@ -67,3 +68,10 @@ def test_another_methods_acceptance_is_given_even_where_it_is_the_same() -> None
 def test_a_bad_change_names_its_key() -> None:
     with pytest.raises(ScenarioError, match=r"--set: engine\.max_num_seqs = 0: must be at least 1"):
         load_scenario(overrides=assignments({"engine.max_num_seqs": 0}))
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    scenario = load_scenario()
+    assert scenario.with_(k=np.int64(2), seed=np.int64(3)) == scenario.with_(k=2, seed=3)
+    assert scenario.with_(policy="goodput").with_(policy=None) == scenario
+    assert load_scenario(overrides="statistics.seed=3") == scenario.with_(seed=3)

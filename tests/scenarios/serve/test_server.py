@@ -102,6 +102,8 @@ def test_tokenizer_speed_outputs_of_the_scenario_and_a_dead_replica(server: Simu
         answer = fast.get("/v1/chat/completions", {"messages": [{"role": "user", "content": "one"}]})
         assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 33, "total_tokens": 39}
         assert answer["choices"][0]["finish_reason"] == "stop"
+        cut = fast.get("/v1/completions", {"prompt": list(range(1, 8181)), "max_tokens": None})
+        assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (12, "length")
         assert seconds(fast) < seconds(server) / 4  # 40 times as fast, but for the connection's own time
         os.kill(fast.replicas()[0], signal.SIGKILL)
         wait_until(lambda: fast.error("/health")[0] == 503)

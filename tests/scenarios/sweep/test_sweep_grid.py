@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
-from draftcast.scenarios.sweep.grid import Axis, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import Axis, axis_of, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import pareto_front
 
 
@@ -208,3 +209,12 @@ def test_the_pareto_front_does_not_reward_chance() -> None:
     assert pareto_front([level, lucky], 0.95) == [0, 1]
     surely = ([1.0, 1.0, 1.0], [10.1, 10.11, 10.12])
     assert pareto_front([level, surely], 0.95) == [1]
+
+
+def test_a_grid_takes_arrays_and_texts_and_names_what_it_does_not_take() -> None:
+    scenario = load_scenario()
+    assert axis_of("k", np.arange(3), scenario) == Axis("k", (0, 1, 2)) == axis_of("k", "0..2", scenario)
+    assert {type(value) for value in axis_of("k", np.arange(3), scenario).values} == {int}
+    for values, said in (([], "at least one value"), (10, "rate = 10: must be a list")):
+        with pytest.raises(InputError, match=said):
+            axis_of("rate", values, scenario)

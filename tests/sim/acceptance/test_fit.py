@@ -94,3 +94,10 @@ def test_a_recorded_trace_is_reproduced_within_its_intervals(path: Path) -> None
 def test_too_few_rounds_have_no_spread() -> None:
     with pytest.raises(InputError, match="fewer than two requests"):
         round_moments([np.ones(10), np.ones(3)], K)
+
+
+def test_no_round_starts_behind_the_output() -> None:
+    """Of four tokens, each known with the drafts that would be accepted after it, the last ends the request."""
+    record = np.array([0, 1, 0, 1, 3], np.uint8)  # by existing tokens, 0 to 4
+    (rounds,) = recorded_rounds(np.array([0, 5]), record, K)
+    assert rounds.tolist() == [1.0, 1.0]

@@ -143,10 +143,12 @@ def test_sharegpt(write: Write) -> None:
     assert columns(table) == [(0.0, 12, 30), (0.0, 10, 20), (0.0, 35, 7), (0.0, 3, 4)]
     assert lines(table) == [2, 3, 3, 6]
     assert not table.has_arrivals
+    assert "turns of a conversation arrive together" in table.notes[-1]
     timed = '{"prompt_len": 4, "output_len": 2, "timestamp": 9.5}\n{"prompt_len": 1, "output_len": 3, "timestamp": 11}'
     table = read_trace(write(timed), "sharegpt")
     assert columns(table) == [(0.0, 4, 2), (1.5, 1, 3)]
     assert lines(table) == [1, 2]
+    assert table.notes == ()
 
 
 def test_vllm_bench(write: Write) -> None:
