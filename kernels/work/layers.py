@@ -77,7 +77,7 @@ class ElementwisePart:
     count: int  # how often it runs in a pass
     elements: float  # elements a row moves in one run
     launches: int  # kernels of all runs together
-    in_experts: bool = False  # whether a fused kernel of routed experts does it too
+    in_experts: bool = False  # whether the time of routed experts holds it
 
     def work(self, m: ArrayLike, act_bytes: float = 2.0) -> Work:
         """Work of all runs over ``m`` rows."""

@@ -134,11 +134,14 @@ class Engine(Frozen):
         """Of the draft: as asked for, else as a draft model's config says, else unquantized in the target's dtype.
 
         The target's own MTP layer is in fp8 where the target is; checkpoints in 4 bits leave it in 16 (configs of
-        DeepSeek, GLM-5, Qwen3.5: ``exclude_modules``).
+        DeepSeek, GLM-5, Qwen3.5: ``exclude_modules``), but one trained with experts in MXFP4 beside fp8 (DeepSeek-V4).
         """
         spec = self.speculative_config
         if spec is not None and spec.resolved_method == "mtp" and not spec.quantization and spec.model is None:
-            return "fp8" if self.weight_dtype == "fp8" else DTYPES[self.dtype]
+            model = load_model(self.model)
+            own = {dtype for _, dtype, _ in model.formats} if model.quantization == self.weight_dtype else set()
+            is_as_trained = self.weight_dtype == "fp8" or own == {"fp8", "mxfp4"}
+            return self.weight_dtype if is_as_trained else DTYPES[self.dtype]
         if spec is None or spec.quantization or spec.model is None or spec.resolved_method != "draft_model":
             return weight_dtype(self.dtype, spec.quantization if spec else None)
         return load_model(spec.model).quantization or weight_dtype(self.dtype, None)

@@ -291,11 +291,13 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
     if isinstance(opened.profile, RooflineProfile):
         rows = int(features["tokens"])
         model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
-        whole = cost.target[rows].sum()
         # The batches here are captured sizes, so rows are not padded.
+        whole, at = cost.target[rows].sum(), np.array([rows])
+        # In a step their sums never fall with the rows, as measured times do here and there: all parts in proportion.
+        share = whole / device.model_pass(model, at).sum()
         matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
-        linear = sum(device.linear(layer, np.array([rows])).sum() for layer in matrices if not layer.num_experts)
-        collectives = float(device.all_reduces(model, np.array([rows])).sum())
+        linear = share * sum(device.linear(layer, at).sum() for layer in matrices if not layer.num_experts)
+        collectives = share * float(device.all_reduces(model, at).sum())
         parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
         parts["target: linear"] = linear
         if step.tp > 1:
@@ -309,7 +311,6 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
         host |= {"host: step": cost.params[0]["host_fixed_s"], "host: requests": batch * cost.params[0]["host_seq_s"]}
         logits = np.array([int(features["logit_rows"])])
         head, choice = device.lm_head(model, logits).sum(), device.sampler(model, logits, 1 + step.k).sum()
-        # In a step their sum never falls with the rows, as measured times do here and there: both in proportion.
         both = out["sample_s"] - out["verify_s"]
         sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": both * head / (head + choice)}
         sampler["sample: sampler"] = both * choice / (head + choice)

@@ -6,7 +6,7 @@ rooflines. It knows no method and no scheduler: `sim/cost/step_tables.py` says w
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
@@ -124,8 +124,6 @@ class OperatorTables:
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
         dtype, _ = layer.stored(self.dtype)
         work = layer.work(rows, self.dtype).scale(layer.count)
-        if layer.num_experts:
-            return self.fitted("moe", dtype, work, rows, layer.count)
         one = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
         table = self.fitted(family, dtype, work, rows, layer.count) if one is None else layer.count * one
         return self._beside_routed(table, work, rows) if layer.group == "shared_experts" else table
@@ -177,12 +175,11 @@ class OperatorTables:
 
     def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
         """A forward pass over each number of rows, without attention and lm_head."""
-        experts = self._experts(model, rows) if "pass" in scopes else None
         chosen = (layer for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
-        table = self.matrices((layer for layer in chosen if experts is None or not layer.num_experts), rows)
-        if experts is not None:
-            table += experts
-        table += self._elementwise(model, rows, experts_measured=experts is not None)
+        table = self.matrices((layer for layer in chosen if not layer.num_experts), rows)
+        if "pass" in scopes and self.dp == 1:  # the rows of other ranks pass through their experts too, see `routed`
+            table += self.routed(model, rows)
+        table += self._elementwise(model, rows)
         table += self.all_reduces(model, rows)
         if self.dcp > 1 and "pass" in scopes and not model.is_mla:
             table += self._context_parallel(model, rows)
@@ -208,21 +205,6 @@ class OperatorTables:
         fp8, wide = (self.profile.operator("linear", dtype).t0_s for dtype in ("fp8", self.wide_dtype))
         return count * max(fp8 - wide, 0.0)
 
-    def _experts(self, model: ModelSpec, rows: IntArray) -> FloatArray | None:
-        """All layers' routed experts; None when they are the matrices of the pass, nothing else being measured.
-
-        Nothing where the rows of other ranks pass through them too, see `routed`.
-        """
-        if self.dp > 1:
-            return np.zeros((len(rows), 3))
-        if self.config.enable_expert_parallel:
-            return self.routed(model, rows)
-        return self._measured(self._routed_layers(model), rows)
-
-    def _routed_layers(self, model: ModelSpec) -> list[layers.LinearLayer]:
-        split_over = 1 if self.config.enable_expert_parallel else self.tp * self.dp
-        return [layer for layer in layers.linear_layers(model, self.tp, split_over) if layer.num_experts]
-
     def routed(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """All layers' routed experts on the fullest rank, and between data-parallel ranks the exchange of rows.
 
@@ -230,12 +212,11 @@ class OperatorTables:
         every other and sums up the outputs the same way.
         """
         ranks, whole_experts = self.tp * self.dp, self.config.enable_expert_parallel
-        routed = self._routed_layers(model)
-        table = self._measured(routed, rows)
-        if table is None:
-            table = self.matrices(routed, rows)
+        matrices = layers.linear_layers(model, self.tp, 1 if whole_experts else ranks)
+        routed = [layer for layer in matrices if layer.num_experts]
         if not routed:
-            return table
+            return np.zeros((len(rows), 3))
+        table = self._experts(routed, rows)
         if whole_experts and ranks > 1:
             launches = np.where(rows > 0, model.num_moe_layers * self.profile.operator("moe", self.dtype).t0_s, 0.0)
             seconds = table.sum(axis=1)
@@ -271,24 +252,25 @@ class OperatorTables:
             table += self.exchange(message, rows, self.dcp, model.num_attention_layers)
         return table
 
-    def _measured(self, routed: list[layers.LinearLayer], rows: IntArray) -> FloatArray | None:
-        """All layers' routed experts as one measured kernel each; None when nothing of the kind was measured."""
-        if not routed:
-            return None
+    def _experts(self, routed: list[layers.LinearLayer], rows: IntArray) -> FloatArray:
+        """All layers' routed experts: both matrices, permutation, activation and weighted sum of a layer as one."""
         down = routed[-1]
         dtype, _ = down.stored(self.dtype)
         experts = {"num_experts": down.num_experts, "top_k": down.num_experts_per_tok}
         table = self.measured("moe", "moe", dtype, rows, (down.n, down.k), **experts)
-        return None if table is None else down.count * table
+        if table is not None:
+            return down.count * table
+        works = (layer.work(rows, self.dtype).scale(layer.count) for layer in routed)
+        return self.fitted("moe", dtype, reduce(Work.add, works), rows, down.count)
 
-    def _elementwise(self, model: ModelSpec, rows: IntArray, *, experts_measured: bool) -> FloatArray:
+    def _elementwise(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Norms, rotary, activations and the rest of a pass; kernels that were measured by name count as measured."""
         table = np.zeros((len(rows), 3))
         rest = Work(np.zeros(len(rows)), np.zeros(len(rows)))
         launches = 0
         for part in layers.elementwise_parts(model, self.tp):
-            if part.in_experts and experts_measured:
-                continue
+            if part.in_experts:
+                continue  # in the time of the experts, see `_experts`
             found = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key) if part.kernel else None
             if found is not None:
                 table += part.count * found

@@ -31,7 +31,7 @@ from draftcast.sim.cost.step_time import (
 
 H200 = load_hardware("h200")
 PROFILE = load_profile(None, H200)
-DEEPSEEK, LLAMA = load_model("DeepSeek-V3"), load_model("Llama-3.1-70B")
+DEEPSEEK, LLAMA, QWEN = map(load_model, ("DeepSeek-V3", "Llama-3.1-70B", "Qwen3-30B-A3B"))
 EIGHT = EngineConfig(is_moe=True, weight_dtype="fp8", max_model_len=4096, tensor_parallel_size=8)
 
 
@@ -114,8 +114,16 @@ def test_experts_of_a_group_take_what_was_measured_or_else_what_their_matrices_t
         OperatorTables(load_profile(None, load_hardware(name)), 8, "fp8") for name in ("h200", "mi300x")
     )
     assert measured.routed(DEEPSEEK, rows)[:, Origin.EXTRAPOLATED].tolist() == [0.0] * 3
-    matrices = (layer for layer in linear_layers(DEEPSEEK, 8) if layer.num_experts)
-    assert fitted.routed(DEEPSEEK, rows).tolist() == fitted.matrices(matrices, rows).tolist()
+    gate_up, down = (layer for layer in linear_layers(DEEPSEEK, 8) if layer.num_experts)
+    both = gate_up.work(rows, "fp8").scale(gate_up.count).add(down.work(rows, "fp8").scale(down.count))
+    assert fitted.routed(DEEPSEEK, rows).tolist() == fitted.fitted("moe", "fp8", both, rows, down.count).tolist()
+
+
+def test_a_layer_of_experts_starts_once_whether_it_was_timed_or_not() -> None:
+    """Of one row, whose experts' matrices are small: a format that nobody timed takes about as long as a timed one."""
+    profile, one = load_profile(None, load_hardware("h100-sxm")), np.array([1])
+    bf16, int8 = (OperatorTables(profile, 1, dtype).model_pass(QWEN, one).sum() for dtype in ("bf16", "int8"))
+    assert 0.7 * bf16 < int8 < bf16
 
 
 def test_experts_of_many_rows_shrink_less_than_by_the_number_of_ranks() -> None:
