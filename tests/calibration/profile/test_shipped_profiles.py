@@ -123,3 +123,9 @@ def test_verification_is_marked_extrapolated() -> None:
         attention = step_parts(opened, cost, step, 64)["target: attention"]
         extrapolated[k] = out["by_origin_s"][2]
     assert extrapolated[4] - extrapolated[0] > 0.9 * attention
+
+
+def test_no_part_of_a_step_gets_shorter_with_more_rows() -> None:
+    found = [parts(batch) for batch in (1, 8, 64, 128, 256)]
+    for name in ("target: norms, rotary, activations", "target: linear", "target: attention"):
+        assert all(np.diff([each[name] for each in found]) > -1e-9), name

@@ -471,6 +471,7 @@ def test_a_checkpoint_is_served_in_its_own_formats(tmp_path: Path) -> None:
         ("nvidia/DeepSeek-V3.2-NVFP4", "", "bf16"),
         ("DeepSeek-V3-BF16", "", "bf16"),
         ("deepseek-ai/DeepSeek-V3", ", quantization: int4", "int4"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "", "mxfp4"),
     ],
 )
 def test_an_mtp_layer_is_in_fp8_where_its_target_is(model: str, asked: str, dtype: str) -> None:
