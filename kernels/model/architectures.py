@@ -186,8 +186,7 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
         config.per_layer("layer_types", kinds, layers)
         sliding_layers = sum(kind in _WINDOWED for kind in kinds)
     elif listed:
-        config.per_layer("hybrid_layer_pattern", listed, layers)
-        sliding_layers = sum(map(bool, listed))
+        sliding_layers = sum(config.bits("hybrid_layer_pattern", layers))
     elif chunk:
         sliding_layers = layers - layers // config.integer("no_rope_layer_interval")  # full without rotary embedding
     elif config.count(*patterns):
@@ -223,7 +222,8 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
         heads, size = kda.integer("num_heads"), kda.integer("head_dim")
         sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
         rank = 0 if kda.flag("use_full_rank_gate") else size
-        values = _state_values(config, "kda", len(kda.values.get("kda_layers") or []), sizes)
+        count = len(kda.layer_numbers("kda_layers", layers, first=1))
+        values = _state_values(config, "kda", count, sizes)
         return {**values, "linear_gate_rank": rank}
     kinds = config.strings("layer_types", _KINDS) or _blocks(config)
     if "mamba" in kinds:
@@ -258,10 +258,14 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
     if not config.count("index_topk"):
         return {}
     heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
-    pattern = config.values.get("index_topk_pattern") or [kind[:1] for kind in config.strings("indexer_types")]
-    if pattern:
-        config.per_layer(config.first("index_topk_pattern", "indexer_types"), list(pattern), layers)
-        indexed = layers - sum(letter in ("S", "s") for letter in pattern)
+    key = config.first("index_topk_pattern", "indexer_types")
+    pattern = config.values.get(key) or []
+    letters = [str(kind)[:1].upper() for kind in pattern] if isinstance(pattern, str | list) else [""]
+    if not set(letters) <= {"F", "S"}:
+        raise config.refusal(key, "F (full) or S (shared) is needed for each layer")
+    if letters:
+        config.per_layer(key, letters, layers)
+        indexed = letters.count("F")
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
         indexed = sum(max(layer - offset + 1, 0) % every == 0 for layer in range(layers))
@@ -292,11 +296,7 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
 
 def _block_sparse(sparse: Config, layers: int) -> dict[str, Any]:
     """Layers that read whole blocks of tokens by their best token's score (MiniMax-M3)."""
-    listed = sparse.values.get("sparse_attention_freq")
-    if not isinstance(listed, list):
-        raise ModelError("a list of 0 and 1 is needed", file=sparse.name, key="sparse_attention_freq", value=listed)
-    sparse.per_layer("sparse_attention_freq", listed, layers)
-    count = sum(map(bool, listed))
+    count = sum(sparse.bits("sparse_attention_freq", layers))
     heads, size = sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim")
     window = sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size")
     return _top_k(heads, size, window, count, count)
@@ -338,13 +338,9 @@ def _moe_layers(config: Config, layers: int) -> int:
     kinds = config.strings("mlp_layer_types", ("dense", "sparse"))
     if kinds:
         config.per_layer("mlp_layer_types", kinds, layers)
-    dense = config.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(layer, int) for layer in dense):
-        raise config.refusal("mlp_only_layers", "a list of layer numbers is needed")
+    dense = config.layer_numbers("mlp_only_layers", layers)
     frequency = config.values.get("moe_layer_freq")
-    listed: list[Any] = frequency if isinstance(frequency, list) else []
-    if listed:
-        config.per_layer("moe_layer_freq", listed, layers)
+    listed = config.bits("moe_layer_freq", layers) if isinstance(frequency, list) and frequency else []
     every = 1 if listed else config.integer("moe_layer_freq", 1)
     steps = [config.integer(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step",
                                                 "moe_layer_interval")]  # fmt: skip
@@ -359,7 +355,7 @@ def _moe_layers(config: Config, layers: int) -> int:
         and layer % every == 0
         and all((layer + 1) % step == 0 for step in steps)
         and (not kinds or kinds[layer] == "sparse")
-        and (not listed or bool(listed[layer]))
+        and (not listed or listed[layer] == 1)
         for layer in range(layers)
     )
 

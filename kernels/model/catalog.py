@@ -15,11 +15,12 @@ from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.dtypes import weight_dtype, wide_dtype
+from draftcast.kernels.model.formats import ONLY_4_BITS
 from draftcast.kernels.model.spec import ModelSpec
 
 _FOLDER = Path(__file__).parents[1] / "models"
-# How publishers name a format at the end of a repository's name.
-_FORMATS = ("bf16", "fp8", "mxfp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16", "int8", "w8a8")
+# How publishers name a format at the end of a repository's name. GPTQ's int8 is of weights alone, which is not known.
+_FORMATS = ("bf16", "fp8", "mxfp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16", "(?<!gptq.)int8", "w8a8")
 _FORMAT = re.compile(
     rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})(?:[-_](?:dynamic|block|kv))*$", re.IGNORECASE
 )
@@ -99,6 +100,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         if not os.path.exists(path):
             raise ModelError("a folder without a config.json", key="model", value=text)
     if not os.path.exists(path):
+        if re.search(r"gptq[-_]int8$", text, re.IGNORECASE):
+            raise ModelError(ONLY_4_BITS, key="model", value=text)
         known = f"bundled: {', '.join(model_names())}; or give the path of a Hugging Face config.json"
         raise ModelError(f"unknown model and no such file; {known}", key="model", value=text)
     config = read_json(path, ModelError)

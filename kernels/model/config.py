@@ -94,11 +94,38 @@ class Config:
             raise self.refusal(key, "an object is needed")
         return Config(value, f"{self.name}: {key}")
 
-    def per_layer(self, key: str, entries: list[Any], layers: int) -> None:
-        """Refuse a list that has not one entry for each of ``layers``."""
+    def per_layer(self, key: str, entries: Any, layers: int) -> None:
+        """Refuse what is no list with one entry for each of ``layers``."""
+        if not isinstance(entries, list):
+            raise self.refusal(key, f"a list of {layers} entries is needed (num_hidden_layers)")
         if len(entries) != layers:
             allowed = f"{layers} entries are needed (num_hidden_layers), not {len(entries)}"
             raise ModelError(allowed, file=self.name, key=key)
+
+    def bits(self, key: str, layers: int) -> list[int]:
+        """List of 0 and 1, one for each of ``layers``."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or not all(type(bit) is int and bit in (0, 1) for bit in value):
+            raise self.refusal(key, "a list of 0 and 1 is needed")
+        self.per_layer(key, value, layers)
+        return value
+
+    def layer_numbers(self, key: str, layers: int, first: int = 0) -> set[int]:
+        """Numbers of some of ``layers``, counted from ``first`` on; none where the key is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return set()
+        if isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value):
+            value = list(map(int, value.split(",")))
+        last = first + layers - 1
+        if (
+            not isinstance(value, list)
+            or not all(type(layer) is int and first <= layer <= last for layer in value)
+            or len(set(value)) < len(value)
+        ):
+            allowed = f"layer numbers are needed, as a list or between commas: from {first} to {last}, each once"
+            raise self.refusal(key, allowed)
+        return set(value)
 
     def refuse_unused(self, keys: Iterable[str]) -> None:
         """Refuse sizes of layers that no other field says the model has."""
@@ -142,20 +169,11 @@ def usual_words(config: Config) -> dict[str, Any]:
 def _numbered_layers(config: Config, found: dict[str, Any], layers: int) -> None:
     for key in ("moe_layers_enum", "moe_layers"):  # Step, Llama 4
         if found.pop(key, None) is not None:
-            experts = _numbers(config, key)
+            experts = config.layer_numbers(key, layers)
             found["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
     if found.pop("attn_layer_indices", None) is not None:  # Bamba
-        attention = _numbers(config, "attn_layer_indices")
+        attention = config.layer_numbers("attn_layer_indices", layers)
         found["layer_types"] = ["attention" if layer in attention else "mamba" for layer in range(layers)]
-
-
-def _numbers(config: Config, key: str) -> set[int]:
-    value = config.values[key]
-    if isinstance(value, str) and re.fullmatch(r"\d+(,\d+)*", value):
-        value = list(map(int, value.split(",")))
-    if not isinstance(value, list) or not all(isinstance(layer, int) for layer in value):
-        raise config.refusal(key, "layer numbers are needed, as a list or between commas")
-    return set(value)
 
 
 def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:
@@ -180,7 +198,7 @@ def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:
             "num_heads": found.pop("linear_num_heads"),
             "head_dim": found.pop("linear_head_dim", None),
             "short_conv_kernel_size": found.pop("linear_conv_kernel_dim", None),
-            "kda_layers": [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"],
+            "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == "linear_attention"],
         }
     if isinstance(kinds, list) and "index_topk_blocks" in found:  # MiniMax-M3
         sparse = [int(kind == "minimax_m3_sparse") for kind in kinds]

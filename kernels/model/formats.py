@@ -25,8 +25,10 @@ MODULES_BESIDE = {**MODULES, "shared_experts": ["mlp.down_proj"], "experts": ["e
 _MODELOPT: dict[str, str] = FORMATS["modelopt"]
 _QUARK: dict[str, tuple[str, int]] = {name: tuple(scheme) for name, scheme in FORMATS["quark"].items()}
 _KINDS_OF_MODULES = ("Linear", "FusedMoE", "Linear*")  # classes: every matrix but tables and routers
-_KEPT = ("ignore", "modules_to_not_convert", "exclude_modules", "exclude")  # lists of modules in 16 bits
-_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt...", "mxfp4", "quark")
+# Lists of modules in 16 bits.
+_KEPT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude")
+_METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt...", "mxfp4", "mxfp8", "quark")
+ONLY_4_BITS = "only 4 bits are known"  # of AWQ and GPTQ
 
 
 def stored_formats(
@@ -40,7 +42,11 @@ def stored_formats(
     Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """
     default, by_module = _schemes(section)
-    is_kept = _matcher({rule: key for key in _KEPT for rule in section.strings(key)}, section.name)
+    kept = {rule: key for key in _KEPT for rule in section.strings(key)}
+    if section.values.get("quant_method") == "gptq":
+        kept |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
+        kept |= {} if section.flag("lm_head") else {"lm_head": "lm_head"}
+    is_kept = _matcher(kept, section.name)
     matchers = [
         (stored, _matcher(dict.fromkeys(names, "targets"), section.name)) for stored, names in by_module.items()
     ]
@@ -79,10 +85,12 @@ def _schemes(section: Config) -> Schemes:
         return _modelopt(section, algorithm)
     if method in ("fp8", "fbgemm_fp8"):
         return _fp8(section), {}
-    if method in ("awq", "gptq"):
-        return _int4(section, method == "awq"), {}
-    if method == "mxfp4":
-        return ("mxfp4", WEIGHT_BYTES["mxfp4"]), {}
+    if method == "awq":
+        return _int4(section, True), {}
+    if method == "gptq":
+        return _gptq(section)
+    if method in ("mxfp4", "mxfp8"):
+        return (method, WEIGHT_BYTES[method]), {}
     if method in ("compressed-tensors", "quark"):
         default, by_module = None, dict[Stored, list[str]]()
         for targets, stored in (_compressed if method == "compressed-tensors" else _quark)(section):
@@ -114,19 +122,46 @@ def _fp8(section: Config) -> Stored:
     block = section.values.get("weight_block_size")
     if block is None:
         return "fp8", WEIGHT_BYTES["fp8"]
-    if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
+    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
         raise ModelError("two integers > 0 are needed", file=section.name, key="weight_block_size", value=block)
     if block == [1, 32]:
         return "mxfp8", WEIGHT_BYTES["mxfp8"]
     return "fp8", WEIGHT_BYTES["fp8"] + 4.0 / (block[0] * block[1])
 
 
+def _dynamic(section: Config) -> Config:
+    """GPTQ's rules by a pattern of modules: ``-:`` leaves them in 16 bits, another prefix or none changes fields."""
+    return section.section("dynamic") if section.values.get("dynamic") else Config({}, section.name)
+
+
+def _gptq(section: Config) -> Schemes:
+    usual, rules = _int4(section, False), _dynamic(section)
+    by_module: dict[Stored, list[str]] = {}
+    for rule in rules.values:
+        if not rule.startswith("-:"):
+            changed = rules.section(rule)
+            stored = _int4(Config({**section.values, **changed.values}, changed.name), False)
+            if stored != usual:
+                by_module.setdefault(stored, []).append(f"re:{rule.removeprefix('+:')}")
+    key = "modules_in_block_to_quantize"
+    listed = section.values.get(key) or []
+    parts = [part if isinstance(part, list) else [part] for part in listed] if isinstance(listed, list) else [[listed]]
+    names = [name for part in parts for name in part]
+    if not all(isinstance(name, str) for name in names):
+        raise section.refusal(key, "a list of strings, or of lists of strings, is needed")
+    by_module[usual] = names or ["lm_head"]  # the latter is kept unless ``lm_head`` is true
+    return None if names else usual, by_module
+
+
 def _int4(section: Config, zero_points: bool) -> Stored:
     """AWQ's and GPTQ's: groups with a 16-bit scale, and AWQ's with a zero point of 4 bits."""
     key = section.first("bits", "w_bit")
     if section.integer(key) != 4:
-        raise ModelError("only 4 bits are known", file=section.name, key=key, value=section.values[key])
-    group = section.integer(section.first("group_size", "q_group_size"), 128, minimum=-1)
+        raise ModelError(ONLY_4_BITS, file=section.name, key=key, value=section.values[key])
+    size = section.first("group_size", "q_group_size")
+    group = section.integer(size, 128, minimum=-1)
+    if group == 0:
+        raise section.refusal(size, "an integer >= 1, or -1 for a scale a column, is needed")
     return _grouped("int4", group, zero_points)
 
 

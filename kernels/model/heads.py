@@ -169,15 +169,18 @@ def read_head(values: Any, name: str) -> HeadConfig:
         values = {**layer, **{key: value for key, value in values.items() if value is not None}}
     config = Config(values, name)
     kind = _kind(config)
-    if kind in ("medusa", "mlp_speculator"):
-        return _without_layers(config, kind)
     assumed: tuple[str, ...] = ()
+    if values.get("quantization_config"):
+        wide = "assumed 16 bits unless speculative_config.quantization is given"
+        assumed = (f"{name} has a quantization_config: {wide}",)
+    if kind in ("medusa", "mlp_speculator"):
+        return replace(_without_layers(config, kind), assumed=assumed)
     # vLLM's drafters go by ``layer_types`` alone.
     sliding_layers = sum("sliding" in kind for kind in config.strings("layer_types"))
     window = config.integer("sliding_window") if sliding_layers else 0
     unused = 0 if config.strings("layer_types") else config.integer("sliding_window", 0)
     if 0 < unused < config.integer("max_position_embeddings") and config.values.get("use_sliding_window") is not False:
-        assumed = (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
+        assumed += (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
     if "DominoDraftModel" in config.strings("architectures"):
         assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
     given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
@@ -211,15 +214,16 @@ def read_head(values: Any, name: str) -> HeadConfig:
 
 def _kind(config: Config) -> str:
     architectures = config.strings("architectures")
-    label = config.values.get("speculators_model_type") or (architectures[0] if architectures else None)
+    key = "speculators_model_type" if config.values.get("speculators_model_type") else "architectures"
+    label = config.values[key] if key != "architectures" else next(iter(architectures), None)
     if label == "LlamaForCausalLM":  # EAGLE's own repositories
         return "eagle3" if config.values.get("draft_vocab_size") else "eagle"
     if "medusa_num_heads" in config.values:  # Medusa's own repositories name no architecture
         return "medusa"
     kinds = _facts()["kinds"]
-    if label not in kinds:
-        known = ", ".join(key for key in kinds if key[0].isupper())
-        raise ModelError(f"no draft head's; known: {known}", file=config.name, key="architectures", value=label)
+    if not isinstance(label, str) or label not in kinds:
+        known = ", ".join(kind for kind in kinds if kind[0].isupper() == (key == "architectures"))
+        raise ModelError(f"no draft head's; known: {known}", file=config.name, key=key, value=label)
     return str(kinds[label])
 
 

@@ -182,6 +182,8 @@ class ModelSpec:
                     "num_feed_forward_only_layers", "num_attention_only_layers"):  # fmt: skip
             if getattr(self, key) > self.num_hidden_layers:
                 raise self._refusal(key, f"at most num_hidden_layers = {self.num_hidden_layers}")
+        if self.num_attention_layers < 1:  # the memory of states without a KV cache is not covered
+            raise self._refusal("num_linear_layers", "a model without attention layers is not known")
         kinds = zip(self.attention_kinds(), self.cached_kinds(), strict=True)
         if self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds):
             raise self._refusal("num_kv_shared_layers", "each kind of attention needs a layer with K and V of its own")

@@ -123,3 +123,8 @@ def test_bamba_numbers_its_attention_layers_and_leaves_a_head_size_out() -> None
 def test_a_size_for_each_layer_all_alike_is_that_size() -> None:
     config = config_of("Qwen3-8B")
     assert spec_from_config({**config, "intermediate_size": [12288] * 36}, "Qwen3-8B") == load_model("Qwen3-8B")
+
+
+def test_fields_that_no_code_reads_change_nothing() -> None:
+    config = config_of("Qwen3-8B")
+    assert spec_from_config({**config, "layer_switch": 4}, "Qwen3-8B") == load_model("Qwen3-8B")

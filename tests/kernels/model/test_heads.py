@@ -115,6 +115,16 @@ def test_window_markov_rank_and_captured_layers_of_a_block_drafter() -> None:
     assert read_head(DSPARK | {"sliding_window": 512, "use_sliding_window": False}, "a head").assumed == ()
 
 
+def test_a_quantization_that_is_not_read_is_said() -> None:
+    section = {"quantization_config": {"quant_method": "fp8"}}
+    said = "a head has a quantization_config: assumed 16 bits unless speculative_config.quantization is given"
+    for config in (EAGLE3, {"medusa_num_heads": 4, "hidden_size": 4096}):
+        assert read_head(config | section, "a head").assumed == (said,)
+        assert read_head(config | {"quantization_config": None}, "a head").assumed == ()
+    both = read_head(DSPARK | section | {"sliding_window": 512}, "a head").assumed
+    assert (both[0], len(both)) == (said, 2)
+
+
 def test_a_dflash2_head_is_as_large_as_its_checkpoint() -> None:
     """The repository's weights are 3.85 GB in 16 bits, without the target's embedding and lm_head."""
     for name in ("z-lab/Qwen3.8-27B-DFlash2", "incoai/Qwen3.8-27B-DFlash2"):
@@ -282,6 +292,10 @@ def test_a_head_of_another_method_or_target_is_refused(method: str, target: str,
         ({"hidden_size": None}, "hidden_size: missing"),
         ({"draft_vocab_size": -1}, "draft_vocab_size = -1"),
         ({"eagle_aux_hidden_state_layer_ids": 3}, "a list of layer numbers is needed"),
+        (
+            {"speculators_model_type": ["eagle3"]},
+            r"speculators_model_type = \['eagle3'\]: no draft head's; known: eagle,",
+        ),
     ],
 )
 def test_bad_configs_are_refused_by_key(change: dict[str, Any], message: str) -> None:

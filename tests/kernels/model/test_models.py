@@ -14,6 +14,7 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, model_names
+from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work import layers
@@ -257,6 +258,13 @@ def test_a_name_that_only_ends_in_a_format_is_not_a_model() -> None:
 def test_a_path_is_no_repository(name: str) -> None:
     assert not is_bundled_model(name)
     with pytest.raises(ModelError, match="no such file"):
+        load_model(name)
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "QuantTrio/Qwen3-30B-A3B-GPTQ_Int8"])
+def test_gptq_in_8_bits_is_refused_by_name_as_by_its_config(name: str) -> None:
+    assert not is_bundled_model(name)
+    with pytest.raises(ModelError, match=r"^model = .*: only 4 bits are known$"):
         load_model(name)
 
 
@@ -513,6 +521,18 @@ def test_sliding_layers_by_pattern_type_or_window() -> None:
         ("Qwen3-30B-A3B", "mlp_layer_types", ["dense"]),
         ("ERNIE-4.5-21B-A3B", "moe_num_experts", [64, 64]),
         ("gpt-oss-20b", "layer_types", ["full_attention", 3]),
+        ("Qwen3-30B-A3B", "mlp_only_layers", [48]),
+        ("Qwen3-30B-A3B", "mlp_only_layers", [-1]),
+        ("Qwen3-30B-A3B", "mlp_only_layers", [True]),
+        ("Qwen3-30B-A3B", "mlp_only_layers", [3, 3]),
+        ("Qwen3-30B-A3B", "moe_layer_freq", ["a"] * 48),
+        ("Qwen3-30B-A3B", "moe_layer_freq", [True] * 48),
+        ("MiMo-V2-Flash", "hybrid_layer_pattern", "01" * 24),
+        ("MiMo-V2-Flash", "hybrid_layer_pattern", 5),
+        ("MiMo-V2-Flash", "hybrid_layer_pattern", [2] * 48),
+        ("DeepSeek-V3.2", "index_topk_pattern", 5),
+        ("DeepSeek-V3.2", "index_topk_pattern", "FX" * 30 + "F"),
+        ("DeepSeek-V3.2", "index_topk_pattern", "FS"),
     ],
 )
 def test_bad_fields_are_named(model: str, key: str, value: object) -> None:
@@ -520,6 +540,26 @@ def test_bad_fields_are_named(model: str, key: str, value: object) -> None:
         spec_from_config({**config_of(model), key: value}, "conf")
     assert {"ffn_dim": "intermediate_size"}.get(key, key) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("layers", [5, [3] * 20, [94], [0], [True]])
+def test_numbers_of_kda_layers_are_checked(layers: object) -> None:
+    config = config_of("Kimi-K3")
+    config["linear_attn_config"] = {**config["linear_attn_config"], "kda_layers": layers}
+    with pytest.raises(ModelError, match=r"^conf: linear_attn_config: kda_layers = .*from 1 to 93, each once"):
+        spec_from_config(config, "conf")
+
+
+def test_a_model_without_attention_is_refused() -> None:
+    for change in ({"layer_types": ["linear_attention"] * 64}, {"full_attention_interval": 65}):
+        config = {**config_of("Qwen3.5-27B"), "layer_types": None, **change}
+        with pytest.raises(ModelError, match=r"^conf: num_linear_layers = 64: a model without attention"):
+            spec_from_config(config, "conf")
+
+
+def test_what_is_no_list_has_no_entry_for_each_layer() -> None:
+    with pytest.raises(ModelError, match=r"^conf: a_list = 5: a list of 4 entries is needed \(num_hidden_layers\)"):
+        Config({"a_list": 5}, "conf").per_layer("a_list", 5, 4)
 
 
 def test_head_dim_is_derived_when_absent() -> None:
@@ -951,6 +991,8 @@ FP8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
 FP4 = {"num_bits": 4, "type": "float", "group_size": 16}
 DENSE = ("attention", "attention_out", "dense_mlp")
 BLOCKS = 1 + 4 / 128**2
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+INT4 = ("int4", 0.5 + 2 / 128)
 
 
 @pytest.mark.parametrize(
@@ -992,6 +1034,23 @@ BLOCKS = 1 + 4 / 128**2
             "weight": {"dtype": "fp8_e4m3"}, "input_tensors": {"dtype": "fp8_e4m3"}},
             "layer_quant_config": {"*experts*": {"weight": {"dtype": "fp4", "group_size": 32}}}, "exclude": ["gate"]},
          {"attention": ("fp8", 1.0), "attention_out": ("fp8", 1.0), "experts": ("mxfp4", 0.53125)}),
+        # GPTQ's rules by module: left out (``-:``), unchanged, in other groups; its lm_head, and a list of modules
+        ("Qwen3.5-35B-A3B", {**GPTQ, "dynamic": {"lm_head": {}, "-:.*attn.*": {}, "-:.*shared_expert.*": {}}},
+         {"experts": INT4}),
+        ("Qwen3-8B", {**GPTQ, "dynamic": {"+:.*mlp.*": {"group_size": 32}, r".*layers\.1\..*": {"group_size": 64}}},
+         {"attention": INT4, "attention_out": INT4, "dense_mlp": ("int4", 0.5625)}),
+        ("Qwen3-8B", {**GPTQ, "dynamic": {".*": {"group_size": 32}}}, dict.fromkeys(DENSE, ("int4", 0.5625))),
+        ("Qwen3-8B", {**GPTQ, "lm_head": True}, dict.fromkeys((*DENSE, "lm_head"), INT4)),
+        ("Qwen3-8B", {**GPTQ, "modules_in_block_to_quantize": [["self_attn.q_proj"], ["self_attn.o_proj"]]},
+         {"attention": INT4, "attention_out": INT4}),
+        ("Qwen3-8B", {**GPTQ, "lm_head": True, "modules_in_block_to_quantize": ["mlp.down_proj", "lm_head"]},
+         {"dense_mlp": INT4, "lm_head": INT4}),
+        ("Qwen3-8B", {"quant_method": "fp8", "ignored_layers": [
+            "lm_head", *(f"model.layers.{n}.self_attn.{m}_proj" for n in range(36) for m in "qkvo")]},
+         {"dense_mlp": ("fp8", 1.0)}),
+        ("MiniMax-M2.5", {"quant_method": "mxfp8", "weight_block_size": [1, 32], "ignored_layers": [
+            "lm_head", *(f"model.layers.{n}.block_sparse_moe.gate" for n in range(62))]},
+         dict.fromkeys(("attention", "attention_out", "experts"), ("mxfp8", 1.03125))),
     ],
 )  # fmt: skip
 def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
@@ -1019,6 +1078,16 @@ def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
         ({"quant_method": "fp8", "ignore": ["re:("]}, "ignore"),
         (_groups({"targets": ["re:("], "weights": FP8, "input_activations": FP8}), "targets"),
         ("fp8", "quantization_config"),
+        ({**GPTQ, "dynamic": {"+:.*mlp.*": {"bits": 8}}}, "bits"),
+        ({**GPTQ, "dynamic": {r".*\.1\..*": {"bits": 8}}}, "bits"),
+        ({**GPTQ, "dynamic": {".*": 8}}, r"\.\*"),
+        ({**GPTQ, "dynamic": ["-:.*"]}, "dynamic"),
+        ({**GPTQ, "dynamic": {"-:(": {}}}, "dynamic"),
+        ({**GPTQ, "lm_head": 1}, "lm_head"),
+        ({**GPTQ, "modules_in_block_to_quantize": 5}, "modules_in_block_to_quantize"),
+        ({**GPTQ, "group_size": 0}, "group_size"),
+        ({"quant_method": "fp8", "ignored_layers": 5}, "ignored_layers"),
+        ({"quant_method": "fp8", "weight_block_size": [True, True]}, "weight_block_size"),
     ],
 )
 def test_an_unknown_format_is_refused_by_its_field(section: Any, message: str) -> None:
