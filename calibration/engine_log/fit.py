@@ -80,6 +80,12 @@ class FitOptions:
             raise InputError("must be at least 0", key="bootstrap", value=self.bootstrap)
         if not 0.0 < self.confidence < 1.0:
             raise InputError("must be between 0 and 1", key="confidence", value=self.confidence)
+        if self.warmup_steps < 0:
+            raise InputError("must be at least 0", key="warmup_steps", value=self.warmup_steps)
+        for key in ("kv_capacity_tokens", "block_size"):
+            value = getattr(self, key)
+            if value is not None and not 1 <= value < math.inf:
+                raise InputError("must be at least 1", key=key, value=value)
 
 
 @dataclass(frozen=True)

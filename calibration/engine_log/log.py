@@ -53,6 +53,7 @@ _PROCESS = re.compile(r'\bpid=(\d+)|"process": (\d+)')
 _CAPACITY = re.compile(r"KV cache size: ([\d,]{1,20}) tokens")
 _BLOCK_SIZE = re.compile(r"'block_size': (\d{1,9})")
 _START = re.compile(r"LLM engine \(v([^)]{1,99})\) with config: ")
+_MODEL = re.compile(r"model='([^']*)'")
 _SPECULATIVE = re.compile(r"speculative_config=(None|SpeculativeConfig\(([^)]{0,2000})\))")
 _METHOD = re.compile(r"method='([^']*)'")
 _DRAFTS = re.compile(r"num_spec_tokens=(\d{1,9})")
@@ -68,13 +69,15 @@ class _Facts:
     method: str = "?"
     num_speculative_tokens: int = 0
     enforce_eager: bool | None = None
+    model: str = ""
     version: str = ""
 
     def read(self, text: str) -> None:
         if (found := _START.search(text)) and (config := _SPECULATIVE.search(text, found.end())):
             inner = config[2] or ""
             method, drafts = _METHOD.search(inner), _DRAFTS.search(inner)
-            self.version = found[1]
+            model = _MODEL.search(text, found.end())
+            self.version, self.model = found[1], model[1] if model else ""
             self.method = "" if config[1] == "None" else method[1] if method else "?"
             self.num_speculative_tokens = int(drafts[1]) if drafts else 0
             eager = _EAGER.search(text)

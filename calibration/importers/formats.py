@@ -11,7 +11,7 @@ from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.table_file import Imported
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.load import ENGINE_TABLE, TABLE, find_profile, has_profile, write_manifest
+from draftcast.calibration.profile.load import ENGINE_TABLE, MANIFEST, TABLE, find_profile, has_profile, write_manifest
 from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
@@ -47,7 +47,7 @@ def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any)
         return _with_all_reduces(read_vidur(path), hardware)
     if "model" not in given:
         raise HardwareError("llmservingsim's files name no sizes: the model is needed", key="model")
-    return _with_all_reduces(read_llmservingsim(path, **given), hardware)
+    return _with_all_reduces(read_llmservingsim(path, hardware=hardware, **given), hardware)
 
 
 def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
@@ -63,16 +63,26 @@ def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
 def write_profile(
     folder: Path, imported: Imported, hardware: HardwareSpec, *, name: str, date: str, command: str
 ) -> None:
-    """Write table, manifest and fit into ``folder``. Raises HardwareError: the folder cannot be written."""
-    imported.table.write(made(folder, HardwareError) / TABLE)
-    for engine, table in imported.engines.items():
-        table.write(folder / ENGINE_TABLE.format(engine))
-    write_manifest(
-        folder,
-        name=name,
-        hardware=hardware.name,
-        date=date,
-        command=command,
-        **picked(imported, "device versions source licence left_out sources"),
-    )
-    fit_profile(folder, hardware)
+    """Write table, manifest and fit into ``folder``: all of them or none.
+
+    Raises HardwareError: the folder cannot be written, the table cannot be fitted.
+    """
+    tables = {TABLE: imported.table}
+    tables |= {ENGINE_TABLE.format(engine): table for engine, table in imported.engines.items()}
+    made(folder, HardwareError)
+    try:
+        for file, table in tables.items():
+            table.write(folder / file)
+        write_manifest(
+            folder,
+            name=name,
+            hardware=hardware.name,
+            date=date,
+            command=command,
+            **picked(imported, "device versions source licence left_out sources"),
+        )
+        fit_profile(folder, hardware)
+    except BaseException:  # a part of a profile would keep the next try out
+        for file in (*tables, MANIFEST):
+            (folder / file).unlink(missing_ok=True)
+        raise

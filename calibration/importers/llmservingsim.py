@@ -11,6 +11,7 @@ microseconds, timed inside vLLM without a CUDA graph:
 * ``skew.csv``: launches over ``n`` decodes of ``kv_mean`` tokens on average and ``kv_big`` at most, with or without a
   prompt of ``pc`` tokens after ``kp`` others; t_skew_us is the sum of the ``measurement_iterations`` of ``meta.yaml``,
   where the other files have their mean (three times the times of attention.csv in the published profiles)
+* ``meta.yaml``: gpu, model, variant (the weights' format) and tp_degrees, which must be those that are asked for
 * ``moe.csv``: tokens, activated_experts, time_us and, in newer files, ep; of several numbers of experts for one number
   of tokens the one nearest to what uniform independent routing touches is taken
 
@@ -30,14 +31,18 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.table_file import Imported, Rows, complete, read_rows, table_of
+from draftcast.calibration.measured_model import check_model
+from draftcast.calibration.profile.hardware import HardwareSpec, is_bundled_device, recognised
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
+from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.linear import touched_experts
 from draftcast.kernels.work.layers import linear_layers, lm_head
 
 Columns = dict[str, Any]
+META = "meta.yaml"
 _FILES = ("dense.csv", "per_sequence.csv", "attention.csv", "skew.csv", "moe.csv", "layers.csv")
 _LINEAR = {"qkv_proj": "qkv", "o_proj": "o", "gate_up_proj": "gate_up", "down_proj": "down"}
 _LAYERS = {
@@ -48,18 +53,25 @@ _LAYERS = {
 """Of a file of layers the columns of their name, of rows and of time, and its unit in seconds."""
 
 
-def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtype: str = "bf16") -> Imported:
+def read_llmservingsim(
+    path: Path, model: ModelSpec, tp: int | None = None, dtype: str = "bf16", hardware: HardwareSpec | None = None
+) -> Imported:
     """Linear layers, norms, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
 
     Args:
         model: the profiled model, for the sizes.
-        tp: ranks; absent: the N of the folder's name.
+        tp: ranks; absent: the N of the folder's name, or the only one that ``meta.yaml`` names.
         dtype: number format of weights (the folder above is called after it).
+        hardware: the timed device; None: not checked.
 
     Raises:
-        HardwareError: none of the files there, a column missing, a bad value: file, line and column are named.
+        HardwareError: none of the files there, a column missing, a bad value: file, line and column are named; another
+            degree, format or device than ``meta.yaml`` names.
+        InputError: another model.
     """
-    ranks = _ranks(path) if tp is None else tp
+    meta = _meta(path)
+    ranks = _ranks(path, meta) if tp is None else tp
+    _check(path / META, meta, model, ranks, dtype, hardware)
     shapes = _shapes(model, ranks, dtype)
     parts: list[pd.DataFrame] = []
     left_out: Counter[str] = Counter()
@@ -76,7 +88,6 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
         else:
             parts += _layers(file, shapes, ranks, left_out)
     frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
-    meta = _meta(path)
     return Imported(
         table=table_of(frame.assign(implementation="vllm"), path),
         device=meta.get("gpu", ""),
@@ -89,17 +100,39 @@ def read_llmservingsim(path: Path, model: ModelSpec, tp: int | None = None, dtyp
 
 def _meta(path: Path) -> dict[str, str]:
     """What the tool wrote down of the device and its measurement; empty without the file."""
-    file = path / "meta.yaml"
+    file = path / META
     text = read_text(file, HardwareError) if file.is_file() else ""
     # Not as YAML: later parts of the file have keys that are no words.
-    return dict(re.findall(r"^(gpu|vllm_version|measurement_iterations): *([^\s].*)$", text, re.MULTILINE))
+    keys = "gpu|vllm_version|measurement_iterations|model|variant|tp_degrees"
+    return dict(re.findall(rf"^({keys}): *([^\s].*)$", text, re.MULTILINE))
 
 
-def _ranks(path: Path) -> int:
-    found = re.fullmatch(r"tp(\d+)", path.name)
-    if found is None or int(found[1]) < 1:
-        raise HardwareError("must be called tp<N>, or the tensor-parallel degree must be given", file=str(path))
-    return int(found[1])
+def _degrees(meta: dict[str, str]) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", meta.get("tp_degrees", ""))]
+
+
+def _ranks(path: Path, meta: dict[str, str]) -> int:
+    found, degrees = re.fullmatch(r"tp([1-9]\d*)", path.name), _degrees(meta)
+    if found is None and len(degrees) != 1:
+        raise HardwareError("must be called tp<N>, or the tensor-parallel degree be given by --tp", file=str(path))
+    return int(found[1]) if found is not None else degrees[0]
+
+
+def _check(
+    file: Path, meta: dict[str, str], model: ModelSpec, ranks: int, dtype: str, hardware: HardwareSpec | None
+) -> None:
+    """Refuse timings of something else than is asked for, as far as ``meta`` says."""
+    check_model(meta.get("model", ""), model.name, str(file))
+    degrees, variant, gpu = _degrees(meta), meta.get("variant", dtype), recognised(meta.get("gpu", ""))
+    if degrees and ranks not in degrees:
+        message = f"does not hold {ranks} ranks: give one of its degrees by --tp"
+        raise HardwareError(message, file=str(file), key="tp_degrees", value=meta["tp_degrees"])
+    if variant in WEIGHT_BYTES and variant != dtype:
+        raise HardwareError(f"was timed, not {dtype}: give it by --dtype", file=str(file), key="variant", value=variant)
+    # A file of the user's own may describe any device.
+    if gpu is not None and hardware is not None and is_bundled_device(hardware.name) and gpu.name != hardware.name:
+        message = f"was timed, not {hardware.name}: give --hardware {gpu.name}"
+        raise HardwareError(message, file=str(file), key="gpu", value=meta["gpu"])
 
 
 def _shapes(model: ModelSpec, tp: int, dtype: str) -> dict[str, Columns]:

@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from draftcast.calibration.acceptance.metrics import BENCH_KEYS, BENCH_RATES, read_metrics
+from draftcast.calibration.live.off_runs import closed_loop, without_rate
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, tables
 from draftcast.calibration.live.server import KNOWN
 from draftcast.errors import InputError
 from draftcast.files import json_lines, read_json, read_text
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
+_LENGTHS = ("input_lens", "output_lens")
 _BAD = (TypeError, ValueError, OverflowError)
 _SERVER: dict[str, Any] = {"command": [], "url": "", "version": "", "log": False, "config": {}}
 
@@ -33,8 +35,11 @@ _SERVER: dict[str, Any] = {"command": [], "url": "", "version": "", "log": False
 def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     """Write the result in ``file`` as a live run into ``out``; ``manifest``: more of it, such as the scenario.
 
+    The recorded scenario gets the file's closed loop for its arrivals; of any other load the sending times tell all.
+
     Raises:
-        InputError: no such result, or one without ``--save-detailed``; the key is named. ``out`` is not empty.
+        InputError: no such result, or one without ``--save-detailed``; the key is named. The manifest has speculation
+            and the file counts no drafts. ``out`` is not empty.
         LiveError: the disk refuses.
     """
     result = read_json(file)
@@ -53,9 +58,17 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
         if latencies is None:
             raise InputError("no gap in it, and no latencies that tell when answers end", file=str(file), key="itls")
         chunks = chunks.head(0)  # when the pieces came is not known
+    if manifest.get("speculative_config") is not None and BENCH_KEYS[0] not in result:
+        message = "not found, and the scenario speculates; give --speculative-config null where the server did not"
+        raise InputError(message, file=str(file), key=BENCH_KEYS[0])
+    scenario = manifest.get("scenario", {})
+    workload = {key: value for key, value in scenario.get("workload", {}).items() if key != "arrivals"}
+    if without_rate(result) and result.get("max_concurrency") is not None:
+        workload["arrivals"] = closed_loop(result, str(file))[1]
+    manifest["scenario"] = scenario | ({"workload": workload} if workload else {})
     values = {
         "name": str(result.get("label") or file.stem),
-        "server": _SERVER,
+        "server": _SERVER | {"model": str(result.get("model_id") or "")},
         "client": {"source": f"vllm bench serve, {file.name}"},
         "acceptance": read_metrics(file).counts() if all(map(result.get, (*BENCH_KEYS, BENCH_RATES))) else None,
     }
@@ -65,6 +78,10 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
 
 
 def _lines(file: Path, result: dict[str, Any], latencies: Sequence[Any]) -> Iterator[list[Any]]:
+    for key in _LENGTHS:
+        for length, error in zip(result[key], result["errors"], strict=True):
+            if type(length) is not int or length < (0 if error else 1):
+                raise InputError("must be whole numbers of tokens, 1 or more", file=str(file), key=key, value=length)
     # A request that failed before it was sent has no start.
     pairs = zip(result["start_times"], result["errors"], strict=True)
     try:

@@ -37,6 +37,7 @@ _NOT_ONE = (
 _FIELDS: dict[str, dict[str, Any]] = yaml_beside(__file__, "bench_fields.yaml")
 _WORDS = ("model_id", "spec_decoding", "arrival_pattern")
 _NO_KEYS = ("mark", "scale", "random_lengths", "requests_per_client")
+_RAMP_UP = "ramp_up_strategy"
 _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
@@ -71,6 +72,7 @@ class OffRun:
     prompt_tokens: Tokens | None  # None: the scenario's
     output_tokens: Tokens | None
     model: str = ""  # as the server names it; "" where the file does not say
+    per_engine: bool = False  # rate and requests are of one data-parallel rank, not of a server
 
 
 @contextmanager
@@ -160,9 +162,16 @@ def _relative_error(mean: float, deviation: Any, requests: int) -> float:
     return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
 
 
-def _closed_loop(clients: float, source: str) -> tuple[str, dict[str, Any]]:
+def without_rate(result: Mapping[str, Any]) -> bool:
+    """Whether a result of ``vllm bench serve`` is of requests that nothing but the number of clients held back."""
+    return result.get("request_rate", "inf") in ("inf", None, math.inf) and result.get(_RAMP_UP) is None
+
+
+def closed_loop(result: Mapping[str, Any], source: str, key: str = "max_concurrency") -> tuple[str, dict[str, Any]]:
+    """So many clients in words and as a scenario's arrivals. Raises InputError: no whole number of them."""
+    clients = _number_at(result, source, key)
     if clients != int(clients) or not 1 <= clients <= 2**20:
-        raise InputError("must be a whole number of clients", file=source, key="max_concurrency", value=clients)
+        raise InputError("must be a whole number of clients", file=source, key=key, value=clients)
     return f"{clients:.0f} client{'s' * (clients > 1)}", {"process": "closed_loop", "concurrency": int(clients)}
 
 
@@ -207,20 +216,23 @@ def _from_bench(result: Any, source: str) -> OffRun:
         if result.get(key) not in (None, 0, False, "", "none", "off", "false"):
             message = "a run with speculation; calibrate to one without (off is measured, on is forecast)"
             raise InputError(message, file=source, key=key, value=result[key])
+    if result.get(_RAMP_UP) is not None:
+        message = "a run whose rate grew; calibrate to one with a constant rate or with clients"
+        raise InputError(message, file=source, key=_RAMP_UP, value=result[_RAMP_UP])
     requests = int(_number_at(result, source, "completed"))
     failed = result.get("failed") or 0
     means = {name: _number_at(result, source, f"mean_{name}_ms") for name in ("tpot", "ttft")}
     seconds = _number_at(result, source, "duration")
     mean_output = _number_at(result, source, "total_output_tokens") / max(requests, 1)
     in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3 / (seconds or math.inf)
-    rate, clients = result.get("request_rate", "inf"), result.get("max_concurrency")
-    if rate in ("inf", None) or rate == math.inf:
+    clients = result.get("max_concurrency")
+    if without_rate(result):
         key = "max_concurrency" if clients is not None else "num_prompts" if "num_prompts" in result else "completed"
-        load, arrivals = _closed_loop(_number_at(result, source, key), source)
+        load, arrivals = closed_loop(result, source, key)
     else:
         rate_rps = _number_at(result, source, "request_rate")
         if not rate_rps:
-            raise InputError("must be above 0", file=source, key="request_rate", value=rate)
+            raise InputError("must be above 0", file=source, key="request_rate", value=result["request_rate"])
         if clients is not None and in_system > 0.8 * _number_at(result, source, "max_concurrency"):
             message = f"the limit of {clients} clients held back the rate of {rate_rps:g} req/s: give one of both"
             raise InputError(message, file=source, key="max_concurrency", value=clients)
@@ -315,8 +327,10 @@ def _from_metrics(text: str, source: str) -> OffRun:
     prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
     load, arrivals = "the scenario's load", None
     if is_range(text):
-        # Of one engine: the run is forecast with one replica.
+        # How many engines are a server, the scenario knows.
         rate_rps = requests / engines / range_seconds(text, source)
-        load, arrivals = f"{rate_rps:.4g} req/s", {"process": "poisson", "request_rate_rps": rate_rps}
+        load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
+        arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines
-    return _checked(OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop()), 0.0)
+    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop(), is_range(text))
+    return _checked(run, 0.0)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from draftcast.calibration.microbench.noise import nvidia_smi, processor_name, usable_cores
-from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware, recognised
 from draftcast.calibration.profile.measured import parts_of
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
@@ -105,13 +105,10 @@ def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     """
     if named is not None or device.kind == "cpu":
         return load_hardware("cpu" if named is None else named)
-    # "NVIDIA H100 80GB HBM3": h100-80gb-hbm3, h100-80gb, h100; the longest that is known.
-    words = re.sub("^(nvidia )?(geforce )?", "", device.name.lower()).split()
-    for length in range(len(words), 0, -1):
-        with contextlib.suppress(HardwareError):
-            return load_hardware("-".join(words[:length]))
-    message = "is not a bundled device; give --hardware NAME or the path of a YAML file"
-    raise HardwareError(message, key="device", value=device.name)
+    if (known := recognised(device.name)) is None:
+        message = "is not a bundled device; give --hardware NAME or the path of a YAML file"
+        raise HardwareError(message, key="device", value=device.name)
+    return known
 
 
 def _versions(torch: Any) -> dict[str, str]:

@@ -6,6 +6,7 @@ loaded by path. Peaks are dense (no structured sparsity): what a matrix multipli
 
 import functools
 import os
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
@@ -101,6 +102,14 @@ def hardware_names() -> list[str]:
 def is_bundled_device(name: str) -> bool:
     """Whether ``name`` is a bundled device's name or alias, in any case."""
     return name.lower() in _bundled()
+
+
+def recognised(device_name: str) -> HardwareSpec | None:
+    """The bundled device behind a driver's name, such as "NVIDIA H100 80GB HBM3"; None where it is none."""
+    # h100-80gb-hbm3, h100-80gb, h100; the longest that is known.
+    words = re.sub("^(nvidia )?(geforce )?", "", device_name.lower()).split()
+    names = ("-".join(words[:length]) for length in range(len(words), 0, -1))
+    return next((_bundled()[name] for name in names if name in _bundled()), None)
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:

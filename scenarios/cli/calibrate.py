@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import date
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -135,8 +134,10 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     from draftcast.calibration.engine_log import profile as written
     from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
     from draftcast.calibration.engine_log.log import read_engine_log
+    from draftcast.calibration.measured_model import check_model
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST
+    from draftcast.kernels.model.catalog import load_model
 
     out, hardware, (model, tp, dtype) = profile.out, profile.hardware, profile.single("--engine-log")
     if out is not None:
@@ -145,16 +146,29 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
                 raise InputError("required with --out", file=option)
         written.new_profile_folder(out)
     device = load_hardware(hardware) if hardware is not None else None
+    spec = load_model(model) if model is not None else None
     with progress_bar("fitting"):
         fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
-        joined = partial(pd.concat, ignore_index=True)
-        speculative = joined(map(read_engine_log, options.speculative_log)) if options.speculative_log else None
-        fit = fit_engine_log(joined(map(read_engine_log, engine_log)), speculative, FitOptions(**fields, seed=seed))
+        fit_options = FitOptions(**fields, seed=seed)
+
+        def joined(paths: list[Path]) -> pd.DataFrame:
+            frame = pd.concat(map(read_engine_log, paths), ignore_index=True)
+            for source, measured in frame[["source", "model"]].drop_duplicates().itertuples(index=False):
+                check_model(measured, model or "", source)
+            return frame
+
+        speculative = joined(options.speculative_log) if options.speculative_log else None
+        fit = fit_engine_log(joined(engine_log), speculative, fit_options)
     notes = written.notes(fit)
     lines = [*_fit_lines(fit), *(f"note: {note}" for note in notes)]
-    if out is not None and model is not None and device is not None:
-        command = " ".join(["draftcast calibrate", *(f"--engine-log {path}" for path in engine_log)])
-        label = written.ProfileLabel(profile.name or out.resolve().name, model, device, tp or 1, dtype or "bf16")
+    if out is not None and spec is not None and device is not None:
+        logs = [("--engine-log", path.name) for path in engine_log]
+        logs += [("--speculative-log", path.name) for path in options.speculative_log or ()]
+        changed = {name: value for name, value in vars(options).items() if value != getattr(LogOptions, name)}
+        fitted = [(f"--{name.replace('_', '-')}", changed[name]) for name in changed if name != "speculative_log"]
+        label_options = ("--model", model), ("--hardware", hardware), ("--tp", tp), ("--dtype", dtype)
+        command = _command(*logs, *fitted, *label_options, ("--seed", seed or None), ("--out", out.name))
+        label = written.ProfileLabel(profile.name or out.resolve().name, spec.name, device, tp or 1, dtype or "bf16")
         written.write_profile_folder(out, written.affine_fit(fit, command), label)
         lines.append(f"written: {out / FIT}, {out / MANIFEST}, {out / written.REPORT}")
     print_lines(profile.as_json, {**fit.report(), "notes": notes}, lines)
@@ -195,8 +209,10 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE
     from draftcast.kernels.model.catalog import load_model
+    from draftcast.kernels.model.dtypes import weight_dtype
 
     out, (model, tp, dtype) = profile.folder("--import"), profile.single("--import")
+    dtype = None if dtype is None else weight_dtype(dtype)
     if profile.hardware is None:
         raise InputError("required with --import", file="--hardware")
     for taken in (TABLE, MANIFEST, FIT):
@@ -207,10 +223,7 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     with progress_bar("importing"):
         timings = read(source, path, device, model=spec, tp=tp, dtype=dtype, system=system)
     given = {"--hardware": profile.hardware, "--model": model, "--tp": tp, "--dtype": dtype, "--system": system}
-    given |= {"--out": out.name}
-    options = [text for option, value in given.items() if value is not None for text in (option, str(value))]
-    # The path without the machine's folders above it: a manifest is for others to read.
-    line = shlex.join(["draftcast", "calibrate", "--import", source, *([path.name] if path else []), *options])
+    line = _command(("--import", source), ("", path and path.name), *given.items(), ("--out", out.name))
     name = profile.name or out.resolve().name
     write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
     rows = [
@@ -219,6 +232,15 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     ]
     answer = {"operators": rows, "left_out": dict(timings.left_out), "written": str(out)}
     print_profile(profile.as_json, answer, "rows")
+
+
+def _command(*given: tuple[str, object]) -> str:
+    """The line that was typed, of options and their values; what has none (None) was not given.
+
+    Files go without the machine's folders above them: a manifest is for others to read.
+    """
+    words = (word for option, value in given if value is not None for word in (option, str(value)) if word)
+    return shlex.join(["draftcast", "calibrate", *words])
 
 
 def print_profile(as_json: bool, answer: dict[str, Any], unit: str, notes: Iterable[str] = ()) -> None:

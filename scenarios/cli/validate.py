@@ -3,6 +3,7 @@
 Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here are only text and files.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -38,6 +39,8 @@ def validate(
             recorded = LiveRun.read(live)
         else:
             recorded = import_bench_result(live, Path(folder) / live.stem)
+        # Not where it was written for a moment.
+        recorded = replace(recorded, folder=live)
         validation = comparison.validate(recorded, question, profile=profile, measured=measured_acceptance)
     lines = [report.text(validation)]
     if out is not None:

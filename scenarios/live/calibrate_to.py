@@ -13,8 +13,8 @@ is followed in part, a large one almost whole. Errors of forecasts have long tai
 freedom has; the fit is by reweighted least squares.
 
 Latency grows with the requests in the engine, ``L = C1 + C2 B``; with Little's law, ``B = rate x L``, that is ``L = C1
-/ (1 - rate x C2)`` (arXiv 2605.15051). So the factor is the ratio of the measured and the forecast C2, the fixed
-seconds are what is left of C1, and a run at a rate is compared at the B that was measured, not at the one forecast.
+/ (1 - rate x C2)`` (arXiv 2605.15051). So a run at a rate is compared at the B that was measured, not at the one
+forecast. The step time comes back at the loads measured; how factor and seconds share it, the weighing decides too.
 
 An engine log is compared step by step instead: it has no client and no front end.
 """
@@ -30,10 +30,10 @@ import pandas as pd
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
+from draftcast.calibration.measured_model import check_model
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 from draftcast.scenarios.compare.model_error import model_error
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import measure, serve
@@ -112,7 +112,13 @@ def _check_plausible(factor: float, source: str) -> None:
 
 
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
-    """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts."""
+    """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts.
+
+    Raises InputError: the load is the scenario's, and that of several replicas.
+    """
+    if run.arrivals is None and scenario.cluster.replicas > 1:
+        message = "counters hold no load, and the scenario's is that of all replicas; give a Prometheus range query"
+        raise InputError(message, file=run.source, key="cluster.replicas", value=scenario.cluster.replicas)
     values: dict[str, Any] = _OFF | {
         "slo": None,
         "cluster.replicas": 1,
@@ -121,7 +127,11 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     }
     if run.arrivals is not None:
         lengths = {name: _lengths(getattr(run, name), scenario, name) for name in ("prompt_tokens", "output_tokens")}
-        load = {"arrivals": dict(run.arrivals), "lengths": lengths, "num_requests": run.requests}
+        ranks = scenario.engine.data_parallel_size if run.per_engine else 1
+        arrivals = dict(run.arrivals)
+        if run.per_engine:
+            arrivals["request_rate_rps"] *= ranks
+        load = {"arrivals": arrivals, "lengths": lengths, "num_requests": run.requests * ranks}
         values["workload"] = load | {"max_model_len_action": scenario.workload.max_model_len_action}
         values["acceptance"] = None
     return with_values(scenario, values)
@@ -216,12 +226,8 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
     Raises:
         InputError: another model, a factor out of range.
     """
-    model = scenario.engine.model
     for run in runs:
-        known = is_bundled_model(run.model) and is_bundled_model(model)
-        if known and canonical_name(run.model) != canonical_name(model):
-            message = f"was measured on another model than the scenario's {model}"
-            raise InputError(message, file=run.source, value=run.model)
+        check_model(run.model, scenario.engine.model, run.source)
     compared = [_Compared(scenario, run) for run in runs]
     factor, seconds, front_end, solved = 1.0, 0.0, None, np.ones(1)
     sigma, expected = np.array([each.sigma for each in compared]), _expected(scenario)
@@ -330,6 +336,9 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     """The factor on steps without prompts, from their logged time against the step cost's."""
     source = ", ".join(str(log["source"].iloc[0]) for log in logs)
     frame = pd.concat(logs, ignore_index=True)
+    for log in logs:
+        for model in log["model"].unique():
+            check_model(model, scenario.engine.model, str(log["source"].iloc[0]))
     drafting = (frame["method"] != "") & (frame["method"] != "?")
     if drafting.any():
         message = "a server with speculation; calibrate to one without"

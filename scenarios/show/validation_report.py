@@ -182,6 +182,9 @@ def text(validation: Validation) -> str:
 def head(validation: Validation) -> list[str]:
     question = validation.question
     profile, spec = question.deployment.profile, question.live.manifest["speculative_config"]
+    own = question.scenario.engine.speculative_config
+    if spec is None and own is not None:  # drafts were counted, and what the server ran is not known
+        spec = own.model_dump(mode="json", exclude_defaults=True)
     runs = _fitted_runs(profile)
     lines = [
         f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",

@@ -83,7 +83,7 @@ def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSp
             raise HardwareError(message, key=_KEYS.get(name, name), value=value)
     method, covered = config.method, (*profile.draft.methods, *profile.ngram.methods)
     if method.drafts and method.name not in covered:
-        message = f"affine profile {profile.name} covers none, {', '.join(covered)}; take a roofline profile"
+        message = f"affine profile {profile.name} covers {', '.join(('none', *covered))}; take a roofline profile"
         raise HardwareError(message, key="method", value=method.name)
 
 

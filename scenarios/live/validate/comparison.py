@@ -214,7 +214,7 @@ def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:
     if not asked.from_server:
         notes.append("the server did not tell its configuration: the scenario's is taken")
     profile = asked.deployment.profile
-    if not isinstance(profile, AffineProfile) or profile.front_end is None:
+    if isinstance(profile, AffineProfile) and profile.front_end is None:
         notes.append(f"profile {profile.name} has no front end measured: the forecast's client is at the engine itself")
     if (late := manifest["client"].get("lateness_p99_s") or 0.0) > 0.01:
         notes.append(f"the client sent late, by {late * 1e3:.0f} ms at p99; forecast and run begin at the sending")

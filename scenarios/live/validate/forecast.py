@@ -18,6 +18,7 @@ from draftcast.calibration.engine_log.profile import ProfileLabel
 from draftcast.calibration.engine_log.regression import SEARCHES
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.server import CONFIG
+from draftcast.calibration.measured_model import check_model
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
@@ -55,9 +56,11 @@ class Question:
     def of(cls, live: LiveRun, scenario: Scenario, profile: str | None = None) -> Self:
         """The run as the simulator is asked it; ``scenario``'s arrivals and lengths are replaced by the run's.
 
-        Raises InputError: no request was answered, a class or an acceptance the scenario lacks, what `deploy` refuses.
+        Raises InputError: another model, no request was answered, a class, an acceptance or a speculation the scenario
+            lacks, what `deploy` refuses.
         """
         manifest = live.manifest
+        check_model(manifest["server"].get("model") or "", scenario.engine.model, str(live.folder))
         config = manifest["server"].get("config") or {}
         from_server = {key: config[key] for key in SERVER_KEYS if config.get(key) is not None}
         values: dict[str, Any] = {f"engine.{key}": value for key, value in from_server.items()}
@@ -66,13 +69,20 @@ class Question:
             # A checkpoint's folder may stand for a shape there.
             alike = (speculation.get("method") or "draft_model") == own.resolved_method
             speculation = {**speculation, "model": own.model} if alike else speculation
-        values["engine.speculative_config"] = speculation
+        drafted = (manifest["acceptance"] or {"num_drafts": 0})["num_drafts"]
+        if speculation is None and drafted and own is None:
+            message = f"the run counted {drafted} drafts, and the scenario has no speculation: give it the server's"
+            raise InputError(message, file=str(live.folder), key="engine.speculative_config")
+        if speculation is not None or not drafted:  # else the server's is not known, and the scenario's own stands
+            values["engine.speculative_config"] = speculation
         # One server was run, whatever else is planned.
         values["cluster.replicas"] = 1
         recorded = manifest["scenario"].get("workload", {}).get("arrivals")
         if recorded is not None and recorded.get("process") == "closed_loop":
             values |= {"workload.arrivals": recorded, "workload.duration_s": None}
             values["workload.num_requests"] = len(live.requests)
+            if scenario.workload.lengths is None:  # a trace has the scenario's; the run's requests have their own
+                values["workload.lengths"] = {"prompt_tokens": 1, "output_tokens": 1}
         if profile is not None:
             values["profile"] = profile
         asked = with_values(scenario, values)
@@ -93,7 +103,8 @@ class Question:
             class_names=names,
         )
         loop = asked.workload.arrivals
-        closed = loop if isinstance(loop, ClosedLoopArrivals) and recorded == values.get("workload.arrivals") else None
+        # A scenario's own loop is not the run's.
+        closed = loop if isinstance(loop, ClosedLoopArrivals) and "workload.arrivals" in values else None
         return cls(live, asked, deploy(asked), table, requests, closed, from_server)
 
     def measured_acceptance(self) -> dict[str, Any]:

@@ -144,6 +144,7 @@ def test_what_the_server_said_at_its_start(tmp_path: Path) -> None:
     )
     rows = read_engine_log(path).set_index("step")
     facts = ["version", "method", "num_speculative_tokens", "block_size", "kv_capacity_tokens"]
+    assert rows["model"].tolist() == ["", "m", "m"]
     assert rows.loc[0, facts].tolist()[:3] == ["", "?", 0]
     assert rows.loc[1, facts].tolist() == ["0.32.0", "eagle3", 5, 32.0, 456128.0]
     assert rows.loc[2, facts].tolist()[:3] == ["0.33.0", "", 0]

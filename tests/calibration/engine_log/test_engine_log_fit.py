@@ -304,6 +304,10 @@ def test_arguments_and_logs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ((frame,), {"held_out": 0.0}, "held_out = 0.0: must be above 0 and at most 0.5"),
         ((frame,), {"bootstrap": -1}, "bootstrap = -1: must be at least 0"),
         ((frame,), {"confidence": 1.0}, "confidence = 1.0: must be between 0 and 1"),
+        ((frame,), {"warmup_steps": -5}, "warmup_steps = -5: must be at least 0"),
+        ((frame,), {"kv_capacity_tokens": 0.0}, "kv_capacity_tokens = 0.0: must be at least 1"),
+        ((frame,), {"kv_capacity_tokens": -5.0}, "kv_capacity_tokens = -5.0: must be at least 1"),
+        ((frame,), {"block_size": 0}, "block_size = 0: must be at least 1"),
         ((frame.head(30),), {}, "plain.log: 20 usable points are too few; at least 40"),
         ((frame, frame), {}, "plain.log: its steps verify no drafts"),
         ((drafting, drafting), {}, "draft.log: its steps verify drafts"),
@@ -364,6 +368,9 @@ def test_profile_that_load_profile_takes(tmp_path: Path, capsys: pytest.CaptureF
     assert profile.draft.pass_s == pytest.approx(coefficients["draft_pass_s"])
     assert profile.draft.pass_s > 0.0
     assert profile.enforce_eager is True
+    command = "draftcast calibrate --engine-log plain.log --speculative-log draft.log --bootstrap 20"
+    command += " --model Llama-3.1-8B --hardware h100-sxm --tp 2 --dtype bf16 --out made"
+    assert json.loads((tmp_path / "made/manifest.json").read_text())["command"] == command
     # The folder as a whole is a profile too.
     assert load_profile(tmp_path / "made", load_hardware("h100-sxm")) == profile
     assert (profile.name, profile.model, profile.tp, profile.dtype) == ("made", "llama-3.1-8b", 2, "bf16")
@@ -414,13 +421,17 @@ def test_command_refuses_what_it_cannot_write(tmp_path: Path) -> None:
         ({"out": tmp_path / "plain.log"}, "cannot be made"),
         ({**out, "speculative_log": [tmp_path / "medusa.log"]}, "method = 'medusa': an affine profile holds only"),
         ({**out, "dtype": "bfloat16"}, "dtype"),
+        ({"model": "no-such"}, "model = 'no-such': unknown model"),
+        ({"model": "Qwen3-8B"}, "plain.log: model = 'meta-llama/Llama-3.1-8B': was measured on another model than Qw"),
     ]
+    log = (tmp_path / "plain.log").read_text()
+    (tmp_path / "plain.log").write_text(log.replace("model='m'", "model='meta-llama/Llama-3.1-8B'"))
     for options, message in refused:
         with pytest.raises(InputError) as raised:
             calibrate(tmp_path, **options)
         assert message in str(raised.value)
         assert not (tmp_path / "made/profile.yaml").exists()
-    profile = ProfileOptions(model=["m"], hardware="h100-sxm", out=tmp_path / "made")
+    profile = ProfileOptions(model=["Llama-3.1-8B"], hardware="h100-sxm", out=tmp_path / "made")
     with pytest.raises(InputError, match="give the log of the same server without speculative decoding"):
         calibrate_engine_log([tmp_path / "draft.log"], profile, LogOptions())
     assert (tmp_path / "full/profile.yaml").read_text() == "mine"

@@ -5,13 +5,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from draftcast.calibration.importers import formats
 from draftcast.calibration.importers.formats import FORMATS, read
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import TABLE, find_profile
 from draftcast.calibration.profile.table import LatencyTable
-from draftcast.errors import HardwareError
+from draftcast.errors import DraftcastError, HardwareError
 from draftcast.kernels.model.catalog import load_model
 
 A100, A10G = load_hardware("a100"), load_hardware("a10g")
@@ -313,6 +314,46 @@ def test_llmservingsim_faults(tmp_path: Path) -> None:
     bundle(tmp_path)
     (other / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,8,1\n")
     assert len(read_llmservingsim(other, LLAMA, tp=2).table) == 1
+
+
+@pytest.mark.parametrize(
+    ("meta", "options", "says"),
+    [
+        ("model: Qwen/Qwen3-8B", {}, "model = 'Qwen/Qwen3-8B': was measured on another model than Llama-3.1-8B"),
+        ("tp_degrees: [1, 4]", {}, "tp_degrees = '[1, 4]': does not hold 2 ranks: give one of its degrees by --tp"),
+        ("tp_degrees: [2]", {"tp": 4}, "tp_degrees = '[2]': does not hold 4 ranks"),
+        ("variant: fp8", {}, "variant = 'fp8': was timed, not bf16: give it by --dtype"),
+        ("gpu: NVIDIA L40S", {}, "gpu = 'NVIDIA L40S': was timed, not a10g: give --hardware l40s"),
+    ],
+)
+def test_llmservingsim_of_something_else(tmp_path: Path, meta: str, options: dict, says: str) -> None:
+    folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
+    (folder / "meta.yaml").write_text(f"{meta}\n")
+    with pytest.raises(DraftcastError) as caught:
+        read("llmservingsim", folder, A10G, model=LLAMA, **options)
+    assert f"{folder / 'meta.yaml'}: {says}" in str(caught.value)
+
+
+def test_llmservingsim_of_what_is_asked_for(tmp_path: Path) -> None:
+    folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n").rename(tmp_path / "perf")
+    meta = "gpu: NVIDIA A10G\nmodel: meta-llama/Llama-3.1-8B\nvariant: bf16\ntp_degrees: [2]\n"
+    (folder / "meta.yaml").write_text(meta)
+    table = read("llmservingsim", folder, A10G, model=LLAMA).table
+    assert points(table.frame, "linear", "m", "k", "n") == pytest.approx({(8, 4096, 3072): 1e-6})
+    (folder / "meta.yaml").write_text("gpu: some GPU\nmodel: my/finetune\nvariant: mine\ntp_degrees: [1, 2]\n")
+    assert len(read("llmservingsim", folder, A10G, model=LLAMA, tp=2).table) == 1
+    assert "or the tensor-parallel degree be given by --tp" in fault(lambda: read_llmservingsim(folder, LLAMA))
+
+
+def test_what_cannot_be_fitted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(formats, "fit_profile", fails)
+    mlp_file(tmp_path)
+    with pytest.raises(KeyError):
+        formats.write_profile(tmp_path / "out", read("vidur", tmp_path, A10G), A10G, name="x", date="", command="")
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_import_table_of_each_format(tmp_path: Path) -> None:

@@ -583,6 +583,12 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
     line = ["live", "import", str(file), "--out", str(tmp_path / "other"), "--set", "hardware=cpu"]
     with pytest.raises(InputError, match="go with --scenario"):
         CliRunner().invoke(app, line, catch_exceptions=False)
+    file.write_text(json.dumps({key: value for key, value in bench_result().items() if "spec_decode" not in key}))
+    line = ["live", "import", str(file), "--out", str(tmp_path / "other"), "--scenario", "default"]
+    with pytest.raises(InputError, match="num_drafts: not found, and the scenario speculates; give --speculative-con"):
+        CliRunner().invoke(app, line, catch_exceptions=False)
+    assert not (tmp_path / "other").exists()
+    CliRunner().invoke(app, [*line, "--speculative-config", "null"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(
@@ -602,6 +608,9 @@ def test_the_command_takes_a_bench_result(tmp_path: Path) -> None:
             json.dumps(bench_result(itls=[[], [], []], latencies=[0.1, 0.0, 0.3])),
             "request 0: its lengths, times and gaps",
         ),
+        (json.dumps(bench_result(output_lens=[2.7, 0, 1])), "output_lens = 2.7: must be whole numbers of tokens"),
+        (json.dumps(bench_result(input_lens=[5, 6, 0])), "input_lens = 0: must be whole numbers of tokens"),
+        (json.dumps(bench_result(max_concurrency=1.5)), "max_concurrency = 1.5: must be a whole number of clients"),
     ],
 )
 def test_what_is_no_bench_result_is_named(tmp_path: Path, content: str, message: str) -> None:

@@ -250,6 +250,13 @@ def test_a_range_query_is_a_deployment_s_history_with_its_rate(tmp_path: Path) -
     assert run.arrivals == {"process": "poisson", "request_rate_rps": pytest.approx(2.0)}
     assert run.figures["mean_ttft_s"] == pytest.approx(0.10)
     assert run.figures["mean_tpot_s"] == pytest.approx(0.058)
+    assert (run.per_engine, run.load) == (True, "2 req/s")
+    ranks = [
+        {**each, "metric": each["metric"] | {"engine": rank}} for rank in "01" for each in answer["data"]["result"]
+    ]
+    two = {"status": "success", "data": {"resultType": "matrix", "result": ranks}}
+    (run,) = read_off_runs(written(tmp_path, two), "range.json")
+    assert (run.requests, run.load) == (100, "2 req/s an engine")
     with pytest.raises(InputError, match="matrix"):
         read_off_runs(written(tmp_path, {"status": "success", "data": {"resultType": "matrix", "result": [3]}}), "r")
 
@@ -288,6 +295,7 @@ def test_a_range_query_is_a_deployment_s_history_with_its_rate(tmp_path: Path) -
         (BENCH | {"input_lens": [1, "a"]}, "input_lens.*whole numbers of tokens"),
         (BENCH | {"output_lens": [-5] * 80}, "output_lens.*whole numbers of tokens"),
         (BENCH | {"request_rate": 0}, "request_rate = 0: must be above 0"),
+        (BENCH | {"ramp_up_strategy": "linear", "ramp_up_end_rps": 10}, "ramp_up_strategy = 'linear'"),
     ],
 )
 def test_refused_in_one_line(tmp_path: Path, content: object, said: str) -> None:

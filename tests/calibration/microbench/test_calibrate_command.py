@@ -121,6 +121,7 @@ def test_an_option_reaches_its_source_or_is_refused(
         (["--engine-log", "no-such-file"], "no-such-file: no such file"),
         (["--engine-log", "a", "--out", "b", "--model", "m"], "--hardware: required with --out"),
         (["--engine-log", "a", "--out", "b", "--hardware", "h100-sxm"], "--model: required with --out"),
+        (["--import", "llmservingsim", "x", "--out", "y", "--hardware", "l40s", "--dtype", "xyz"], "dtype = 'xyz'"),
     ],
 )  # fmt: skip
 def test_wrong_combinations_are_one_line(

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 import draftcast
+from draftcast.calibration.live.off_runs import OffRun
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.live.calibrate_to import calibrate_to
+from draftcast.scenarios.live.calibrate_to import calibrate_to, off_scenario
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.simulate import RunResult, simulate_together
 from draftcast.scenarios.schema import Scenario
@@ -194,6 +195,10 @@ def test_counters_take_the_scenarios_load(tmp_path: Path) -> None:
     assert found is not None
     assert inside(found.step_factor_interval, 1.2)
     assert found.loads == "the scenario's load"
+    with pytest.raises(
+        InputError, match=r"cluster\.replicas = 2: counters hold no load, and the scenario's is that of"
+    ):
+        calibrate_to(with_values(few, {"cluster.replicas": 2}), file)
     longer = with_values(few, {"workload.lengths.output_tokens": 400})
     with pytest.raises(InputError, match="counters hold no load"):
         calibrate_to(longer, file)
@@ -222,6 +227,23 @@ def test_refusals(tmp_path: Path) -> None:
     drafting.write_text(f"LLM engine (v0.32.0) with config: {config}\n{log.read_text()}")
     with pytest.raises(InputError, match="with speculation"):
         calibrate_to(SCENARIO, drafting)
+    drafting.write_text(
+        f"LLM engine (v0.32.0) with config: model='Qwen/Qwen3-8B', speculative_config=None\n{log.read_text()}"
+    )
+    with pytest.raises(InputError, match=r"spec\.log: model = 'Qwen/Qwen3-8B': was measured on another model"):
+        calibrate_to(SCENARIO, drafting)
+
+
+def test_a_range_is_of_one_rank_of_a_server() -> None:
+    counted = OffRun("range.json", "", 100, {}, {}, poisson(2.0), None, None, per_engine=True)
+    two = with_values(SCENARIO, {"engine.data_parallel_size": 2})
+    for scenario, run, rate, requests in (
+        (SCENARIO, counted, 2.0, 100),
+        (two, counted, 4.0, 200),
+        (two, dataclasses.replace(counted, per_engine=False), 2.0, 100),
+    ):
+        off = off_scenario(scenario, run)
+        assert (off.rate_rps, off.workload.num_requests) == (rate, requests)
 
 
 def test_a_correction_is_of_one_engine() -> None:

@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from draftcast.calibration.engine_log.profile import ProfileLabel
+from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import calibrate_live, write_live_profile
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
 from draftcast.scenarios.live.validate.comparison import CAUSES, Validation, validate
-from draftcast.scenarios.schema.load import load_scenario
+from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
 from draftcast.scenarios.show.validation_report import summary, text, write_report
 
 ACCEPTS_MORE = {"acceptance": {"model": "per_position", "rates": [0.9, 0.8, 0.7]}}
@@ -199,6 +200,19 @@ def test_report_page_and_json(compared: Any, tmp_path: Path) -> None:
     assert perfect["levels"]["measured"]["running"] == pytest.approx(perfect["levels"]["forecast"]["running"], rel=0.01)
 
 
+def bench_result(run: LiveRun, **more: Any) -> dict[str, Any]:
+    """What ``vllm bench serve --save-detailed`` would have saved of a run."""
+    answered = run.requests
+    return {
+        "input_lens": answered["prompt_tokens"].tolist(),
+        "output_lens": answered["output_tokens"].tolist(),
+        "start_times": (100.0 + answered["sent_s"]).tolist(),
+        "ttfts": (answered["first_token_s"] - answered["sent_s"]).tolist(),
+        "itls": [own["time_s"].diff().iloc[1:].tolist() for _, own in run.chunks.groupby("request_id")],
+        "errors": [""] * len(answered),
+    } | more
+
+
 def test_the_command_takes_run_directories_and_bench_results(
     played: Any, profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,17 +229,9 @@ def test_the_command_takes_run_directories_and_bench_results(
 
     from_folder = answer(tmp_path / "run", "--out", str(tmp_path / "out"))
     assert (tmp_path / "out" / "validation.html").is_file()
-    answered = run.requests
-    bench = {
-        "input_lens": answered["prompt_tokens"].tolist(),
-        "output_lens": answered["output_tokens"].tolist(),
-        "start_times": (100.0 + answered["sent_s"]).tolist(),
-        "ttfts": (answered["first_token_s"] - answered["sent_s"]).tolist(),
-        "itls": [own["time_s"].diff().iloc[1:].tolist() for _, own in run.chunks.groupby("request_id")],
-        "errors": [""] * len(answered),
-    }
-    (tmp_path / "bench.json").write_text(json.dumps(bench))
+    (tmp_path / "bench.json").write_text(json.dumps(bench_result(run)))
     from_bench = answer(tmp_path / "bench.json")
+    assert from_bench["run"]["folder"] == str(tmp_path / "bench.json")
     for name in ("mean_ttft_s", "mean_tpot_s", "mean_itl_s", "output_throughput"):
         figures = [each["figures"][name] for each in (from_folder, from_bench)]
         assert figures[0]["measured"] == pytest.approx(figures[1]["measured"], rel=1e-6), name
@@ -245,3 +251,68 @@ def test_profiles_without_a_front_end_say_so(played: Any, profile: Path, tmp_pat
     found = validate(played.play(tmp_path / "run", scenario, front_end=plain), load_scenario(scenario), attribute=False)
     assert found.figures["mean_ttft_s"].error == pytest.approx(0.0, abs=1e-3)
     assert any("no front end measured" in note for note in found.notes)
+    # A profile of kernels has the front end of the engine's generation.
+    kernels = validate(found.question.live, load_scenario(scenario), profile="default", attribute=False)
+    assert kernels.front_end.request_s > 0.0
+    assert not any("no front end measured" in note for note in kernels.notes)
+
+
+@pytest.mark.parametrize(
+    ("load", "more", "users"),
+    [
+        ({}, {"request_rate": 1.2}, None),
+        ({"users": 3}, {"request_rate": "inf", "max_concurrency": 3}, 3),
+        ({}, {"request_rate": "inf", "max_concurrency": 3, "ramp_up_strategy": "linear"}, None),
+        ({}, {"request_rate": "inf", "max_concurrency": None}, None),
+    ],
+    ids=["rate", "clients", "ramp-up", "burst"],
+)
+@pytest.mark.parametrize("recorded", [False, True], ids=["alone", "with its scenario"])
+def test_the_load_of_a_bench_result_is_its_own(
+    played: Any,
+    profile: Path,
+    tmp_path: Path,
+    load: dict[str, Any],
+    more: dict[str, Any],
+    users: int | None,
+    recorded: bool,
+) -> None:
+    """Whatever load the scenario has."""
+    run = played.play(tmp_path / "run", played.question(profile, requests=20, **load))
+    (tmp_path / "bench.json").write_text(json.dumps(bench_result(run, **more)))
+    closed, trace = load_scenario(played.question(profile, users=9)), tmp_path / "trace.csv"
+    manifest = {"scenario": to_mapping(closed)} if recorded else {}
+    imported = import_bench_result(tmp_path / "bench.json", tmp_path / "imported", **manifest)
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n")
+    from_trace = {"arrivals": {"process": "trace", "path": str(trace)}, "lengths": None, "num_requests": None}
+    for asked in (closed, with_values(closed, {"workload": from_trace})):
+        found = validate(imported, asked, attribute=False)
+        assert (found.question.loop.concurrency if found.question.loop else None) == users
+        assert found.figures["mean_tpot_s"].error == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_speculation_of_a_bench_result_is_the_scenarios(played: Any, profile: Path, tmp_path: Path) -> None:
+    scenario = played.question(profile, "draft_model", requests=20)
+    run = played.play(tmp_path / "run", scenario)
+    drafts = {"spec_decode_num_drafts": 40, "spec_decode_draft_tokens": 120, "spec_decode_accepted_tokens": 60}
+    drafts |= {"spec_decode_per_position_acceptance_rates": [0.75, 0.5, 0.25]}
+    (tmp_path / "bench.json").write_text(json.dumps(bench_result(run, **drafts)))
+    imported = import_bench_result(tmp_path / "bench.json", tmp_path / "imported")
+    found = validate(imported, load_scenario(scenario), attribute=False)
+    assert found.acceptance == "configured"
+    assert '"method": "draft_model"' in text(found).splitlines()[0]
+    with pytest.raises(
+        InputError, match=r"speculative_config: the run counted 40 drafts, and the scenario has no spec"
+    ):
+        validate(imported, load_scenario(played.question(profile)))
+
+
+def test_a_bench_result_of_another_model_is_refused(played: Any, profile: Path, tmp_path: Path) -> None:
+    scenario = played.question(profile, requests=12)
+    run = played.play(tmp_path / "run", scenario)
+    (tmp_path / "bench.json").write_text(json.dumps(bench_result(run, model_id="Qwen/Qwen3-32B")))
+    imported = import_bench_result(tmp_path / "bench.json", tmp_path / "imported")
+    with pytest.raises(
+        InputError, match=r"imported: model = 'Qwen/Qwen3-32B': was measured on another model than test"
+    ):
+        validate(imported, load_scenario(scenario))

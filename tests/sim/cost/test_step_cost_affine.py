@@ -223,3 +223,15 @@ def test_affine_refuses_what_it_does_not_know(changes: dict, message: str) -> No
     }
     with pytest.raises(HardwareError, match=message):
         compiled(**(arguments | changes))
+
+
+def test_affine_of_a_server_without_drafts_says_so() -> None:
+    profile = load_profile(AFFINE, H100)
+    assert isinstance(profile, AffineProfile)
+    bare = dataclasses.replace(
+        profile,
+        draft=dataclasses.replace(profile.draft, methods={}),
+        ngram=dataclasses.replace(profile.ngram, methods={}),
+    )
+    with pytest.raises(HardwareError, match="covers none; take a roofline profile"):
+        affine_cost("eagle", 3, bare)

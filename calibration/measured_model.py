@@ -1,0 +1,14 @@
+"""Whether what was measured is of the model that is asked about."""
+
+from draftcast.errors import InputError
+from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
+
+
+def check_model(measured: str, asked: str, source: str) -> None:
+    """Refuse ``source``, measured on another model. A name that is not bundled may be any model's, and passes.
+
+    Raises InputError: both names are bundled models', and not of the same one.
+    """
+    known = is_bundled_model(measured) and is_bundled_model(asked)
+    if known and canonical_name(measured) != canonical_name(asked):
+        raise InputError(f"was measured on another model than {asked}", file=source, key="model", value=measured)
