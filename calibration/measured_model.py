@@ -1,5 +1,7 @@
 """Whether what was measured is of the model that is asked about."""
 
+import pandas as pd
+
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 
@@ -12,3 +14,9 @@ def check_model(measured: str, asked: str, source: str) -> None:
     known = is_bundled_model(measured) and is_bundled_model(asked)
     if known and canonical_name(measured) != canonical_name(asked):
         raise InputError(f"was measured on another model than {asked}", file=source, key="model", value=measured)
+
+
+def check_model_of_logs(steps: pd.DataFrame, asked: str) -> None:
+    """`check_model` for every log of a table of `read_engine_log`."""
+    for source, measured in steps[["source", "model"]].drop_duplicates().itertuples(index=False):
+        check_model(measured, asked, source)

@@ -65,7 +65,8 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     workload = {key: value for key, value in scenario.get("workload", {}).items() if key != "arrivals"}
     if without_rate(result) and result.get("max_concurrency") is not None:
         workload["arrivals"] = closed_loop(result, str(file))[1]
-    manifest["scenario"] = scenario | ({"workload": workload} if workload else {})
+    if workload:
+        manifest["scenario"] = scenario | {"workload": workload}
     values = {
         "name": str(result.get("label") or file.stem),
         "server": _SERVER | {"model": str(result.get("model_id") or "")},

@@ -332,5 +332,6 @@ def _from_metrics(text: str, source: str) -> OffRun:
         load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
         arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines
-    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop(), is_range(text))
+    per_engine = is_range(text)
+    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop(), per_engine=per_engine)
     return _checked(run, 0.0)

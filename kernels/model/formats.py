@@ -45,7 +45,8 @@ def stored_formats(
     kept = {rule: key for key in _KEPT for rule in section.strings(key)}
     if section.values.get("quant_method") == "gptq":
         kept |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
-        kept |= {} if section.flag("lm_head") else {"lm_head": "lm_head"}
+        if not section.flag("lm_head"):
+            kept["lm_head"] = "lm_head"
     is_kept = _matcher(kept, section.name)
     matchers = [
         (stored, _matcher(dict.fromkeys(names, "targets"), section.name)) for stored, names in by_module.items()

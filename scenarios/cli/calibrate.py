@@ -134,7 +134,7 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     from draftcast.calibration.engine_log import profile as written
     from draftcast.calibration.engine_log.fit import FitOptions, fit_engine_log
     from draftcast.calibration.engine_log.log import read_engine_log
-    from draftcast.calibration.measured_model import check_model
+    from draftcast.calibration.measured_model import check_model_of_logs
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST
     from draftcast.kernels.model.catalog import load_model
@@ -153,8 +153,7 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
 
         def joined(paths: list[Path]) -> pd.DataFrame:
             frame = pd.concat(map(read_engine_log, paths), ignore_index=True)
-            for source, measured in frame[["source", "model"]].drop_duplicates().itertuples(index=False):
-                check_model(measured, model or "", source)
+            check_model_of_logs(frame, model or "")
             return frame
 
         speculative = joined(options.speculative_log) if options.speculative_log else None

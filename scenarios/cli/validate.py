@@ -39,7 +39,7 @@ def validate(
             recorded = LiveRun.read(live)
         else:
             recorded = import_bench_result(live, Path(folder) / live.stem)
-        # Not where it was written for a moment.
+        # The path that was given, not that of a temporary copy.
         recorded = replace(recorded, folder=live)
         validation = comparison.validate(recorded, question, profile=profile, measured=measured_acceptance)
     lines = [report.text(validation)]

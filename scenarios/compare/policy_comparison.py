@@ -269,8 +269,10 @@ def _better(
 def parse_policies(text: str) -> list[AskedPolicy]:
     """Names separated by commas, each followed by its parameters in brackets if any; values are read as YAML.
 
-    Raises InputError: an empty name, brackets that do not match, or a parameter without a value.
+    Raises InputError: no text, an empty name, brackets that do not match, or a parameter without a value.
     """
+    if not isinstance(text, str):
+        raise InputError("must be a name, of a class of your own module:Class", file=PLACE, value=text)
     policies = []
     for asked in _split(text):
         name, bracket, rest = asked.partition("(")

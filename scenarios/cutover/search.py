@@ -221,7 +221,7 @@ def cutover(
     """The cutover of the scenario's method, then of every alternative, each at every draft length.
 
     Args:
-        question: a scenario stands for the question of its load.
+        question: or a scenario alone, which asks over its request rate.
         lengths: draft lengths; none: each method's own.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
         target: width of the interval, over its value, at which to stop.

@@ -14,7 +14,8 @@ freedom has; the fit is by reweighted least squares.
 
 Latency grows with the requests in the engine, ``L = C1 + C2 B``; with Little's law, ``B = rate x L``, that is ``L = C1
 / (1 - rate x C2)`` (arXiv 2605.15051). So a run at a rate is compared at the B that was measured, not at the one
-forecast. The step time comes back at the loads measured; how factor and seconds share it, the weighing decides too.
+forecast. At the loads measured the corrected step time is near the measured one; the weights also decide how factor and
+seconds share it.
 
 An engine log is compared step by step instead: it has no client and no front end.
 """
@@ -30,7 +31,7 @@ import pandas as pd
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
 from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
-from draftcast.calibration.measured_model import check_model
+from draftcast.calibration.measured_model import check_model, check_model_of_logs
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
@@ -336,9 +337,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     """The factor on steps without prompts, from their logged time against the step cost's."""
     source = ", ".join(str(log["source"].iloc[0]) for log in logs)
     frame = pd.concat(logs, ignore_index=True)
-    for log in logs:
-        for model in log["model"].unique():
-            check_model(model, scenario.engine.model, str(log["source"].iloc[0]))
+    check_model_of_logs(frame, scenario.engine.model)
     drafting = (frame["method"] != "") & (frame["method"] != "?")
     if drafting.any():
         message = "a server with speculation; calibrate to one without"

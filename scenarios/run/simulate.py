@@ -247,10 +247,9 @@ def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: Re
         busy_s = np.cumsum(work_s[mine])
         # Lindley (1952): work that began after some earlier sending and never paused since; the latest such end.
         done_s[mine] = busy_s + np.maximum.accumulate(table.arrival_s[mine] - busy_s + work_s[mine])
-    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
     if scenario.is_closed_loop or table.session is not None:
-        return np.full(len(table), work_s.mean() + more_s)
-    return np.maximum.accumulate(done_s) - table.arrival_s + more_s
+        return np.full(len(table), work_s.mean() + scenario.more_front_end_s)
+    return np.maximum.accumulate(done_s) - table.arrival_s + scenario.more_front_end_s
 
 
 def replicate(

@@ -195,6 +195,11 @@ class Scenario(Frozen):
 
         return changed(self, values)
 
+    @property
+    def more_front_end_s(self) -> float:
+        """Seconds of a request in the front end beyond the engine generation's, as a calibration found them."""
+        return self.correction.front_end_s if self.correction is not None else 0.0
+
     def acceptance_of(self, class_name: str | None = None) -> Acceptance | None:
         """The acceptance model of a class (None: the scenario's own); None only when speculation is off.
 

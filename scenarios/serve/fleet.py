@@ -105,7 +105,7 @@ class FrontEnd:
 
     def __init__(self, scenario: Scenario, deployments: Sequence[Deployment]) -> None:
         self._servers = front_end_servers(scenario, deployments)
-        self._more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
+        self._more_s = scenario.more_front_end_s
         self._free_s = [0.0] * len(self._servers)
         self._number, self._last_s = 0, 0.0
 

@@ -87,8 +87,7 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
     metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
     requests = run.requests[(run.requests["replication"] == 0) & np.isfinite(run.requests["finish_s"])]
     # vLLM's queue begins in the engine, behind the front end's work.
-    more_s = scenario.correction.front_end_s if scenario.correction is not None else 0.0
-    work_s = front_end_work_s(deployment, requests["prompt_tokens"]) + more_s
+    work_s = front_end_work_s(deployment, requests["prompt_tokens"]) + scenario.more_front_end_s
     for row, late_s in zip(requests.itertuples(), work_s, strict=True):
         replica = int(row.replica)
         decode_s, prefill_s = row.finish_s - row.first_token_s, row.first_token_s - row.first_scheduled_s

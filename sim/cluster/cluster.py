@@ -57,7 +57,7 @@ class Cluster:
         self.replicas = list(replicas)
         self.rows = replicas[0].state.requests
         self.assigned = np.full(len(table), -1, np.int32)  # replica of each request; -1 where it was never sent
-        self.order = np.arange(len(table))  # in which requests count: the table's, of clients who wait that of sending
+        self.order = np.arange(len(table))  # in which requests count: the table's, or of sending where clients wait
         self.end_s = math.inf  # the last counted arrival
         # The engines' counters, ``ENGINE[ranks]``: at ``end_s`` with extra requests, else at the end.
         self.engines = np.zeros(0)
@@ -73,7 +73,7 @@ class Cluster:
         self._seed = seed
         self._report = progress or (lambda share: None)
         self._served = 0  # counted requests that clients have had answered
-        self._rank = self.order.copy()  # of each request in `order`; of clients who wait once it has been sent
+        self._rank = self.order.copy()  # of each request in `order`; where clients wait, once it has been sent
         self._reordered = False
         self._segments = self.rows["segment"].copy()  # by rank
 

@@ -71,7 +71,9 @@ def requests_frame(
     counted: slice | IntArray,
     late_s: FloatArray | float = 0.0,
 ) -> pd.DataFrame:
-    """One row per counted request (where they stand in the table); with the number of its session and its place there.
+    """One row per counted request, with the number of its session and its place there.
+
+    ``counted``: their places in the table, in the order in which they count.
 
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
     request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
@@ -119,13 +121,15 @@ def requests_frame(
 
 def steps_frame(replicas: Sequence[Sequence[Replica]], end_s: float = math.inf) -> pd.DataFrame:
     """One row per engine step that begins by ``end_s``, replica by replica, rank by rank where one has several."""
-    frames = []
+    frames, has_ranks = [], any(len(ranks) > 1 for ranks in replicas)
     for index, ranks in enumerate(replicas):
-        for rank, steps in enumerate(replica.steps() for replica in ranks):
-            frames.append(steps[steps["start_s"] <= end_s])
-            if any(len(ranks) > 1 for ranks in replicas):
-                frames[-1].insert(0, "rank", rank)
-            frames[-1].insert(0, "replica", index)
+        for rank, engine in enumerate(ranks):
+            steps = engine.steps()
+            steps = steps[steps["start_s"] <= end_s]
+            if has_ranks:
+                steps.insert(0, "rank", rank)
+            steps.insert(0, "replica", index)
+            frames.append(steps)
     return pd.concat(frames, ignore_index=True)
 
 

@@ -29,8 +29,9 @@ from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
 from draftcast.scenarios.compare.capacity import Capacity
 from draftcast.scenarios.compare.comparison import compare
+from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest
-from draftcast.scenarios.run.simulate import RunResult, State
+from draftcast.scenarios.run.simulate import RunResult, State, front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.describe import commented_scenario
 from draftcast.scenarios.schema.load import load_scenario
@@ -458,9 +459,12 @@ def test_a_run_as_prometheus_text_holds_what_the_run_holds(tmp_path: Path) -> No
         total, count = (float(values[f"vllm:{name}_seconds_{part}{labels}"]) for part in ("sum", "count"))
         assert (count, 1e3 * total / count) == (result["completed"], pytest.approx(result[f"mean_{key}_ms"]))
     assert float(values[f"vllm:generation_tokens_total{labels}"]) == result["total_output_tokens"]
-    # Of this load the engine begins each request in its next step; the front end's time is not its queue's.
-    queued_s = float(values[f"vllm:request_queue_time_seconds_sum{labels}"])
-    assert 0 <= queued_s / result["completed"] < 0.3e-3 * result["mean_ttft_ms"]
+    # To the first token: the front end's work, the engine's queue, the prompt.
+    spent = ("time_to_first_token", "request_queue_time", "request_prefill_time")
+    ttft_s, queued_s, prefill_s = (float(values[f"vllm:{name}_seconds_sum{labels}"]) for name in spent)
+    work_s = front_end_work_s(cached_deployment(load_scenario()), result["input_lens"]).sum()
+    assert ttft_s - queued_s - prefill_s == pytest.approx(work_s, rel=1e-3)
+    assert queued_s >= 0
 
 
 def test_an_overloaded_run_is_written_as_vllm_s_benchmark_writes_its_own(tmp_path: Path) -> None:

@@ -275,3 +275,8 @@ def test_table_and_json() -> None:
     assert rows["goodput(weight=0.3)"]["gap_to_oracle"]["n"] == 3
     assert rows["off"]["rank"] == 3
     assert len(done["pairs"]) == 3
+
+
+def test_a_class_in_place_of_a_name_is_refused() -> None:
+    with pytest.raises(InputError, match="must be a name, of a class of your own module:Class"):
+        compare_policies(question(), [Side])  # type: ignore[list-item]

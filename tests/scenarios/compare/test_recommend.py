@@ -426,3 +426,8 @@ def test_closed_forms_stand_beside_the_simulated_gains(paying: Recommendation) -
     for k in (1, 2, 3):
         assert rows[f"eagle3 k={k}"] == closed_form(candidates(question())[k].scenario)
     assert rows["eagle3 k=3"].block_efficiency == pytest.approx(acceptance.mean_acceptance_length(3))
+
+
+def test_loads_are_records() -> None:
+    with pytest.raises(InputError, match=r"loads = .*: must be ComparedLoad"):
+        recommend(load_scenario(), loads=[10.0])  # type: ignore[list-item]

@@ -554,3 +554,10 @@ def test_what_was_asked_before_does_not_change_the_answer() -> None:
         each.sides(10.0)
         each.sides(20.0)
     assert prober[0].spent_requests == prober[1].spent_requests > 0
+
+
+def test_a_scenario_alone_asks_over_its_rate_and_text_is_no_list_of_places() -> None:
+    with pytest.raises(InputError, match="--target: 2: must lie"):  # the first that is looked at behind the question
+        cutover(load_scenario(), target=2)
+    with pytest.raises(InputError, match=r"--at: .*must be a list of numbers"):
+        CutoverQuestion(load_scenario(), at="5,10")  # type: ignore[arg-type]

@@ -601,3 +601,8 @@ def test_a_cluster_gets_the_requests_of_all_its_replicas(server: Callable[..., S
     asked = cluster_scenario(scenario, 3, 90.0)
     assert (asked.workload.num_requests, asked.cluster.replicas) == (600, 3)
     assert cluster_scenario(scenario, 400, 90.0).workload.num_requests == 60_000
+
+
+def test_objectives_are_parsed_ones() -> None:
+    with pytest.raises(InputError, match=r"objectives = .*: must be what parse_objectives gives"):
+        PlanQuestion(load_scenario(), 20.0, "tpot:p95<20ms")  # type: ignore[arg-type]
