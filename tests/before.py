@@ -122,6 +122,7 @@ DELETED_TESTS: Mapping[str, str] = {
     },
     "test_damage_is_named": "only tests read run directories back",
     "test_a_smaller_k_on_the_same_draft_is_foreseen": "nothing asked for it: a draft is built for its k",
+    "test_what_limits_has_its_numbers[overrides4-host-host work that shows]": "the same case says exposed host work",
     "test_the_falling_fit_pools_what_rises": "scipy fits now: test_one_dip_does_not_end_a_gain",
     "test_text_search_is_a_fraction_of_the_target": "test_text_search_costs_seconds_of_its_own",
     "test_rows_of_the_draft_passes": "test_pass_rows_are_what_the_step_cost_charges",

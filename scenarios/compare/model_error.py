@@ -199,7 +199,7 @@ class Prediction:
     @property
     def advice(self) -> str:
         """What to measure for a narrower interval."""
-        return f"What is least certain is the {UNCERTAIN[self.dominant]}. {NEXT_MEASUREMENT[self.dominant]}"
+        return f"The largest uncertainty is the {UNCERTAIN[self.dominant]}. {NEXT_MEASUREMENT[self.dominant]}"
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -210,7 +210,7 @@ class Verdict:
             return f"Speculation {self.word} {where}{sure}: {how}. Recommended: {self.advice}."
         reason = self.why
         if not reason and self.advantage is not None:
-            reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, which does not exclude 1"
+            reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, and its interval includes 1"
         word = self.word[0].upper() + self.word[1:]
         more = " More requests will tell." if self.word == "not settled" else ""
         if self.word == "too close to call" and prediction is not None:

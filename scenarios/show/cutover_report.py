@@ -32,7 +32,7 @@ def number(x: float) -> str:
 
 
 def headline(answer: Cutover) -> str:
-    """The answer for one setting in a sentence; a second one counts in the errors of the step times, if known."""
+    """The answer for one setting in a sentence; a second one includes the errors of the step times, if known."""
     text, prediction = f"{answer.label}: {_verdict_text(answer)}", answer.prediction
     if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays"):
         return text
@@ -40,9 +40,9 @@ def headline(answer: Cutover) -> str:
     ends = {answer.probes[0].x: "lowest", answer.probes[-1].x: "highest"}
     sure = [f"{word} {_span(span, ends)} {answer.unit}" for span, word in spans if span is not None]
     level = f"{answer.crossing.confidence:.0%} prediction interval"
-    least = f"what is least certain is the {UNCERTAIN[prediction.dominant]}"
+    largest = f"the largest uncertainty is the {UNCERTAIN[prediction.dominant]}"
     where = " and ".join(sure) or "is undecided"
-    return f"{text} With the errors of step times and acceptance ({level}) it {where}; {least}."
+    return f"{text} Including the errors of step times and acceptance ({level}), it {where}; {largest}."
 
 
 def _verdict_text(answer: Cutover) -> str:
@@ -82,10 +82,10 @@ def crossing_text(crossing: Crossing, unit: str) -> str:
 
 
 def _span(span: tuple[float, float], ends: Mapping[float, str]) -> str:
-    """``ends``: words for the lowest and the highest x looked at, beyond which a span may go on."""
+    """``ends``: words for the lowest and the highest simulated x, beyond which a span may go on."""
     if span[0] == span[1]:
         return f"at {number(span[0])}"
-    low, high = (f"{number(x)}{f' (the {ends[x]} looked at)' if x in ends else ''}" for x in span)
+    low, high = (f"{number(x)}{f' (the {ends[x]} simulated)' if x in ends else ''}" for x in span)
     return f"from {low} to {high}"
 
 
@@ -163,7 +163,7 @@ def points_table(answer: Cutover) -> Table:
     """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
     confidence = answer.crossing.confidence
-    advantage, word = ("advantage", "") if answer.prediction is None else ("advantage, chance alone", "with all errors")
+    advantage, word = ("advantage", "") if answer.prediction is None else ("advantage, sampling", "with all errors")
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
@@ -201,7 +201,7 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
     """The break-even contour: what its intervals hold, then one line per draft length or load."""
     unit = speedups.question.axis.unit
     over = unit if speedups.against == "k" else "acceptance"
-    lines = ["By chance alone, without the errors of step times and acceptance:"]
+    lines = ["Intervals cover sampling noise only, not the errors of step times and acceptance:"]
     for at, crossing in speedups.contour:
         where = f"k={number(at)}" if speedups.against == "k" else f"At {number(at)} {unit}"
         outcome = {

@@ -76,7 +76,7 @@ def answer_line(answer: CapacityPlan) -> str:
     level = f"{answer.question.scenario.statistics.confidence:.0%} prediction interval"
     text += f" {level} of the replicas needed: {needed}." if needed else ""
     endless = best.replicas_interval is not None and best.replicas_interval[1] is None
-    return f"{text} At the longest times in it no number of replicas meets the SLO." if endless else text
+    return f"{text} At the upper end of the step times, no number of replicas meets the SLO." if endless else text
 
 
 def _needed(sizing: Sizing) -> str:
@@ -93,7 +93,7 @@ def basis_line(answer: CapacityPlan) -> str:
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"
     return (
         f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
-        "figures hold no error of step times, the interval of the replicas does; "
+        "the interval of the replicas includes the error of step times, other figures do not; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
         + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
         + "".join(f"; {each.candidate.label}: {each.unsettled}" for each in answer.sizings[1:] if each.unsettled)
@@ -127,7 +127,7 @@ def _beyond(sizing: Sizing) -> str:
     assert sizing.largest is not None
     limit = sizing.largest.limit
     if limit is None:
-        return "as far as was tried"
+        return "the largest rate tried"
     if limit.name == STEADY_STATE:
         return "beyond it the run did not reach a steady state: more requests may show a larger rate"
     return "then it is at its capacity" if limit.name == "capacity" else f"then {_constraint(limit)}"

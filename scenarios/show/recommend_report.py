@@ -43,9 +43,9 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     return [
         best if first else "No policy has figures for this load.",
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
-        f"Differences and gaps: {level} intervals, which hold chance alone: {answer.scenario.statistics.replications} "
-        "replications on the same requests and draft tokens. Ranks: one more for every policy that is better by an "
-        "interval that holds for all pairs together.",
+        f"Differences and gaps: {level} intervals of sampling noise only, from "
+        f"{answer.scenario.statistics.replications} replications on the same requests and draft tokens. Rank: one plus "
+        "the number of policies that are significantly better (intervals hold jointly for all pairs).",
         *(f"Note: {note}." for note in answer.notes),
     ]
 
@@ -81,7 +81,7 @@ def answer_line(answer: Recommendation) -> str:
     if gain is None:
         return f"Recommended: {label}; {answer.reason}.{_longer(answer)}"
     level = f"{gain.confidence:.0%} interval {gain.low:.3g} to {gain.high:.3g}"
-    doubt = "" if gain.low > 1.0 else "; the interval does not exclude that it gains nothing"
+    doubt = "" if gain.low > 1.0 else "; the interval includes no gain at all"
     return (
         f"Recommended: {label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
         f"{answer.reason}{doubt}.{_longer(answer)}"
@@ -119,5 +119,5 @@ def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:
     elif outcome.overloaded:
         words.append(f"overloaded at {outcome.overloaded} loads")
     elif outcome.gain is None and outcome.candidate.label != OFF:
-        words.append("no load at which all that keep up have figures")
+        words.append("no load at which all settings that keep up have figures")
     return ", ".join(filter(None, words))

@@ -111,9 +111,9 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
         sections.append(len(rows) - 2)
     for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
-    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO hold {_held(scenario)}."
+    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO cover {_held(scenario)}."
     if scenario.statistics.model_error != "none" and scenario.statistics.replications > 1:
-        caption += " TTFT is less sure than its interval says."
+        caption += " The interval of TTFT is too narrow."
     if scenario.speculative_config is not None:
         caption += " Rejected work: the time of each step less its time without the rejected rows and their drafts."
     return make_table(rows, title=title(scenario), caption=caption, sections=sections)
@@ -135,19 +135,19 @@ def groups_tables(point: RatePoint) -> list[Table]:
             rows.append(row + [f"{memory[key]:,.0f}" for key in held.values()])
         sections.append(len(rows) - 2)
     return (
-        [make_table(rows, title="Groups of replicas (intervals: chance alone)", sections=sections)]
+        [make_table(rows, title="Groups of replicas (intervals: sampling noise only)", sections=sections)]
         if len(rows) > 1
         else []
     )
 
 
 def _held(scenario: Scenario) -> str:
-    """What an interval holds."""
+    """What an interval covers."""
     if scenario.statistics.replications == 1:
         return "nothing: one replication has no interval"
-    chance = f"chance of {scenario.statistics.replications} replications"
+    noise = f"sampling noise ({scenario.statistics.replications} replications)"
     errors = "" if scenario.statistics.model_error == "none" else " and the errors of step times and acceptance"
-    return f"the {chance}{errors}"
+    return f"{noise}{errors}"
 
 
 def cause_line(point: RatePoint) -> str:
@@ -174,7 +174,7 @@ def status_line(result: RunResult, own: Side) -> str:
     if own.state == "overloaded":
         most = f" It completes at most {show(own.predicted_capacity_rps)} req/s." if own.capacity is not None else ""
         return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
-    slo = " Whether the SLO is met cannot be told." if result.summary["slo_asked"] else ""
+    slo = " Whether the SLO is met cannot be decided." if result.summary["slo_asked"] else ""
     if own.state == "at capacity" and own.capacity is not None:
         return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity_rps)} req/s." + slo
     if not own.has_figures:
@@ -218,7 +218,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
             if len(answer.points) > 1:
                 yield cutover_line(answer)
         level = f"{answer.scenario.statistics.confidence:.0%}"
-        yield f"± is half the {level} interval, brackets are its bounds. It holds {_held(answer.scenario)}."
+        yield f"± is half the {level} interval, brackets are its bounds. It covers {_held(answer.scenario)}."
         yield from filter(None, [capacity_line(answer)])
     notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
     yield from (f"note: {note}" for note in dict.fromkeys(notes))

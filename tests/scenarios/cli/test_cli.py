@@ -248,7 +248,7 @@ def test_an_overloaded_run_names_the_capacity(pretended: CliRunner) -> None:
 def test_a_run_that_is_not_settled_claims_no_objective(pretended: CliRunner) -> None:
     done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=29", "--set", "slo.e2el_ms=50000"])
     assert "NOT SETTLED" in done.stdout
-    assert "cannot be told" in done.stdout
+    assert "cannot be decided" in done.stdout
     assert "SLO met" not in done.stdout
 
 
@@ -353,7 +353,7 @@ def test_what_the_errors_of_step_times_leave_open_counts_as_undecided() -> None:
     assert (answer.cutover.kind, answer.cutover.above) == ("unclear", (5, 5))
     line = cutover_line(answer)
     assert line.startswith("Cutover: none seen; speculation pays at every rate that is decided, up to 5 req/s")
-    assert "Undecided: 44 req/s. What is least certain is the step time of the engine." in line
+    assert "Undecided: 44 req/s. The largest uncertainty is the step time of the engine." in line
 
 
 def test_close_to_the_capacity_a_short_run_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
         (("engine.max_num_seqs=2", "LOAD=12"), "max_num_seqs", "requests wait for one"),
         (("engine.num_gpu_blocks=400", "engine.max_model_len=4608", "LOAD=40"), "KV cache", "of the blocks are in use"),
         (("workload.lengths={prompt_tokens: 6000, output_tokens: 2}", "LOAD=4"), "compute", "prompts included"),
-        (("engine.model=opt-125m", NGRAM, RATES, "engine.max_model_len=2048", CLIP), "host", "host work that shows"),
+        (("engine.model=opt-125m", NGRAM, RATES, "engine.max_model_len=2048", CLIP), "host", "exposed host work"),
     ],
 )
 def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, said: str) -> None:

@@ -174,7 +174,7 @@ def test_where_step_times_are_too_unsure_at_every_load_no_verdict_holds(tmp_path
     assert "undecided at 1, 4 clients; the errors of step times and acceptance are larger" in headline(answer)
     somewhere = dataclasses.replace(always, prediction=dataclasses.replace(unsure, pays=(3.0, 4.0)))
     assert somewhere.verdict == "always pays"
-    assert "it pays from 3 to 4 (the highest looked at) clients" in headline(somewhere)
+    assert "it pays from 3 to 4 (the highest simulated) clients" in headline(somewhere)
 
 
 def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ def test_the_map_over_k(tmp_path: Path) -> None:
     assert best == sorted(best, reverse=True)  # the longer the draft, the earlier it stops paying
     assert [at for at, _ in found.contour] == [1, 3, 6]
     head, _, of_three, _ = contour_lines(found)
-    assert head.startswith("By chance alone")
+    assert head.startswith("Intervals cover sampling noise only")
     assert of_three.startswith("k=3: break-even ")
     poor = mapped(scenario, against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
     assert all(cell.note == "not looked at: budget spent" for row in poor.rows for cell in row)

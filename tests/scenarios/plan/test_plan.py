@@ -223,7 +223,7 @@ def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(serve
     assert answer_line(answer).endswith("of the replicas needed: 3 to 4.")
     alone = answer_line(planned(own, rate_rps=20.0, objectives=parse_objectives(lax)))
     assert alone.startswith("1 GPU: 1 replica of h100-sxm tp 1 off holds 20 req/s")
-    assert "3 or more. At the longest times in it no number of replicas meets the SLO." in answer_line(
+    assert "3 or more. At the upper end of the step times, no number of replicas meets the SLO." in answer_line(
         planned(own, rate_rps=300.0, objectives=parse_objectives(tight))
     )
     # And what no step of this length meets may yet be met.
