@@ -394,9 +394,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     embedded, file = embedded_scenarios(), str(source)
     is_embedded = file in embedded and not os.path.isfile(source)
     if not is_embedded and not os.path.exists(source):
-        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=file)
+        raise ScenarioError(f"no such file; bundled scenarios are {', '.join(embedded)}", file=file)
     text = embedded[file] if is_embedded else read_text(source, ScenarioError)
-    file = f"{source}.yaml (embedded)" if is_embedded else file
+    file = f"{source}.yaml (bundled)" if is_embedded else file
     data = parse_yaml(text, file, ScenarioError)
     if not isinstance(data, dict):
         message = "must be a mapping of sections (schema_version, engine, hardware, workload, ...)"
