@@ -115,14 +115,14 @@ def load_scenario(
     keep: Collection[str] = (),
     trace: str | Path | None = None,
 ) -> Scenario:
-    """A validated scenario.
+    """Load and validate a scenario.
 
     Args:
-        source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
+        source: path of a YAML file, the name of a bundled scenario, or the mapping itself.
         overrides: ``a.b=3`` assignments as of ``--set``, or one; the value is read as YAML, list items by index.
         speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
         engine: the section as a server's command says it.
-        keep: fields that the scenario says all the same where ``engine`` does not.
+        keep: fields of the scenario's engine that stay where ``engine`` does not give them.
         trace: a trace file that replaces the scenario's arrivals and lengths.
 
     Raises:
