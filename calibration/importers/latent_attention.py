@@ -6,7 +6,7 @@ the indexer and its matrices too. The matrices are layers of their own in a step
 over the same rows, are taken off. What is left holds one thing more: in decode the halves of kv_b are two batched
 products (8 to 13 us for the 3 to 14 us of one matrix). Decode rows whose matrices ran out of the cache are dropped
 unless they still exceed the roofline of the others; prompts are bound by arithmetic, those of sparse attention by
-launches, and not taken. docs/calibration.md says why, and how far the parts are off.
+launches, and not taken. docs/profiles.md says why, and how far the parts are off.
 """
 
 from collections.abc import Iterator

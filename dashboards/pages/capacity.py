@@ -109,7 +109,7 @@ def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
     hourly, tokens, energy = best.cost_per_hour, best.cost_per_million_tokens, best.kwh_per_million_tokens
     figures = {
         "GPUs": (f"{best.num_gpus}", f"{best.candidate.label}: {best.replicas} replicas{spare}"),
-        "Headroom": (f"{best.headroom:+.0%}", "Load beyond the target that holds, without spare replicas."),
+        "Headroom": (f"{best.headroom:+.0%}", "Load beyond the target that meets the SLO, without spare replicas."),
         "Largest req/s": (number(best.largest.met), "Largest load at which the SLO is met; the knee below."),
         "Cost an hour": ("–" if hourly is None else f"{hourly:,.2f}", price),
         "Cost per 1M tokens": ("–" if tokens is None else f"{tokens:.3g}", "Of output, at the target."),
@@ -130,7 +130,7 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
             cells[0] = link(cells[0], href, f"What-if of {sizing.candidate.label} at the target, in a new tab")
     st.html(html_table(head, rows, name="Candidates"))
     if settings.prices and settings.unpriced:
-        st.caption(f"For costs a price is missing: {literal(', '.join(settings.unpriced))}.")
+        st.caption(f"No costs, because a price is missing: {literal(', '.join(settings.unpriced))}.")
     if sum(sizing.feasible for sizing in answered.sizings) > 1:
         report.figure("gpus", sizing_figure(answered))
 
@@ -218,7 +218,7 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
         _write(session, View.CAPACITY_PRICES, "", _read_prices, text)
 
     with st.expander("Prices", expanded=bool(prices)):
-        st.caption("Your prices per GPU and hour, in one currency. With one for each GPU type the cheapest is first.")
+        st.caption("Your prices per GPU hour, in one currency. With one for every GPU type, the cheapest comes first.")
         for name in hardware:
             price = prices.get(name)
             amount = price.per_gpu_hour if price is not None else None

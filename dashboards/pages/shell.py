@@ -65,7 +65,7 @@ def run_app(files: tuple[str, ...] = ()) -> None:
 def sidebar(session: Session) -> None:
     with st.sidebar:
         st.session_state[SCENARIO] = session.question.base
-        hint = "Choosing a scenario drops all changes. The address bar holds the changes made after that."
+        hint = "Choosing a scenario drops all changes. The address bar shows the changes made after that."
         st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
         if changed := len(session.question.link_changes):
             button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")

@@ -51,7 +51,7 @@ def render(session: Session, report: Report) -> None:
         st.code(short(server_command(scenario, server).text), language="bash", wrap_lines=True)
     except ScenarioError as error:
         st.warning(f"{ENGINES[server]} cannot run this: {literal(error)}", icon=":material/block:")
-    st.caption("Below: the scenario as a file, for the command line and to open here again. What-if goes on from here.")
+    st.caption("Below: the scenario as a file, for the command line or to open here again. What-if continues with it.")
     what_if.finish(session, report, own)
 
 

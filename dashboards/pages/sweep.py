@@ -164,7 +164,7 @@ def _running(session: Session, job: SweepJob) -> None:
     if not job.is_alive():
         st.rerun()
     now = job.progress
-    text = "Waiting: another session's sweep computes" if now is None else sweep_report.progress_line(now)
+    text = "Waiting for another session's sweep" if now is None else sweep_report.progress_line(now)
     st.progress(now.done / now.total if now is not None else 0.0, text="Stopping" if job.stopping.is_set() else text)
     button("Cancel", "stop", _cancel, session, job, key="sweep.cancel", disabled=job.stopping.is_set())
 

@@ -36,7 +36,7 @@ def render(session: Session, report: Report) -> None:
     report.badge([figures])
     trusted = fidelity([figures])
     _scorecard(report, own)
-    st.header("What this scenario's times rest on", anchor="origin")
+    st.header("Where this scenario's step times come from", anchor="origin")
     if trusted is not None:
         origins = [(word, f"{trusted.shares[word]:.0%}", WORDS["origins"][word]) for word in ORIGINS]
         head = ("device time", "share", "what it means")
@@ -138,7 +138,7 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     st.subheader(literal(name), anchor=False)
     verdict_line(verdict, held=sweep.held, of=sweep.of)
     known = sweep.known_continuation
-    text = f"{known.checked_tokens:,} tokens held against the known text, {known.wrong_tokens} wrong."
+    text = f"{known.checked_tokens:,} tokens compared with the known text, {known.wrong_tokens} wrong."
     lines = [first, *rest, text, bars_line(), *([f"Made by {sweep.command}."] if sweep.command else [])]
     with st.expander(f"Checks and tables of {literal(name)}"):
         st.caption("  \n".join(map(literal, lines)))
@@ -178,7 +178,7 @@ def _scorecard(report: Report, own: Answer) -> None:
         f"Steady loads, measured {evidence_report.measured_when(forecasts)}. Each source counts once; intervals are "
         "judged with their own source held out. Marked: forecasts like this scenario's."
     )
-    st.caption("Errors of the speed-up, forecast over measured less 1")
+    st.caption("Relative errors of the forecast speed-up")
     st.html(tables.pop("speedup"))
     groups = {"others": (OFF, [f for f in forecasts if f.stratum != stratum]), "like this scenario": (ON, like)}
     figure = on_page(evidence_report.evidence_figure(forecasts, groups), height=420)

@@ -144,7 +144,7 @@ def _tiles(own: Answer, baselines: list[Answer]) -> None:
 
 def _buttons(session: Session) -> None:
     with st.container(horizontal=True, key="baseline"):
-        hint = "Tiles then show the difference to the current run."
+        hint = "Tiles then show the difference from the current run."
         button("Pin as baseline", "keep", session.pin, session.question, help=hint)
         if session.baseline is not None:
             button("Unpin", "keep_off", session.pin, None)

@@ -151,7 +151,7 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
         text += " Holds: keeps up with the load, which is too much for off."
     given = max(length.k for length in lengths if length.is_given)
     if given < lengths[-1].k:
-        text += f" Striped: acceptance was given for {given}; beyond, the last conditional rate goes on."
+        text += f" Striped: acceptance was given for {given}; beyond it the last conditional rate continues."
     return f"<div class='dc-ks'><ol aria-label='Draft tokens k'>{''.join(cells)}</ol><p>{escape(text)}</p></div>"
 
 

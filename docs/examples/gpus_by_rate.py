@@ -17,7 +17,7 @@ from draftcast.scenarios.schema.numbers import parse_values
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a rate: GPUs without speculation, GPUs with it, and the share saved."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", help="a YAML file or an embedded scenario; it needs a speculative_config")
+    parser.add_argument("scenario", help="a YAML file or a bundled scenario; it needs a speculative_config")
     parser.add_argument("--rates", required=True, metavar="R,R,...|A..B:N", help="requests per second")
     parser.add_argument("--slo", required=True, help="objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'")
     parser.add_argument("--headroom", type=float, default=0.0, help="share beyond each rate that must hold too")

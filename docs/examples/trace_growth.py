@@ -19,7 +19,7 @@ from draftcast.scenarios.schema.numbers import parse_values
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a line a growth factor: GPUs of the best method, and the growth that they still hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenario", help="a YAML file or an embedded scenario; the trace replaces its workload")
+    parser.add_argument("scenario", help="a YAML file or a bundled scenario; the trace replaces its workload")
     parser.add_argument("trace", type=Path, help="a trace file of a known format")
     parser.add_argument("--slo", required=True, help="objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'")
     parser.add_argument("--growth", default="1,1.5,2", metavar="F,F,...|A..B:N", help="factors on the recorded rate")

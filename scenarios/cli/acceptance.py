@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from draftcast.calibration.acceptance.measure import Measurement
 
 app = Commands(
-    help="Measure how many draft tokens are accepted, as the acceptance: section of a scenario.", no_args_is_help=True
+    help="Measure how many draft tokens are accepted, and write the acceptance section of a scenario.",
+    no_args_is_help=True,
 )
 
 
@@ -135,7 +136,7 @@ def measure(
 
 @app.command("fit")
 def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: Output) -> None:
-    """Rates, spread between requests and stretches of a recorded acceptance, as one acceptance model."""
+    """Fit rates, spread between requests and stretches to a recorded acceptance."""
     from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
     from draftcast.sim.workload.traces import TraceSpec, load_trace
 
@@ -160,7 +161,7 @@ def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_ea
 
 @app.command("from-metrics")
 def from_metrics(file: Path, output: Output, before: Path | None = None) -> None:
-    """Acceptance rates from a server's spec_decode counters."""
+    """Read acceptance rates from a server's spec_decode counters."""
     from draftcast.calibration.acceptance import fit
     from draftcast.calibration.acceptance.metrics import read_metrics
 
@@ -183,7 +184,7 @@ def from_metrics(file: Path, output: Output, before: Path | None = None) -> None
 
 @app.command("list")
 def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json: bool = False) -> None:
-    """Acceptance that others measured, by name: for acceptance: {reference: NAME} in a scenario."""
+    """List acceptance that others measured, for acceptance: {reference: NAME} in a scenario."""
     from draftcast.calibration.acceptance.references import references
     from draftcast.scenarios.show.tables import aligned
 

@@ -106,7 +106,7 @@ def calibrate(
     path: Path | None = None,
     system: str | None = None,
 ) -> None:
-    """Measure time: of this machine's kernels, of a server's steps, or from another tool's tables."""
+    """Make a profile of step times: from this machine's kernels, a server's log, or another tool's tables."""
     chosen = source.chosen()
     fitting = OPTIONS[chosen] | _names(Source)
     for parameter, value in context.params.items():

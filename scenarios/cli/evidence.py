@@ -56,7 +56,7 @@ def _has(point: "EvidencePoint", name: str, text: str) -> bool:
 
 
 def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:
-    """Forecast what others measured on real GPUs, and show the errors and what cannot be expressed."""
+    """Forecast what others measured on real GPUs, and show the errors and the points that cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
     from draftcast.scenarios.evidence.summary import by_kind, errors, signs
     from draftcast.scenarios.show import evidence_report as report

@@ -63,7 +63,7 @@ def serve(
 
 
 def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
-    """Write the default scenario with a comment at every key, to be changed (-: standard output)."""
+    """Write a scenario file to edit: the default scenario with a comment at every key (-: standard output)."""
     from draftcast.scenarios.schema.describe import commented_scenario
 
     if str(file) == "-":
@@ -156,7 +156,7 @@ def _options(
 
 @app.command()
 def scenarios(as_json: bool = False) -> None:
-    """List the embedded scenarios."""
+    """List the bundled scenarios."""
     from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
 
     bundled = {name: load_scenario(name) for name in embedded_scenarios()}

@@ -10,12 +10,12 @@ from draftcast.errors import HardwareError
 from draftcast.scenarios.cli.options import Commands
 from draftcast.scenarios.cli.terminal import print_json, print_lines
 
-app = Commands(help="Look at profiles of measured or assumed kernel times.", no_args_is_help=True)
+app = Commands(help="Show and compare profiles of measured or assumed kernel times.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_profiles(as_json: bool = False) -> None:
-    """The bundled profiles: device, date, and whether their times are measured."""
+    """List the bundled profiles: device, date, and whether their times are measured."""
     from draftcast.scenarios.show.profile_view import bundled
 
     profiles = bundled()
@@ -28,7 +28,7 @@ def list_profiles(as_json: bool = False) -> None:
 
 @app.command()
 def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_json: bool = False) -> None:
-    """Provenance, rooflines, held-out errors and coverage."""
+    """Show provenance, rooflines, held-out errors and coverage."""
     from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import LOOKS, make_console, rows_table
@@ -73,7 +73,7 @@ class StepOptions:
 
 @app.command()
 def compare(first: str, second: str, step: StepOptions, hardware: str | None = None, as_json: bool = False) -> None:
-    """Milliseconds of a decode step in two profiles, part by part, at several batch sizes; points timed in both."""
+    """Compare a decode step in two profiles: milliseconds by part and batch size, and points timed in both."""
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console, rows_table
 
@@ -92,7 +92,7 @@ def compare(first: str, second: str, step: StepOptions, hardware: str | None = N
 
 @app.command()
 def plot(profile: str, out: Path, as_json: bool = False) -> None:
-    """Roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
+    """Draw a roofline plot of a measured profile: achieved rate against intensity, and held-out errors."""
     from draftcast.scenarios.show.device_plots import profile_figure
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.profile_view import fits_any_device, open_profile

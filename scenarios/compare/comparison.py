@@ -233,13 +233,13 @@ def simulate(
 ) -> RunResult:
     """Simulate a scenario.
 
-    Close to its capacity the prediction intervals rest on the estimate of it; `compare` simulates it.
+    Close to the capacity the prediction intervals use an estimate of it; `compare` simulates it.
 
     Args:
         scenario: from :func:`draftcast.load_scenario`.
         record_steps: keep one row per engine step.
-        deployment: what `deploy` gave for a scenario with the same engine, hardware, profile and policy; it takes
-            longer to resolve than a thousand requests to simulate.
+        deployment: result of `deploy` for a scenario with the same engine, hardware, profile and policy; resolving
+            one takes longer than simulating a thousand requests.
 
     Raises:
         InputError: the scenario, a trace, a model, a device or the memory does not allow the run.

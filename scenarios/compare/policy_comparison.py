@@ -129,7 +129,7 @@ def compare_policies(
     """Simulate ``scenario`` under each policy on the same requests and rank them.
 
     Args:
-        scenario: with a ``speculative_config``; its own policy plays no part unless it is named.
+        scenario: with a ``speculative_config``; its own policy is compared only if it is named.
         policies: names, ``name(parameter=value, ...)`` or import paths (a class of a notebook is ``__main__:Half``),
             or one text with commas between them; the first is the baseline of the differences. Empty:
             `applicable_policies`. The oracle always runs too.

@@ -142,11 +142,11 @@ def recommend(
 
     Args:
         scenario: with a ``speculative_config``: its method at every draft length that its acceptance covers, and
-            schedules by batch size, are the candidates. Groups that say nothing else of it take each of them.
+            schedules by batch size, are the candidates. Groups without a config of their own take each of them.
         metric: of `METRICS`.
-        loads: where they are compared; none: the scenario's own load.
+        loads: loads at which they are compared; none: the scenario's own load.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
-        max_k: largest draft length tried where acceptance is known for any.
+        max_k: largest draft length tried if the acceptance covers any length.
 
     Raises:
         InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.

@@ -47,7 +47,7 @@ _WORDS: dict[CrossingKind, CutoverVerdict] = {
 
 @dataclass(frozen=True)
 class CutoverQuestion:
-    """What a cutover or a map of the speed-up is asked for.
+    """What to search a cutover or draw a speed-up map for.
 
     Raises:
         InputError: an axis, metric or budget that is not possible; an SLO, price or second replication missing.
@@ -221,10 +221,10 @@ def cutover(
     """The cutover of the scenario's method, then of every alternative, each at every draft length.
 
     Args:
-        question: or a scenario alone, which asks over its request rate.
+        question: or a scenario, whose request rate is then searched.
         lengths: draft lengths; none: each method's own.
         alternatives: further methods, each ``{"speculative_config": {...}, "acceptance": {...}}``.
-        target: width of the interval, over its value, at which to stop.
+        target: stop when the interval's width is this share of the cutover.
         progress: called with the share of the budget that is spent.
 
     Raises:

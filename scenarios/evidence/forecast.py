@@ -74,7 +74,7 @@ class Forecast:
 
 
 def forecast_points(points: Iterable[EvidencePoint], progress: Progress | None = None) -> Iterator[Forecast]:
-    """Every point beside its forecast, in order; one without a side has the reasons. Never raises for a point."""
+    """Every point with its forecast, or the reasons why it has none, in order. Never raises for a point."""
     return forecast_questions([scenarios_of(point) for point in points], progress)
 
 

@@ -66,7 +66,7 @@ _TARGETS = ("mean_tpot_s", "mean_e2el_s", "output_throughput")
 
 
 def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path]) -> Scenario:
-    """``scenario`` with the correction that runs without speculation ask for, in place of one it has already.
+    """``scenario`` with a correction from runs without speculation, which replaces any earlier one.
 
     Args:
         sources: files or http(s) addresses, see `draftcast.calibration.live.off_runs`.

@@ -91,12 +91,12 @@ class Engine(Frozen):
     watermark: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None
-    """Schedule a step before the last one's output is known; null: as the version runs the method."""
+    """Schedule a step before the last one's output is known; null: as the engine's version does for the method."""
     api_server_count: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """null: one a data-parallel rank."""
+    """API server processes; null: one per data-parallel rank."""
     enforce_eager: bool = False
     cudagraph_mode: CudagraphMode | None = None
-    """null: as the engine's version runs by default."""
+    """null: the default of the engine's version."""
     max_cudagraph_capture_size: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     speculative_config: SpeculativeConfig | None = None
 

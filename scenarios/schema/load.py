@@ -115,14 +115,14 @@ def load_scenario(
     keep: Collection[str] = (),
     trace: str | Path | None = None,
 ) -> Scenario:
-    """A validated scenario.
+    """Load and validate a scenario.
 
     Args:
-        source: path of a YAML file, the name of an embedded scenario, or the mapping itself.
+        source: path of a YAML file, the name of a bundled scenario, or the mapping itself.
         overrides: ``a.b=3`` assignments as of ``--set``, or one; the value is read as YAML, list items by index.
         speculative_config: vLLM's ``--speculative-config`` JSON, verbatim; ``"null"`` turns speculation off.
         engine: the section as a server's command says it.
-        keep: fields that the scenario says all the same where ``engine`` does not.
+        keep: fields of the scenario's engine that stay where ``engine`` does not give them.
         trace: a trace file that replaces the scenario's arrivals and lengths.
 
     Raises:
@@ -394,9 +394,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     embedded, file = embedded_scenarios(), str(source)
     is_embedded = file in embedded and not os.path.isfile(source)
     if not is_embedded and not os.path.exists(source):
-        raise ScenarioError(f"no such file; or name an embedded scenario: {', '.join(embedded)}", file=file)
+        raise ScenarioError(f"no such file; bundled scenarios are {', '.join(embedded)}", file=file)
     text = embedded[file] if is_embedded else read_text(source, ScenarioError)
-    file = f"{source}.yaml (embedded)" if is_embedded else file
+    file = f"{source}.yaml (bundled)" if is_embedded else file
     data = parse_yaml(text, file, ScenarioError)
     if not isinstance(data, dict):
         message = "must be a mapping of sections (schema_version, engine, hardware, workload, ...)"

@@ -106,15 +106,15 @@ class Scenario(Frozen):
     hardware: Device
     """A bundled device (draftcast hardware) or a file of one."""
     profile: NonEmpty | None = None
-    """A named or own step-time profile; null: the device's, or a roofline from its data sheet."""
+    """Step-time profile: a name, file or folder; null: the device's, or a roofline from its data sheet."""
     correction: Correction | None = None
-    """Of your own runs without speculation (--calibrate-to); null: the profile's times as they are."""
+    """Correction from your own runs without speculation (--calibrate-to); null: the profile's times unchanged."""
     cluster: Cluster = Cluster()
     workload: Workload
     acceptance: Acceptance | None = None
     """Which drafts are accepted, from your traffic (draftcast acceptance) or {reference: NAME}; no default fits all."""
     policy: Policy | None = None
-    """Who decides the draft length, {name: ...}; null: vLLM's own fixed k or schedule."""
+    """Policy that decides the draft length, {name: ...}; null: vLLM's own fixed k or schedule."""
     slo: Slo | None = None
     """Objectives of a request in milliseconds: {ttft_ms: 500, tpot_ms: 30, attainment: 0.99}."""
     statistics: Statistics = Statistics()

@@ -68,7 +68,7 @@ class SpeculativeConfig(Frozen):
     suffix_decoding_max_spec_factor: Annotated[float, Field(ge=0, allow_inf_nan=False), UNTIMED] = 1.0
     suffix_decoding_min_token_prob: Annotated[Probability, UNTIMED] = 0.1
     enable_suffix_decoding: bool = False
-    """Method arctic: suffix decoding takes a round over where it expects as many accepted drafts as the LSTM makes."""
+    """Method arctic: suffix decoding takes over a round if it expects as many accepted drafts as the LSTM makes."""
     suffix_cache_max_depth: Count = 64
     """Method arctic: tokens of a match and its draft together."""
     rejection_sample_method: Literal["standard", "synthetic", "block"] = "standard"
@@ -78,7 +78,7 @@ class SpeculativeConfig(Frozen):
     use_local_argmax_reduction: Annotated[bool, UNTIMED] = False
     use_heterogeneous_vocab: Annotated[bool, UNTIMED] = False
     disable_padded_drafter_batch: bool = False
-    """Draft for the exact rows; vLLM then does not schedule asynchronously."""
+    """Draft for the exact number of rows; vLLM then does not schedule asynchronously."""
     enable_adaptive_verification: bool = False
     dspark_draft_topk: Annotated[Count | None, UNTIMED] = None
     moe_backend: Annotated[str | None, UNTIMED] = None

@@ -44,19 +44,19 @@ def sweep(
     progress: Callable[[SweepProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> SweepResult:
-    """Simulate every point of a grid that the data set does not hold yet.
+    """Simulate every point of a grid that is not in the data set yet.
 
     Args:
         grid: axis name and values (names as of ``draftcast.scenarios.sweep.grid``), or ``rate=1..20:8`` as texts.
         folder: the data set; None keeps it only as long as the sweep runs.
         workers: local processes, by default one a core; cluster: address of a Dask scheduler to use instead.
         progress: called at the start, whenever cells are finished, and every second in between.
-        stop: asked several times a second; True ends the sweep, with what is done kept.
+        stop: asked several times a second; True ends the sweep and keeps finished cells.
 
-    A ``KeyboardInterrupt`` passes through after what is done was kept.
+    A ``KeyboardInterrupt`` passes through after finished cells were kept.
 
     Raises:
-        InputError: a bad grid, no point of it that can be asked, a folder that cannot be used, no cluster.
+        InputError: a bad grid, no point of it that is valid, a folder that cannot be used, no cluster.
     """
     if not grid:
         raise InputError("needs at least one axis, e.g. rate=1..20:8", file="--grid")

@@ -71,9 +71,9 @@ class Policy:
         return arrays(table=np.zeros(2 * max_num_seqs), scratch=N_SHOWN_FLOATS + max_num_seqs, order=shown)
 
     def fresh(self) -> Self:
-        """A policy of the same parameters that has seen nothing yet; every replica of every replication gets its own.
+        """A policy with the same parameters and no state; every replica of every replication gets its own.
 
-        A deep copy of this one, which itself never decides. Override it for a policy that holds what must be shared.
+        A deep copy of this one, which itself never decides. Override it for a policy whose copies must share something.
         """
         try:
             return copy.deepcopy(self)

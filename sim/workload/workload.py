@@ -35,7 +35,7 @@ class Slo(Frozen):
 
 
 class SystemPrompt(Frozen):
-    """Tokens that prompts begin with alike, before those of ``lengths``."""
+    """Tokens that prompts share at their beginning, before those of ``lengths``."""
 
     tokens: Count
     # How many texts of that length there are; each request (or session) has one of them, drawn evenly.
@@ -98,7 +98,7 @@ class Workload(Frozen):
     arrivals: Arrivals
     """poisson, gamma, deterministic, piecewise, closed_loop (concurrency) or trace (path)."""
     num_requests: Annotated[int, Field(ge=1, le=MAX_REQUESTS)] | None = None
-    """A number, or all that arrive before duration_s, or both limits; a trace alone: once through."""
+    """Number of requests; with duration_s all that arrive before it, or both limits; neither: a trace once."""
     duration_s: Duration | None = None
     lengths: Lengths | None = None
     """Tokens of prompts and outputs: a number or a distribution each, or the path of a trace."""
@@ -107,9 +107,9 @@ class Workload(Frozen):
     classes: Annotated[tuple[RequestClass, ...], Field(strict=False)] = ()
     """Shares of the requests with lengths, acceptance, SLO or priority of their own."""
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = 1.0
-    """Of all requests; 0: greedy, which verifies drafts in less time."""
+    """Sampling temperature of all requests; 0: greedy, which verifies drafts in less time."""
     max_model_len_action: Literal["error", "clip", "drop"] = "error"
-    """What becomes of a request whose prompt and output exceed max_model_len."""
+    """What to do with a request whose prompt and output exceed max_model_len."""
 
     def source_of(self, entry: RequestClass) -> TraceSpec | None:
         """The file that the requests of a class come from; None where their lengths are drawn."""
