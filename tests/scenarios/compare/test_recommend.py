@@ -275,6 +275,20 @@ def test_a_candidate_brings_its_own_acceptance() -> None:
             refuse()
 
 
+def test_an_error_of_a_candidate_names_the_candidate() -> None:
+    accepted = {"model": "constant", "alpha": 0.5}
+    good = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "acceptance": accepted}
+    ngram = {"speculative_config": {"method": "ngram"}, "acceptance": accepted}
+    said = r"engine\.speculative_config\.num_speculative_tokens: required"
+    for place, refuse in (
+        ("candidate 2", lambda: candidates(question(), [good, ngram])),
+        ("candidate 1", lambda: cutover_settings(question(), alternatives=[ngram])),
+        ("method 2", lambda: plan(PlanQuestion(question("slo={tpot_ms: 20}"), rate_rps=5.0, methods=["off", ngram]))),
+    ):
+        with pytest.raises(InputError, match=f"^{place}: {said}"):
+            refuse()
+
+
 def test_command(tmp_path: Path) -> None:
     runner = CliRunner()
     changes = [word for override in (*SMALL, f"{RATE}=20") for word in ("--set", override)]
