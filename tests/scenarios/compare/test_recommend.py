@@ -330,6 +330,18 @@ def test_where_no_setting_keeps_up_the_exit_code_says_so() -> None:
     assert "no setting keeps up with the load" in " ".join(done.output.split())
 
 
+def test_where_no_run_is_settled_nothing_is_recommended() -> None:
+    small = ["engine.max_num_seqs=4", "workload.num_requests=200", "acceptance={model: per_position, rates: [0.1]}"]
+    k = "engine.speculative_config.num_speculative_tokens=1"
+    changes = [word for override in (*small, k) for word in ("--set", override)]
+    done = CliRunner().invoke(cli.app, ["recommend", "default", *changes, "--replications", "2", "--rates", "2.8"])
+    assert done.exit_code == 5, done.output
+    assert "Undecided: the run with and without speculation did not reach a steady state." in " ".join(
+        done.output.split()
+    )
+    assert "recommended" not in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
