@@ -33,7 +33,8 @@ ENERGY = "Every board at its rated power, without hosts and cooling."
 # A start for those who have no SLO yet: pressed, it stands in the sidebar to be changed.
 USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
 DEGREES = ("1", "2", "4", "8", "16")
-RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, 10.0), number_of(0, 100, int)
+MOST_HEADROOM = 10.0
+RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, MOST_HEADROOM), number_of(0, 100, int)
 # Named as the options of ``draftcast plan``.
 OPTIONS = (View.CAPACITY_RATE, View.CAPACITY_HARDWARE, View.CAPACITY_TP, View.CAPACITY_HEADROOM, View.CAPACITY_SPARE)
 
@@ -157,7 +158,7 @@ def plan_settings(session: Session) -> PlanSettings:
         with st.container(horizontal=True, gap="small"):
             arguments = {
                 "rate_rps": _number(session, View.CAPACITY_RATE, rate, RATE),
-                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, scale=100),
+                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, 100, 100 * MOST_HEADROOM),
                 "spare": _number(session, View.CAPACITY_SPARE, "0", SPARE),
                 "methods": _several(session, View.CAPACITY_METHODS, methods, methods),
             }
@@ -182,15 +183,17 @@ def _write(session: Session, view: View, default: str, read: Callable[[str], Any
     session.views.pop(View.CAPACITY_CURVE, None)
 
 
-def _number(session: Session, view: View, default: str, read: Callable[[str], Any], scale: int = 1) -> Any:
-    """A number from 0 that is shown ``scale`` times as large."""
+def _number(
+    session: Session, view: View, default: str, read: Callable[[str], Any], scale: int = 1, most: float | None = None
+) -> Any:
+    """A number from 0 that is shown ``scale`` times as large, up to ``most`` as shown."""
     value = session.view(view, default, read)
 
     def write(shown: float | None) -> None:
         _write(session, view, default, read, value_text(round(shown / scale, 6)) if shown else "")
 
     form = "%.6g" if isinstance(value, float) else None
-    control(st.number_input, view, scale * value, write, format=form, min_value=type(value)(0))
+    control(st.number_input, view, scale * value, write, format=form, min_value=type(value)(0), max_value=most)
     return value
 
 
@@ -226,7 +229,7 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
             key = f"{View.CAPACITY_PRICES}:{name}"
             look, write_amount = filled("price.amount", device=name), partial(write, name, day=day)
             with st.container(horizontal=True, gap="small"):
-                control(st.number_input, key, amount, write_amount, look, min_value=0.0, format="%.4g")
+                control(st.number_input, key, amount, write_amount, look, min_value=0.0, format="%.10g")
                 if day is not None:
                     write_day, look = partial(write, name, amount), filled("price.date", device=name)
                     control(st.date_input, f"{key}:date", day, write_day, look)

@@ -8,7 +8,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import write_text
 from draftcast.scenarios.cli.options import Question, check_target, method_of, values_of, whole_values_of
-from draftcast.scenarios.cli.terminal import UNSTABLE, progress_bar
+from draftcast.scenarios.cli.terminal import UNDECIDED, UNSTABLE, progress_bar
 
 
 def recommend(
@@ -53,3 +53,5 @@ def recommend(
         typer.echo(paste_lines(answer, engine))
     if answer.chosen.keeps_up_nowhere:
         raise typer.Exit(UNSTABLE)
+    if answer.is_undecided:
+        raise typer.Exit(UNDECIDED)

@@ -19,6 +19,8 @@ from draftcast.scenarios.run.fluid import Fluid, mean_step
 from draftcast.scenarios.schema import Scenario, to_mapping, with_values, without_speculation
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
+METHOD_KEYS = (SPEC, "acceptance")
+"""What a method is given as."""
 MAX_K = 8
 """Draft lengths tried where the acceptance model knows any number of positions."""
 NEGLIGIBLE = 0.005
@@ -62,8 +64,10 @@ def with_methods(scenario: Scenario, alternatives: Sequence[Mapping[str, Any]]) 
     Raises InputError: an alternative of another form, or one that makes no valid scenario.
     """
     own = [scenario] if scenario.speculative_config is not None else []
-    numbered = enumerate(alternatives, 1)
-    return own + [with_values(scenario, method_values(each, f"candidate {number}")) for number, each in numbered]
+    numbered = ((f"candidate {number}", each) for number, each in enumerate(alternatives, 1))
+    return own + [
+        with_values(scenario, method_values(each, place), dict.fromkeys(METHOD_KEYS, place)) for place, each in numbered
+    ]
 
 
 def with_length(scenario: Scenario, k: int) -> Scenario:

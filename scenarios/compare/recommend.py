@@ -18,7 +18,7 @@ from draftcast.scenarios.compare import serve_command
 from draftcast.scenarios.compare.candidate import MAX_K, NEGLIGIBLE, Candidate, candidates
 from draftcast.scenarios.compare.limits import ClosedForm, break_even, cliffs, closed_form
 from draftcast.scenarios.compare.metric import Metric, check_slo, metric_named
-from draftcast.scenarios.compare.verdict import Verdict, decide, judge, side
+from draftcast.scenarios.compare.verdict import SIGNS, Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.fluid import Fluid
@@ -90,6 +90,13 @@ class Recommendation:
     @property
     def worth_it(self) -> bool:
         return self.chosen.candidate.label != OFF
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing tells the settings apart: no gain, and no load that one side alone keeps up with."""
+        decided = any(verdict.word in SIGNS for outcome in self.outcomes for verdict in outcome.verdicts)
+        gained = any(outcome.gain is not None for outcome in self.outcomes)
+        return not (decided or gained or self.chosen.keeps_up_nowhere)
 
     @property
     def largest_tried(self) -> int | None:

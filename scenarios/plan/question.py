@@ -12,7 +12,7 @@ from typing import Any
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
-from draftcast.scenarios.compare.candidate import Candidate, method_values, speculative_values
+from draftcast.scenarios.compare.candidate import METHOD_KEYS, Candidate, method_values, speculative_values
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema import Scenario, with_values
@@ -154,8 +154,10 @@ def candidates(
             if device.name != own.name and scenario.profile != "default":
                 values["profile"] = None  # a profile is of one device; another takes its own
             for number, method in enumerate(methods):
-                changes = values | _method_values(scenario, method, size, f"method {number + 1}")
-                candidate = Candidate("", with_values(scenario, changes))
+                place = f"method {number + 1}"
+                changes = values | _method_values(scenario, method, size, place)
+                places = dict.fromkeys(METHOD_KEYS, place) if isinstance(method, Mapping) else {}
+                candidate = Candidate("", with_values(scenario, changes, places))
                 variants.append(replace(candidate, label=f"{device.name} tp {size} {candidate.method}"))
     return tuple(variants)
 

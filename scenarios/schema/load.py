@@ -168,17 +168,20 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     return result
 
 
-def with_values(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+def with_values(scenario: Scenario, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Scenario:
     """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``.
+
+    ``places``: what errors say of dotted keys that came from elsewhere than a scenario, as ``candidate 1``.
 
     Raises ScenarioError: no valid scenario, or another method with the acceptance of the one before.
     """
+    places = places or {}
     before = to_mapping(scenario)
     data = copy.deepcopy(before)
     for key, value in values.items():
         assign(data, key, value.tolist() if hasattr(value, "tolist") else value, "scenario")
-    acceptance_follows(before, data, values, "scenario")
-    return validate(data, "scenario", {})
+    acceptance_follows(before, data, values, places.get("engine.speculative_config", "scenario"))
+    return validate(data, "scenario", places)
 
 
 def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str], file: str) -> None:

@@ -40,6 +40,8 @@ BYTES_PER_TOKEN = 4
 MESSAGE_TOKENS = 4
 """Of a chat message, besides its role and text: a template's marks."""
 Count = Annotated[int, Field(ge=1)]
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+"""As a scenario's: the engine keeps 32 bits."""
 ERRORS = {404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
 
 
@@ -82,7 +84,7 @@ class Asked(BaseModel):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     n: Literal[1] | None = 1
-    priority: int | None = None
+    priority: Priority | None = None
     return_token_ids: bool | None = False
 
 

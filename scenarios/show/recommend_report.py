@@ -76,6 +76,8 @@ def candidates_table(answer: Recommendation) -> Table:
 def answer_line(answer: Recommendation) -> str:
     """The recommendation in one sentence with its gain, its interval and the reason."""
     label, gain = answer.chosen.candidate.label, answer.chosen.gain
+    if answer.is_undecided:
+        return f"Undecided: {answer.reason}."
     if not answer.worth_it:
         return f"Leave speculation off: {answer.reason}."
     if gain is None:
@@ -111,7 +113,8 @@ def paste_lines(answer: Recommendation, server: str) -> str:
 
 def remark(answer: Recommendation, outcome: CandidateOutcome) -> str:
     """What there is to say of a candidate, in a few words; often nothing."""
-    words, verdict = ["recommended"] if outcome is answer.chosen else [], outcome.verdicts[0]
+    is_recommended = outcome is answer.chosen and not answer.is_undecided
+    words, verdict = ["recommended"] if is_recommended else [], outcome.verdicts[0]
     if len(answer.loads) == 1 and not verdict.on.has_figures:
         words.append(verdict.on.state)
     elif len(answer.loads) == 1 and outcome.gain is None:

@@ -128,6 +128,13 @@ def test_prices_rank_and_cost_without_another_run(monkeypatch: pytest.MonkeyPatc
     assert asked(app)["candidates"][0]["cost_per_hour"] == pytest.approx(2.5 * gpus(app))
 
 
+def test_fields_show_the_price_that_counts_and_take_no_headroom_beyond_the_plans() -> None:
+    app = open_page({"view.capacity.prices": "h100-sxm=215.75@2026-11-01"})
+    price = app.number_input(key="control:view.capacity.prices:h100-sxm")
+    assert price.proto.format % price.value == "215.75"
+    assert app.number_input(key="control:view.capacity.headroom").max == 1000.0  # percent
+
+
 def test_an_infeasible_slo_says_so_and_names_its_tightest_bound() -> None:
     app = open_page({"slo": '{"ttft_ms": 900.0, "tpot_ms": 1.0, "attainment": 0.9}'})
     assert "data-verdict='infeasible'" in html_of(app)

@@ -275,6 +275,20 @@ def test_a_candidate_brings_its_own_acceptance() -> None:
             refuse()
 
 
+def test_an_error_of_a_candidate_names_the_candidate() -> None:
+    accepted = {"model": "constant", "alpha": 0.5}
+    good = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "acceptance": accepted}
+    ngram = {"speculative_config": {"method": "ngram"}, "acceptance": accepted}
+    said = r"engine\.speculative_config\.num_speculative_tokens: required"
+    for place, refuse in (
+        ("candidate 2", lambda: candidates(question(), [good, ngram])),
+        ("candidate 1", lambda: cutover_settings(question(), alternatives=[ngram])),
+        ("method 2", lambda: plan(PlanQuestion(question("slo={tpot_ms: 20}"), rate_rps=5.0, methods=["off", ngram]))),
+    ):
+        with pytest.raises(InputError, match=f"^{place}: {said}"):
+            refuse()
+
+
 def test_command(tmp_path: Path) -> None:
     runner = CliRunner()
     changes = [word for override in (*SMALL, f"{RATE}=20") for word in ("--set", override)]
@@ -314,6 +328,18 @@ def test_where_no_setting_keeps_up_the_exit_code_says_so() -> None:
     done = CliRunner().invoke(cli.app, ["recommend", "default", *small, "--max-k", "1", "--rates", "50"])
     assert done.exit_code == 4, done.output
     assert "no setting keeps up with the load" in " ".join(done.output.split())
+
+
+def test_where_no_run_is_settled_nothing_is_recommended() -> None:
+    small = ["engine.max_num_seqs=4", "workload.num_requests=200", "acceptance={model: per_position, rates: [0.1]}"]
+    k = "engine.speculative_config.num_speculative_tokens=1"
+    changes = [word for override in (*small, k) for word in ("--set", override)]
+    done = CliRunner().invoke(cli.app, ["recommend", "default", *changes, "--replications", "2", "--rates", "2.8"])
+    assert done.exit_code == 5, done.output
+    assert "Undecided: the run with and without speculation did not reach a steady state." in " ".join(
+        done.output.split()
+    )
+    assert "recommended" not in done.output
 
 
 @pytest.mark.parametrize(

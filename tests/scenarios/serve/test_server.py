@@ -188,6 +188,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"prompt": PROMPT, "n": 2}, 400, "n"),
     ({"prompt": ["a", "b"]}, 400, "prompt"),
     ({"prompt": PROMPT, "max_tokens": "many"}, 400, "max_tokens"),
+    ({"prompt": PROMPT, "priority": 2**31}, 400, "priority"),
 ]
 
 
