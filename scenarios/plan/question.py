@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftcast.calibration.profile.hardware import load_hardware
+from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import METHOD_KEYS, Candidate, method_values, speculative_values
 from draftcast.scenarios.compare.metric import Price
@@ -143,8 +143,12 @@ def candidates(
     methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
     own = load_hardware(scenario.hardware)
     variants = []
+    devices: list[HardwareSpec] = []
     for name in hardware or (scenario.hardware,):
         device = load_hardware(name)
+        if device in devices:
+            continue  # by another spelling
+        devices.append(device)
         for size in sizes or (scenario.engine.tensor_parallel_size,):
             elsewhere = device.name != own.name or size != scenario.engine.tensor_parallel_size
             if elsewhere and scenario.engine.num_gpu_blocks is not None:

@@ -25,6 +25,7 @@ MOST_REQUESTS = 60_000
 USUAL_RUNS = 20
 """Simulations that sizing a candidate takes, about; only the progress bar depends on it."""
 STEADY_STATE = "steady state"
+BEYOND_IS_UNSETTLED = "beyond it the run did not reach a steady state: more requests may show a larger rate"
 ATTAINMENT = "slo.attainment"
 IDLE_SHARE = 0.01
 """Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""

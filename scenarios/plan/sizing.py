@@ -21,6 +21,7 @@ from draftcast.scenarios.compare.model_error import times_error
 from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
 from draftcast.scenarios.plan.search import (
     ATTAINMENT,
+    BEYOND_IS_UNSETTLED,
     IDLE_SHARE,
     STEADY_STATE,
     Check,
@@ -239,7 +240,10 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
             reason = f"the {run} is too short for {replicas_text(unsettled[0])} to reach a steady state: {remedy}"
             check = cluster.check(unsettled[0], needed)
         else:
-            reason = f"needs more than {max_gpus} GPUs: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
+            gpus_text = "1 GPU" if max_gpus == 1 else f"{max_gpus} GPUs"
+            reason = f"needs more than {gpus_text}: one replica holds {alone.met:.3g} of {needed:.3g} requests/s"
+            if alone.limit is not None and alone.limit.name == STEADY_STATE:
+                reason += f", {BEYOND_IS_UNSETTLED}"
             check = cluster.check(1, alone.not_met) if math.isfinite(alone.not_met) else idle
         return replace(infeasible, reason=reason, check=check, gpus_beyond=gpus)
     while 1 < replicas <= first and cluster.check(replicas - 1, needed).met:

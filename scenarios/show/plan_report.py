@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from draftcast.scenarios.plan.search import ATTAINMENT, STEADY_STATE, Check, Constraint
+from draftcast.scenarios.plan.search import ATTAINMENT, BEYOND_IS_UNSETTLED, STEADY_STATE, Check, Constraint
 from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered, replicas_text
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import OFF, ON, panels, styled
@@ -129,5 +129,5 @@ def _beyond(sizing: Sizing) -> str:
     if limit is None:
         return "the largest rate tried"
     if limit.name == STEADY_STATE:
-        return "beyond it the run did not reach a steady state: more requests may show a larger rate"
+        return BEYOND_IS_UNSETTLED
     return "then it is at its capacity" if limit.name == "capacity" else f"then {_constraint(limit)}"

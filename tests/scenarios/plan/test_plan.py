@@ -606,3 +606,17 @@ def test_a_cluster_gets_the_requests_of_all_its_replicas(server: Callable[..., S
 def test_objectives_are_parsed_ones() -> None:
     with pytest.raises(InputError, match=r"objectives = .*: must be what parse_objectives gives"):
         PlanQuestion(load_scenario(), 20.0, "tpot:p95<20ms")  # type: ignore[arg-type]
+
+
+def test_too_many_gpus_in_short_runs_may_be_too_few_requests() -> None:
+    """One H100 serves this load in longer runs; with 400 requests none near it settles."""
+    scenario = load_scenario(overrides=["workload.num_requests=400", "statistics.replications=2"])
+    question = {"rate_rps": 60.0, "objectives": parse_objectives("tpot:p95<30ms"), "methods": ["off"], "max_gpus": 1}
+    reason = planned(scenario, **question).sizings[0].reason
+    assert reason.startswith("needs more than 1 GPU: one replica holds")
+    assert reason.endswith("beyond it the run did not reach a steady state: more requests may show a larger rate")
+
+
+def test_a_device_by_two_spellings_is_one_candidate() -> None:
+    labels = [candidate.label for candidate in candidates(load_scenario(), ["h100-sxm", "H100-SXM"], methods=["off"])]
+    assert labels == ["h100-sxm tp 1 off"]
