@@ -14,8 +14,8 @@ from draftcast.scenarios.show.tables import markdown_table
 
 HEAD = Path(__file__).with_name("evidence_head.md").read_text("utf-8")
 COLUMNS = ("point", "metric", "off", "forecast", "error", "on", "forecast", "error", "speed-up", "forecast", "error")
-SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median of size", "p90 of size")
-SCORES = ("kind of forecast", "points", "sources", "mean", "median of size", "p90 of size", "inside 90 % interval")
+SUMMARY = ("tier and kind", "figure", "points", "sources", "mean", "median", "median absolute", "p90 absolute")
+SCORES = ("kind of forecast", "points", "sources", "mean", "median absolute", "p90 absolute", "inside 90 % interval")
 _SHOWN_IDS = 3
 Group = tuple[str, Sequence[Forecast]]  # its colour and its members
 

@@ -18,7 +18,7 @@ from draftcast.sim.statistics.intervals import Estimate
 def policies_table(answer: PolicyComparison) -> Table:
     """One row per policy, best first: the metric, the paired difference to the baseline, the gap to the oracle."""
     metric, factor = answer.metric, answer.metric.factor
-    head = ["rank", "policy", f"{metric.short} {metric.unit}", f"less {answer.baseline}"]
+    head = ["rank", "policy", f"{metric.short} {metric.unit}", f"minus {answer.baseline}"]
     rows = [[*head, "gap to oracle", "tokens per round", ""]]
     for standing in answer.standings:
         length = (standing.side.figures or {}).get("mean_acceptance_length")
@@ -85,8 +85,8 @@ def answer_line(answer: Recommendation) -> str:
     level = f"{gain.confidence:.0%} interval {gain.low:.3g} to {gain.high:.3g}"
     doubt = "" if gain.low > 1.0 else "; the interval includes no gain at all"
     return (
-        f"Recommended: {label}. {answer.metric.label} improves {gain.mean:.3g} x over off ({level}): "
-        f"{answer.reason}{doubt}.{_longer(answer)}"
+        f"Recommended: {label} ({answer.reason}). It improves {answer.metric.label} {gain.mean:.3g} times over off "
+        f"({level}{doubt}).{_longer(answer)}"
     )
 
 
