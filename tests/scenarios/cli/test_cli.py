@@ -90,7 +90,7 @@ def test_bad_input_is_one_line_and_exit_2(refuse: Callable[..., str], arguments:
         (["--set", "profile=none-such"], ["none-such"]),
         (["--set", "engine.model=llama-3.1-405b", "--set", f"{SPEC}.model=null"], ["memory"]),
         (["--set", "engine.max_model_len=100"], ["default: workload.lengths (request 0): prompt of", "max_model_len"]),
-        (["--set", "engine.num_gpu_blocks=8"], ["default: engine.max_model_len", "block"]),
+        (["--set", "engine.num_gpu_blocks=8"], ["--set: engine.num_gpu_blocks = 8: ", "8192 needs 513"]),
         (["--set", "policy.name=nowhere:Policy"], ["nowhere"]),
     ],
 )
