@@ -392,6 +392,18 @@ def test_replications_that_do_not_differ_leave_nothing_to_chance(monkeypatch: py
     assert show(advantage).endswith(" ±0.00")
 
 
+def test_what_is_true_without_speculation_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted(scenario: Scenario, **how: Any) -> RunResult:
+        result = pretend(scenario, **how)
+        notes = ["both"] if scenario.speculative_config is not None else ["both", "nothing is drawn at random"]
+        return dataclasses.replace(result, summary=result.summary | {"notes": notes})
+
+    stand_in(monkeypatch, noted)
+    lines = CliRunner().invoke(cli.app, ["simulate", "default", "--rates", "2,4"]).stdout.splitlines()
+    said = [line for line in lines if line.startswith("note: ")]
+    assert said == ["note: both", "note: without speculation: nothing is drawn at random"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
