@@ -422,7 +422,7 @@ def deploy(scenario: Scenario) -> Deployment:
             blocks = memory_ahead(config, draft, hardware).num_gpu_blocks
             memory = replace(memory, num_gpu_blocks=min(memory.num_gpu_blocks, blocks))
     except CapacityError as error:
-        if error.key == "max_num_batched_tokens":  # says what helps; no other GPU or format does
+        if error.key in ("max_num_batched_tokens", "num_gpu_blocks"):  # says what helps; no other GPU or format does
             raise
         message = f"{error.message}; {_what_fits(config, model, draft, hardware)}"
         raise CapacityError(message, key=error.key, value=error.value) from None

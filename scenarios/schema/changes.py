@@ -101,8 +101,9 @@ def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
 
     Plain keys, acceptance and method are set together, because another method takes acceptance of its own; then the
     load. Off and ``k`` come last, because off drops the speculation that other keys change. Raises ScenarioError: no
-    valid scenario.
+    valid scenario, or a value that another one replaces.
     """
+    _check_all_count(values)
     plain = {SHORT.get(name, name): value for name, value in values.items() if name not in SPECIAL}
     if "acceptance" in values:
         plain["acceptance"] = to_mapping(_acceptance(scenario, values["acceptance"]))["acceptance"]
@@ -121,6 +122,15 @@ def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
         return result
     _needs_speculation(result, "k", k)
     return with_values(result, {"engine.speculative_config.num_speculative_tokens": k})
+
+
+def _check_all_count(values: Mapping[str, Any]) -> None:
+    """Refuse a value that has no effect because a short name of more than one key is applied after it."""
+    keys = {name: SPECIAL[name][0] if name in SPECIAL else SHORT.get(name, name) for name in values}
+    for special in SPECIAL.keys() & values.keys():
+        for name, key in keys.items():
+            if name != special and any(f"{key}.".startswith(f"{replaced}.") for replaced in SPECIAL[special]):
+                raise ScenarioError(f"has no effect together with {special}", key=name, value=values[name])
 
 
 def _concurrency(scenario: Scenario, value: Any) -> Scenario:
@@ -178,4 +188,13 @@ def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
 
 _LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
 _LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
-SPECIAL = (*_LOAD, "acceptance", "method", "k")
+_RATE = "workload.arrivals.request_rate_rps"
+SPECIAL = {
+    "rate": (_RATE, "workload.arrivals.time_scale"),
+    "concurrency": ("workload.arrivals.concurrency", _RATE),
+    "policy": ("policy",),
+    "acceptance": ("acceptance",),
+    "method": ("engine.speculative_config.method",),
+    "k": ("engine.speculative_config.num_speculative_tokens",),
+}
+"""The other short names, and the keys that each replaces, its own first."""

@@ -264,8 +264,7 @@ def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
     """
     process = scenario.workload.arrivals.process
     if process in ("piecewise", "closed_loop"):
-        message = f"{process} arrivals have no single request rate"
-        raise ScenarioError(message, file="--rates", key="workload.arrivals.process")
+        raise ScenarioError("has no single request rate to change", key="workload.arrivals.process", value=process)
     values: dict[str, Any] = {"workload.arrivals.request_rate_rps": request_rate_rps}
     if process == "trace":
         values["workload.arrivals.time_scale"] = 1.0

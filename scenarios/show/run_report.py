@@ -220,8 +220,16 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
         level = f"{answer.scenario.statistics.confidence:.0%}"
         yield f"± is half the {level} interval, brackets are its bounds. It covers {_held(answer.scenario)}."
         yield from filter(None, [capacity_line(answer)])
-    notes = (note for point in answer.points for run in point.runs for note in run.summary.get("notes", []))
-    yield from (f"note: {note}" for note in dict.fromkeys(notes))
+    yield from _notes(answer)
+
+
+def _notes(answer: Comparison) -> Iterator[str]:
+    """Of all runs, each sentence once; what is true without speculation alone says so."""
+    told = dict.fromkeys(note for point in answer.points for note in point.on.summary.get("notes", []))
+    yield from (f"note: {note}" for note in told)
+    without = [point.off for point in answer.points if point.off is not None]
+    others = dict.fromkeys(note for run in without for note in run.summary.get("notes", []) if note not in told)
+    yield from (f"note: without speculation: {note}" for note in others)
 
 
 PARTS: dict[str, str] = LOOKS["parts"]

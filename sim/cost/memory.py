@@ -114,7 +114,11 @@ def memory_budget(
     budgets = (_stage_budget(config, model, draft, hardware, stage) for stage in stages)
     # All stages have as many blocks as the one with the fewest (vLLM 0.32); of a given number the fullest counts.
     budget = min(budgets, key=lambda b: (b.num_gpu_blocks, -(b.weight_bytes + b.draft_weight_bytes + b.kv_cache_bytes)))
-    if budget.blocks_of(config.max_model_len) > budget.num_gpu_blocks - 1:
+    needed = budget.blocks_of(config.max_model_len) + 1  # one block stays empty, as in vLLM
+    if needed > budget.num_gpu_blocks:
+        if config.num_gpu_blocks:
+            message = f"a request of max_model_len = {config.max_model_len} needs {needed}"
+            raise CapacityError(message, key="num_gpu_blocks", value=config.num_gpu_blocks)
         message = (
             f"a request of that length needs {config.max_model_len} tokens of KV cache and there are "
             f"{budget.kv_tokens} ({budget.num_gpu_blocks} blocks of {budget.block_size}); lower it, or raise "

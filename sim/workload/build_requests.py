@@ -91,8 +91,8 @@ def build_requests(
             table = traces[source, entry.record]
             order = lengths.order if lengths is not None else "sequential"
             rows = trace_rows(order, request_uniforms(seed, Stream.LENGTHS, n, ROW_DRAW), len(table))[mine]
-            if order == "sequential" and n < len(table):
-                notes.append(f"{table.source_file}: the first {n} of its {len(table)} requests are served")
+            if order == "sequential" and counted < len(table):
+                notes.append(f"{table.source_file}: the first {counted} of its {len(table)} requests are served")
             prompt[mine], output[mine] = table.prompt_tokens[rows], table.output_tokens[rows]
             source_files[index] = table.source_file
             if table.source_lines is not None:

@@ -105,9 +105,8 @@ def read_sharegpt(trace: TraceText) -> RequestTable:
     table = table_of_rows(trace, rows, timed=bool(timed))
     if most_turns == 1:
         return table
-    note = (
-        f"{trace.file}: the turns of a conversation arrive together, as the file times none, and share no cached prefix"
-    )
+    how = "arrive together, as the file times none, and" if timed else "are requests of their own and"
+    note = f"{trace.file}: the turns of a conversation {how} share no cached prefix"
     return replace(table, notes=(*table.notes, note))
 
 

@@ -177,7 +177,8 @@ def make_table(
         table = table.keep(~empty)
     if len(table) == 0:
         raise trace.error("the trace holds no request with a prompt and an output", None)
-    if arrival_s is not None and (np.diff(arrival_s) < 0).any():
+    served = (np.asarray(prompt_tokens) > 0) & (np.asarray(output_tokens) > 0)
+    if arrival_s is not None and (np.diff(arrival_s[served]) < 0).any():
         notes.append(f"{trace.file}: timestamps were out of order; sorted")
     table = replace(table.shift_to_zero(), source_file=trace.file, notes=tuple(notes))
     table.check_integrity()

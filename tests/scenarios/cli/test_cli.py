@@ -90,7 +90,7 @@ def test_bad_input_is_one_line_and_exit_2(refuse: Callable[..., str], arguments:
         (["--set", "profile=none-such"], ["none-such"]),
         (["--set", "engine.model=llama-3.1-405b", "--set", f"{SPEC}.model=null"], ["memory"]),
         (["--set", "engine.max_model_len=100"], ["default: workload.lengths (request 0): prompt of", "max_model_len"]),
-        (["--set", "engine.num_gpu_blocks=8"], ["default: engine.max_model_len", "block"]),
+        (["--set", "engine.num_gpu_blocks=8"], ["--set: engine.num_gpu_blocks = 8: ", "8192 needs 513"]),
         (["--set", "policy.name=nowhere:Policy"], ["nowhere"]),
     ],
 )
@@ -390,6 +390,18 @@ def test_replications_that_do_not_differ_leave_nothing_to_chance(monkeypatch: py
     assert advantage is not None
     assert advantage.low == advantage.mean == advantage.high
     assert show(advantage).endswith(" ±0.00")
+
+
+def test_what_is_true_without_speculation_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noted(scenario: Scenario, **how: Any) -> RunResult:
+        result = pretend(scenario, **how)
+        notes = ["both"] if scenario.speculative_config is not None else ["both", "nothing is drawn at random"]
+        return dataclasses.replace(result, summary=result.summary | {"notes": notes})
+
+    stand_in(monkeypatch, noted)
+    lines = CliRunner().invoke(cli.app, ["simulate", "default", "--rates", "2,4"]).stdout.splitlines()
+    said = [line for line in lines if line.startswith("note: ")]
+    assert said == ["note: both", "note: without speculation: nothing is drawn at random"]
 
 
 @pytest.mark.parametrize(

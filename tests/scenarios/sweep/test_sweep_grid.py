@@ -129,6 +129,32 @@ def test_off_needs_nothing_else_and_k_0_is_off(base: Scenario) -> None:
         changed(off, {"k": 2})
 
 
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"rate": 10, "concurrency": 4}, "rate"),
+        ({"rate": 10, "workload.arrivals.request_rate_rps": 4}, "workload.arrivals.request_rate_rps"),
+        ({"rate": 10, "workload.arrivals.time_scale": 2}, "workload.arrivals.time_scale"),
+        ({"k": 2, "engine.speculative_config.num_speculative_tokens": 1}, "engine.*num_speculative_tokens"),
+        ({"policy": "off", "policy.name": "fixed"}, "policy.name"),
+        ({"acceptance.concentration": 9, "acceptance": 0.5}, "acceptance.concentration"),
+        ({"method": "off", "engine.speculative_config.method": "ngram"}, "engine.speculative_config.method"),
+    ],
+)
+def test_a_value_that_another_one_replaces_is_refused(base: Scenario, values: dict[str, Any], key: str) -> None:
+    with pytest.raises(ScenarioError, match=f"^{key} = .*has no effect together with"):
+        changed(base, values)
+
+
+def test_what_a_short_name_leaves_as_it_is_goes_with_it(base: Scenario) -> None:
+    arrivals = {"process": "gamma", "request_rate_rps": 1.0, "burstiness": 2.0}
+    kept = changed(base, {"rate": 10.0, "workload.arrivals": arrivals}).workload.arrivals
+    assert (kept.request_rate_rps, kept.burstiness) == (10.0, 2.0)  # type: ignore[union-attr]
+    loop = with_values(base, {"workload.arrivals": {"process": "closed_loop", "concurrency": 1}})
+    kept = changed(loop, {"concurrency": 4, "workload.arrivals.think_time_s": 3.0}).workload.arrivals
+    assert (kept.concurrency, kept.think_time_s) == (4, 3.0)  # type: ignore[union-attr]
+
+
 def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
     points = grid_points(base, [Axis("method", ("off", "eagle3", "ngram"))])
     assert [point.scenario is None for point in points] == [False, False, True]

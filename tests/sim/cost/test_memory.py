@@ -229,8 +229,12 @@ def test_a_model_that_does_not_fit_says_the_sizes() -> None:
 
 def test_a_request_that_cannot_fit() -> None:
     assert budget_of(LLAMA, H100, max_model_len=131_072).kv_tokens > 131_072
-    with pytest.raises(CapacityError, match=r"max_model_len = 131072.*18720"):
-        budget_of(LLAMA, H100, max_model_len=131_072, num_gpu_blocks=1171)
+    with pytest.raises(CapacityError, match=r"max_model_len = 131072.*there are \d+ .*raise gpu_memory_utilization"):
+        budget_of(LLAMA, H100, max_model_len=131_072, gpu_memory_utilization=0.3)
+    # 131,072 tokens are 8,192 blocks of 16, beside the null block.
+    with pytest.raises(CapacityError, match=r"^num_gpu_blocks = 8192: .*max_model_len = 131072 needs 8193$"):
+        budget_of(LLAMA, H100, max_model_len=131_072, num_gpu_blocks=8192)
+    assert budget_of(LLAMA, H100, max_model_len=131_072, num_gpu_blocks=8193).kv_tokens == 131_072
 
 
 def test_degrees_must_divide() -> None:

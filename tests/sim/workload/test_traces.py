@@ -143,6 +143,10 @@ def test_sharegpt(write: Write) -> None:
     assert columns(table) == [(0.0, 12, 30), (0.0, 10, 20), (0.0, 35, 7), (0.0, 3, 4)]
     assert lines(table) == [2, 3, 3, 6]
     assert not table.has_arrivals
+    assert table.notes[-1].endswith("turns of a conversation are requests of their own and share no cached prefix")
+    turns = json.dumps([{"timestamp": 5, "messages": [{"role": "assistant", "tokens": 7}] * 3}])
+    table = read_trace(write(turns))
+    assert columns(table) == [(0.0, 7, 7), (0.0, 14, 7)]
     assert "turns of a conversation arrive together" in table.notes[-1]
     timed = '{"prompt_len": 4, "output_len": 2, "timestamp": 9.5}\n{"prompt_len": 1, "output_len": 3, "timestamp": 11}'
     table = read_trace(write(timed), "sharegpt")
@@ -154,7 +158,8 @@ def test_sharegpt(write: Write) -> None:
 def test_vllm_bench(write: Write) -> None:
     table = read_trace(write(VLLM_BENCH))
     assert columns(table) == [(0.0, 10, 5), (0.5, 20, 6), (2.0, 40, 8)]
-    assert "dropped 1 of 4" in table.notes[0]
+    (note,) = table.notes  # of the request that failed: its start of 0 s is no time that is out of order
+    assert "dropped 1 of 4" in note
     twice = read_trace(write(VLLM_BENCH + "\n" + VLLM_BENCH))  # --append-result
     assert columns(twice)[3:] == [(3.0, 10, 5), (3.5, 20, 6), (5.0, 40, 8)]
     old = {key: value for key, value in json.loads(VLLM_BENCH).items() if key != "start_times"}
