@@ -54,7 +54,7 @@ def ratios(source: Path, device: str, operator: str, name: str, gemm_type: str, 
     tables = OperatorTables(profile, tp, FORMATS[gemm_type])
     matrices = [layer for layer in linear_layers(model, tp) if layer.name in MATRICES]
     seconds = sum((tables.linear(layer, rows).sum(axis=1) / layer.count for layer in matrices), np.zeros(len(rows)))
-    log_s, _ = grid.log_seconds(*grid_axes(operator, points).T)
+    log_s = grid.log_seconds(*grid_axes(operator, points).T)
     return np.asarray((seconds + np.exp(log_s)) / points["seconds"].to_numpy())
 
 
