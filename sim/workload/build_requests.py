@@ -60,6 +60,7 @@ def build_requests(
         if workload.has_sessions:
             assert n is not None
             drawn = draw_sessions(workload, seed, n, max_model_len)
+            notes += [drawn.note] if drawn.note else []
             return drawn, drawn.arrival_s
         return None, _arrival_times(workload, traces, seed, n, duration_s, notes)
 
@@ -75,7 +76,6 @@ def build_requests(
     n = len(arrival_s)
     if drawn is not None:
         class_id, prompt, output = drawn.class_id, drawn.prompt.astype(np.int32), drawn.output.astype(np.int32)
-        notes += [drawn.note] if drawn.note else []
     else:
         shares = np.array([entry.share for entry in classes], dtype=np.float64)
         class_id = pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares)

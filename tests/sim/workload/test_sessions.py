@@ -71,3 +71,8 @@ def test_think_times_have_their_means() -> None:
     assert (drawn.think_s[first] == 0).all()
     # A session of 6 requests on average has 2 pauses of its user and 3 tools.
     assert drawn.think_s[~first].mean() == pytest.approx((2 * 4.0 + 3 * 0.5) / 5, rel=0.03)
+
+
+def test_sessions_behind_those_asked_for_are_not_told_as_cut() -> None:
+    (note,) = build_requests(workload(num_requests=500), 3, max_model_len=1200).notes
+    assert build_requests(workload(num_requests=500), 3, max_model_len=1200, goes_on=True).notes == (note,)
