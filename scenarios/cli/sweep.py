@@ -24,12 +24,14 @@ def sweep(
 ) -> None:
     """Simulate every point of a grid, in parallel and resumable, and show the Pareto front."""
     from draftcast.scenarios.show import sweep_report as report
-    from draftcast.scenarios.show.plots import write_figure
+    from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.sweep.run import sweep as run
 
     scenario = question.load()
     check_target("--csv", csv, question)
     check_target("--plot", plot, question)
+    if plot is not None:
+        check_picture(plot, "--plot")
     try:
         with progress_bar("sweep") as show:
             compute = partial(run, scenario, grid, folder=out, workers=workers, cluster=cluster)
@@ -40,11 +42,11 @@ def sweep(
     if csv is not None:
         with written(csv) as file:
             result.frame().to_csv(file, index=False)
-    if plot is not None:
-        write_figure(report.sweep_figure(result, metric), plot)
     parts = (report.sweep_table(result), *(f"note: {note}" for note in result.notes), report.summary_line(result))
     question.print_answer(scenario, result.summary, parts)
     for line in report.error_lines(result):
         print(f"draftcast: no figures: {line}", file=sys.stderr)
+    if plot is not None:  # last: which figures there are is known now, and a wrong --metric takes no answer away
+        write_figure(report.sweep_figure(result, metric), plot)
     if result.errors:
         raise typer.Exit(CELLS_FAILED)
