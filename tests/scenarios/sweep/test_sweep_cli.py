@@ -92,6 +92,8 @@ def test_what_the_cells_assume_is_said_once(tmp_path: Path) -> None:
         (["--grid", "k=0", "--plot", "."], "--plot: '.': must be a file"),
         (["--grid", "k=0", "--plot", "{out}.html", "--metric", "nonsense"], "--metric: 'nonsense': no such figure"),
         (["--grid", "k=0", "--out", "{out}/file"], "exists and is not a directory"),
+        (["--grid", "k=0", "--plot", "{out}/p.bmp"], "must end in .html"),
+        (["--grid", "k=0", "--metric", "p99_ttft_s"], "--metric: 'p99_ttft_s': is drawn by --plot"),
     ],
 )
 @pytest.mark.usefixtures("rough_capacity", "sweeps_here")
@@ -102,6 +104,7 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) 
     result = run(app, ["sweep", "default", *SMALL, *out, *filled])
     assert isinstance(result.exception, InputError)
     assert said in str(result.exception)
+    assert ("1 cells computed" in result.stdout) == ("nonsense" in arguments)  # of what was computed nothing is lost
 
 
 def test_ctrl_c_keeps_what_is_done_and_exits_with_130(tmp_path: Path) -> None:
