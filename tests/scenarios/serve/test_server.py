@@ -317,11 +317,14 @@ def test_it_listens_on_this_machine_only(server: SimulatedServer) -> None:
     assert re.findall(rf" (\w{{8}}):{int(port):04X} 00000000:0000 0A", listening) == ["0100007F"]
 
 
+GPU_SHARE = "engine.gpu_memory_utilization=0.25"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["default", "--tokenizer", "/nowhere"], "no tokenizer"),
-        (["default", "--set", "engine.num_gpu_blocks=100"], "engine.max_model_len"),
+        (["default", "--set", "engine.max_model_len=131072", "--set", GPU_SHARE], "engine.max_model_len"),
         (["nothing.yaml"], "nothing.yaml"),
         (["default", "--port", "0", "--trace", "/nowhere.csv"], "/nowhere.csv"),
         (["default", "--serve-command", "vllm serve"], "--serve-command"),
