@@ -13,7 +13,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
-from draftcast.dashboards.session.session import Question, Session, View, literal, number_of, some_of
+from draftcast.dashboards.session.session import Number, Question, Session, View, literal, some_of
 from draftcast.dashboards.widgets.controls import WORDS, control, filled, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, link, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
@@ -33,8 +33,7 @@ ENERGY = "Every board at its rated power, without hosts and cooling."
 # A start for those who have no SLO yet: pressed, it stands in the sidebar to be changed.
 USUAL_SLO = {"ttft_ms": 500.0, "tpot_ms": 50.0, "attainment": 0.95}
 DEGREES = ("1", "2", "4", "8", "16")
-MOST_HEADROOM = 10.0
-RATE, HEADROOM, SPARE = number_of(1e-6, 1e6), number_of(0.0, MOST_HEADROOM), number_of(0, 100, int)
+RATE, HEADROOM, SPARE = Number(1e-6, 1e6), Number(0.0, 10.0), Number(0, 100)
 # Named as the options of ``draftcast plan``.
 OPTIONS = (View.CAPACITY_RATE, View.CAPACITY_HARDWARE, View.CAPACITY_TP, View.CAPACITY_HEADROOM, View.CAPACITY_SPARE)
 
@@ -158,7 +157,7 @@ def plan_settings(session: Session) -> PlanSettings:
         with st.container(horizontal=True, gap="small"):
             arguments = {
                 "rate_rps": _number(session, View.CAPACITY_RATE, rate, RATE),
-                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, 100, 100 * MOST_HEADROOM),
+                "headroom": _number(session, View.CAPACITY_HEADROOM, "0", HEADROOM, scale=100),
                 "spare": _number(session, View.CAPACITY_SPARE, "0", SPARE),
                 "methods": _several(session, View.CAPACITY_METHODS, methods, methods),
             }
@@ -183,17 +182,17 @@ def _write(session: Session, view: View, default: str, read: Callable[[str], Any
     session.views.pop(View.CAPACITY_CURVE, None)
 
 
-def _number(
-    session: Session, view: View, default: str, read: Callable[[str], Any], scale: int = 1, most: float | None = None
-) -> Any:
-    """A number from 0 that is shown ``scale`` times as large, up to ``most`` as shown."""
+def _number(session: Session, view: View, default: str, read: Number, scale: int = 1) -> Any:
+    """A number from 0 to the highest that is read, shown ``scale`` times as large."""
     value = session.view(view, default, read)
 
     def write(shown: float | None) -> None:
         _write(session, view, default, read, value_text(round(shown / scale, 6)) if shown else "")
 
     form = "%.6g" if isinstance(value, float) else None
-    control(st.number_input, view, scale * value, write, format=form, min_value=type(value)(0), max_value=most)
+    control(
+        st.number_input, view, scale * value, write, format=form, min_value=type(value)(0), max_value=scale * read.high
+    )
     return value
 
 

@@ -305,9 +305,18 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return lambda text: tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
 
 
-def number_of(low: float, high: float, kind: type = float) -> Callable[[str], Any]:
-    told = f"must be a {'whole ' if kind is int else ''}number from {low:g} to {high:g}"
-    return _reader(kind, lambda value: low <= value <= high, told)
+@dataclass(frozen=True)
+class Number:
+    """Reads a number from ``low`` to ``high``, both of the type that is read."""
+
+    low: float
+    high: float
+
+    def __call__(self, text: str) -> Any:
+        """Raises InputError: no such number."""
+        kind = type(self.high)
+        told = f"must be a {'whole ' if kind is int else ''}number from {self.low:g} to {self.high:g}"
+        return _reader(kind, lambda value: self.low <= value <= self.high, told)(text)
 
 
 def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], told: str) -> Callable[[str], T]:

@@ -113,7 +113,7 @@ class Recommendation:
         labels = [load.label for load in self.loads]
         return {
             "recommended": self.chosen.candidate.label,
-            **picked(self, "worth_it reason speculative_config notes"),
+            **picked(self, "worth_it is_undecided reason speculative_config notes"),
             "metric": self.metric.name,
             "gain": self.chosen.gain,
             "largest_tried": self.largest_tried is not None,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.candidate import METHOD_KEYS, Candidate, method_values, speculative_values
 from draftcast.scenarios.compare.metric import Price
@@ -136,19 +136,16 @@ class PlanQuestion:
 def candidates(
     scenario: Scenario, hardware: Sequence[str] = (), sizes: Sequence[int] = (), methods: Sequence[Method] = ()
 ) -> tuple[Candidate, ...]:
-    """Every device with every tensor parallelism and every method.
+    """Every device with every tensor parallelism and every method; equal candidates once.
 
     Raises InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
     """
     methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
     own = load_hardware(scenario.hardware)
     variants = []
-    devices: list[HardwareSpec] = []
+    distinct: list[Mapping[str, Any]] = []
     for name in hardware or (scenario.hardware,):
         device = load_hardware(name)
-        if device in devices:
-            continue  # by another spelling
-        devices.append(device)
         for size in sizes or (scenario.engine.tensor_parallel_size,):
             elsewhere = device.name != own.name or size != scenario.engine.tensor_parallel_size
             if elsewhere and scenario.engine.num_gpu_blocks is not None:
@@ -160,6 +157,10 @@ def candidates(
             for number, method in enumerate(methods):
                 place = f"method {number + 1}"
                 changes = values | _method_values(scenario, method, size, place)
+                setting = changes | {"hardware": device}  # however it was spelt
+                if setting in distinct:
+                    continue
+                distinct.append(setting)
                 places = dict.fromkeys(METHOD_KEYS, place) if isinstance(method, Mapping) else {}
                 candidate = Candidate("", with_values(scenario, changes, places))
                 variants.append(replace(candidate, label=f"{device.name} tp {size} {candidate.method}"))

@@ -90,11 +90,10 @@ class Plotted:
 class RunResult(Plotted):
     """A simulated scenario.
 
-    ``requests`` (and ``steps``, when recorded) contain all replications, in the column ``replication``.
-    ``summary`` has every figure as mean with interval, and stability, memory and SLO; an
-    overloaded run has no figures (NaN). Intervals under ``figures`` cover sampling noise only, those under
-    ``predicted_figures`` the errors of step times and acceptance too. ``replications`` holds each replication's
-    figures, for paired comparisons.
+    ``requests`` (and ``steps``, when recorded) contain all replications, distinguished by the column ``replication``.
+    ``summary`` has every figure as mean with interval, and stability, memory and SLO; an overloaded run has no figures
+    (NaN). Intervals under ``figures`` cover sampling noise only, those under ``predicted_figures`` the errors of step
+    times and acceptance too. ``replications`` holds each replication's figures, for paired comparisons.
     """
 
     summary: dict[str, Any]

@@ -125,7 +125,7 @@ def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
 
 
 def _check_all_count(values: Mapping[str, Any]) -> None:
-    """Refuse a value that has no effect because a short name of more than one key is applied after it."""
+    """Refuse a value without effect, because another of the values replaces it."""
     keys = {name: SPECIAL[name][0] if name in SPECIAL else SHORT.get(name, name) for name in values}
     for special in SPECIAL.keys() & values.keys():
         for name, key in keys.items():

@@ -163,7 +163,9 @@ def points_table(answer: Cutover) -> Table:
     """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
     confidence = answer.crossing.confidence
-    advantage, word = ("advantage", "") if answer.prediction is None else ("advantage, sampling", "with all errors")
+    advantage, word = (
+        ("advantage", "") if answer.prediction is None else ("advantage, sampling noise", "with all errors")
+    )
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
     for probe, look in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)

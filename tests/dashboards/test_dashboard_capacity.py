@@ -133,6 +133,7 @@ def test_fields_show_the_price_that_counts_and_take_no_headroom_beyond_the_plans
     price = app.number_input(key="control:view.capacity.prices:h100-sxm")
     assert price.proto.format % price.value == "215.75"
     assert app.number_input(key="control:view.capacity.headroom").max == 1000.0  # percent
+    assert app.number_input(key="control:view.capacity.spare").max == 100
 
 
 def test_an_infeasible_slo_says_so_and_names_its_tightest_bound() -> None:

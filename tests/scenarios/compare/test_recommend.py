@@ -340,6 +340,10 @@ def test_where_no_run_is_settled_nothing_is_recommended() -> None:
         done.output.split()
     )
     assert "recommended" not in done.output
+    done = CliRunner().invoke(
+        cli.app, ["recommend", "default", *changes, "--replications", "2", "--rates", "2.8", "--json"]
+    )
+    assert json.loads(done.stdout)["is_undecided"] is True
 
 
 @pytest.mark.parametrize(

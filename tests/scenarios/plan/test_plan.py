@@ -620,3 +620,5 @@ def test_too_many_gpus_in_short_runs_may_be_too_few_requests() -> None:
 def test_a_device_by_two_spellings_is_one_candidate() -> None:
     labels = [candidate.label for candidate in candidates(load_scenario(), ["h100-sxm", "H100-SXM"], methods=["off"])]
     assert labels == ["h100-sxm tp 1 off"]
+    twice = candidates(load_scenario(), sizes=[1, 1], methods=["off", "given", "off"])
+    assert [candidate.label for candidate in twice] == ["h100-sxm tp 1 off", "h100-sxm tp 1 eagle3 k=3"]
