@@ -287,7 +287,11 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
 
 
 def _assumed_acceptance(scenario: Scenario) -> tuple[str, ...]:
-    """What each acceptance that others measured was measured on, and from where on rates are continued."""
+    """What each acceptance that others measured was measured on, where rates are continued, and which has no effect."""
+    spec = scenario.speculative_config
+    if spec is not None and spec.synthetic_rates is not None:
+        given = [scenario.acceptance, *(entry.acceptance for entry in scenario.workload.classes)]
+        return (NOTES["synthetic_decides"],) if any(given) else ()
     models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
     named = sorted({name for model in models if (name := getattr(model, "reference", None)) is not None})
     notes, served = list[str](), scenario.engine.model

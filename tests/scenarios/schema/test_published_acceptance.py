@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,14 @@ def test_the_list_shows_them() -> None:
     assert "qwen3-8b/eagle3/mt-bench/redhatai" in run.output
     assert "2.26" in run.output
     assert isinstance(CliRunner().invoke(app, ["acceptance", "list", "no-such-model"]).exception, InputError)
+
+
+def test_a_forecast_says_which_acceptance_has_no_effect() -> None:
+    spec = "engine.speculative_config"
+    synthetic = [f"{spec}.rejection_sample_method=synthetic", f"{spec}.synthetic_acceptance_length=2.4"]
+    of_class = {"name": "chat", "share": 1.0, "acceptance": {"model": "constant", "alpha": 0.1}}
+    none = "acceptance=null"
+    for own in ([], [none, f"workload.classes=[{json.dumps(of_class)}]"]):
+        (note,) = [note for note in assumptions(load_scenario(overrides=[*synthetic, *own])) if "acceptance" in note]
+        assert note.startswith("acceptance has no effect: rejection_sample_method: synthetic")
+    assert not any("acceptance" in note for note in assumptions(load_scenario(overrides=[*synthetic, none])))
