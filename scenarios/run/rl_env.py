@@ -21,7 +21,7 @@ from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.base import Policy, whole
 from draftcast.sim.policies.batch import Batch, write_decision
 from draftcast.sim.state.engine import STOP_DECIDE, STOP_IDLE
 from draftcast.sim.workload.build_requests import build_requests, load_traces
@@ -87,9 +87,18 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Draw the requests of an episode and run up to the first decision; see the class for ``options``."""
+        """Draw the requests of an episode and run up to the first decision; see the class for ``options``.
+
+        Raises ScenarioError: another option, or no such replication.
+        """
+        others = dict(options or {})
+        replication = others.pop("replication", None)
+        for name, value in others.items():
+            raise ScenarioError("unknown; the only option is replication", key=f"options.{name}", value=value)
+        index = whole(0)
+        if replication is not None and not index.holds(replication):
+            raise ScenarioError(index.message, key="options.replication", value=replication)
         super().reset(seed=seed)
-        replication = (options or {}).get("replication")
         if replication is None:
             run_seed = int(self.np_random.integers(1 << 62))
         else:
@@ -105,10 +114,15 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self._observation(), {"now_s": float(self._replica.state.engine[0]["host_s"])}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Let every scheduled request make ``action`` drafts and run up to the next decision."""
+        """Let every scheduled request make ``action`` drafts and run up to the next decision.
+
+        Raises gymnasium's InvalidAction: not one of ``action_space``; its ResetNeeded: no episode.
+        """
         replica = self._replica
         if replica is None or self._batch is None:
             raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")
+        if not self.action_space.contains(action):
+            raise gymnasium.error.InvalidAction(f"action = {action!r}: must be a whole number in 0..{self._k}")
         write_decision(replica.state, self._batch.num_seqs, int(action), "action")
         self._run(replica)
         engine = replica.state.engine[0]

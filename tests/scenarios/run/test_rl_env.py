@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import gymnasium
@@ -134,3 +135,26 @@ def test_scenarios_it_cannot_play(override: str, key: str) -> None:
     scenario = load_scenario("default", overrides=["workload.num_requests=60", override])
     with pytest.raises(ScenarioError, match=key):
         DraftLengthEnv(scenario)
+
+
+@pytest.mark.parametrize("action", [4, -1, 1.7, "2", None, np.array([2])])
+def test_an_action_outside_the_space_is_refused(action: Any) -> None:
+    env = environment()
+    env.reset()
+    with pytest.raises(gymnasium.error.InvalidAction, match=r"action = .*: must be a whole number in 0\.\.3"):
+        env.step(action)
+    env.step(np.array(3))  # as stable-baselines3 gives it
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replicaton": 1}, "options.replicaton = 1: unknown; the only option is replication"),
+        ({"replication": -1}, "options.replication = -1: must be a whole number of at least 0"),
+        ({"replication": 1.7}, "options.replication = 1.7: must be a whole number of at least 0"),
+        ({"replication": "a"}, "options.replication = 'a': must be a whole number of at least 0"),
+    ],
+)
+def test_options_of_an_episode_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ScenarioError, match=re.escape(message)):
+        environment().reset(options=options)
