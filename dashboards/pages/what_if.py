@@ -119,7 +119,7 @@ def show_answer(report: Report, own: Answer) -> None:
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         report.lines.append(slo.sentence)
-    elif status := status_line(run, own.own):
+    elif status := status_line(scenario, own.own):
         overloaded = own.own.state == "overloaded"
         (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
         report.lines.append(status)

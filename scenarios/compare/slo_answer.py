@@ -48,7 +48,7 @@ class SloAnswer:
 
     met: bool  # all classes attain their SLO as often as it asks
     feasible: bool | None  # whether an idle server attains it; None when that was not asked because it is met
-    tightest: Bound  # the bound that the fewest requests meet, measured against what is asked
+    tightest: Bound  # of the class that is furthest from its SLO the bound that the fewest requests meet
     idle: Bound | None  # the same bound on an idle server
     is_open: bool = False  # as of `Side.slo_is_open`
 
@@ -92,8 +92,13 @@ def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> 
 
 def _tightest(scenario: Scenario, run: RunResult) -> Bound:
     """Of the measured requests that finished, all replications together; a TPOT of one token is 0."""
-    requests, bounds = measured_requests(run), list[Bound]()
-    for name, slo in scenario.slos.items():
+    requests, bounds, slos = measured_requests(run), list[Bound](), scenario.slos
+    used = {name: of_limits for name, of_limits in run.slo_use.items() if name in slos}
+    spare = {name: float(np.mean(of_limits <= 1.0)) - slos[name].attainment for name, of_limits in used.items()}
+    least = min(spare.values(), default=None)  # None: the run does not tell, and all classes are looked at
+    for name, slo in slos.items():
+        if spare.get(name) != least:
+            continue
         whose = name if len(scenario.request_classes) > 1 else None
         c = RequestColumns.of(requests[(requests["class"] == name) & requests["finish_s"].notna()])
         tpot_s = np.where(c.output > 1, c.tpot_s, 0.0)

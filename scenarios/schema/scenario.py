@@ -214,8 +214,12 @@ class Scenario(Frozen):
         return found.beside_head(head) if head and isinstance(found, Chain) else found
 
     def slo_of(self, class_name: str | None = None) -> Slo | None:
-        """The SLO of a class: its own, else the scenario's."""
-        return self._class(class_name).slo or self.slo
+        """The SLO of a class: its own, else the scenario's, whose attainment counts also where its own says none."""
+        own = self._class(class_name).slo
+        if own is None:
+            return self.slo
+        attainment = {"attainment": self.slo.attainment} if self.slo is not None else {}
+        return Slo.model_validate(attainment | own.model_dump(exclude_none=True))
 
     def _class(self, name: str | None) -> RequestClass:
         return next((entry for entry in self.workload.classes if entry.name == name), DEFAULT_CLASS)

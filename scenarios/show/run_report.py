@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Table
 
 from draftcast.scenarios.compare.comparison import CAUSES, LATENCY, TOKENS, Comparison, RatePoint
-from draftcast.scenarios.compare.slo_answer import SLO_IS_OPEN
+from draftcast.scenarios.compare.slo_answer import slo_answer
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
 from draftcast.scenarios.run.simulate import RunResult
@@ -169,12 +169,12 @@ def engine_line(result: RunResult) -> str:
     return f"Engine: {'; '.join(dict.fromkeys(told))}."
 
 
-def status_line(result: RunResult, own: Side) -> str:
+def status_line(scenario: Scenario, own: Side) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
     if own.state == "overloaded":
         most = f" It completes at most {show(own.predicted_capacity_rps)} req/s." if own.capacity is not None else ""
         return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
-    slo = " Whether the SLO is met cannot be decided." if result.summary["slo_asked"] else ""
+    slo = " Whether the SLO is met cannot be decided." if scenario.slos else ""
     if own.state == "at capacity" and own.capacity is not None:
         return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity_rps)} req/s." + slo
     if not own.has_figures:
@@ -182,10 +182,8 @@ def status_line(result: RunResult, own: Side) -> str:
             "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
             "or the run too short." + slo
         )
-    if result.slo_met is None:
-        return ""
-    word = "SLO met." if result.slo_met else "SLO NOT MET."
-    return f"{word} {SLO_IS_OPEN}" if own.slo_is_open else word
+    answer = slo_answer(scenario, own)
+    return answer.sentence if answer is not None else ""
 
 
 def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
@@ -210,7 +208,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
             yield single.verdict.sentence(load_words(answer.scenario))
         yield run_table(answer.scenario, single)
         yield from groups_tables(single)
-        yield from (cause_line(single), status_line(single.on, single.own))
+        yield from (cause_line(single), status_line(answer.scenario, single.own))
     else:
         yield comparison_table(answer)
         if any(point.off is not None for point in answer.points):

@@ -18,20 +18,32 @@ from draftcast.sim.workload.traces import RECORD, TraceSpec
 _IN_TRACE = {"lengths": "lengths", "system_prompt": "prompts", "sessions": "prompts"}
 
 
-class Slo(Frozen):
-    """Objectives with the names and units of ``vllm bench serve --goodput``; None: no such objective.
+Attainment = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
-    A request is good when it meets every given bound; the run meets its SLO when ``attainment`` of requests are.
-    """
+
+class Bounds(Frozen):
+    """Objectives with the names and units of ``vllm bench serve --goodput``; None: no such objective."""
 
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
     e2el_ms: Positive | None = None
-    attainment: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.99
 
     def faults(self) -> Faults:
         if self.ttft_ms is None and self.tpot_ms is None and self.e2el_ms is None:
             yield wrong("ttft_ms", None, "give at least one of ttft_ms, tpot_ms, e2el_ms")
+
+
+class Slo(Bounds):
+    """A request is good when it meets every given bound; the run meets its SLO when ``attainment`` of requests are."""
+
+    attainment: Attainment = 0.99
+
+
+class ClassSlo(Bounds):
+    """The bounds of a class, in place of the scenario's."""
+
+    attainment: Attainment | None = None
+    """null: the scenario's."""
 
 
 class SystemPrompt(Frozen):
@@ -74,7 +86,7 @@ class RequestClass(Frozen):
     sessions: Sessions | None = None
     speculation: bool = True  # False: the engine makes no drafts for requests of this class.
     acceptance: Acceptance | None = None
-    slo: Slo | None = None
+    slo: ClassSlo | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
 
     @property

@@ -171,9 +171,13 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
             "figures": {name: replication_interval([each[name] for each in figures]) for name in figures[0]},
             "slo_asked": scenario.slo is not None,
             "stability": {},
+            "warmup_requests": [0] * count,
             "engine": {key: 1.0 for _, key, _ in ENGINE},
         },
-        requests=pd.DataFrame({"request": [0], "finish_s": [latency]}),
+        requests=pd.DataFrame(
+            {"request": [0], "replication": [0], "class": ["default"], "prompt_tokens": [1], "output_tokens": [1]}
+            | {"arrival_s": [0.0], "time_queue_s": [0.0], "first_token_s": [0.1], "finish_s": [latency]}
+        ),
         steps=pd.DataFrame({"start_s": [0.0]}) if record_steps else None,
         manifest=make_manifest(scenario, "0")
         | {"engine": {"version": "vllm 0.32", "generation": "vllm-v2-runner", "step_times": "as stated"}},

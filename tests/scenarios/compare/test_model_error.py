@@ -340,7 +340,7 @@ def test_an_slo_that_the_errors_decide_is_told(scenario: Scenario, limit: float,
     assert found is not None
     assert found.met
     assert own.run is not None
-    for text in (found.sentence, status_line(own.run, own)):
+    for text in (found.sentence, status_line(asked, own)):
         assert text.endswith("could reverse this.") == is_open
 
 

@@ -20,7 +20,7 @@ from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve, simulate_together
 from draftcast.scenarios.run.timeline import timeline
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.show.run_report import latency_figure, load_words, time_figure, timeline_figure
+from draftcast.scenarios.show.run_report import answer_parts, latency_figure, load_words, time_figure, timeline_figure
 from draftcast.scenarios.show.tables import html_report, json_bytes
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
@@ -322,3 +322,15 @@ def test_a_run_too_short_for_its_overload_says_what_its_capacity_says() -> None:
     assert placed.state == told["state"] == "overloaded"
     assert (told["unstable"], told["steady"]) == (True, False)
     assert told["largest_stable_rate_rps"] == placed.capacity_rps.low < 130  # type: ignore[union-attr]
+
+
+def test_the_answer_names_the_class_that_misses_its_slo() -> None:
+    classes = [
+        {"name": "chat", "share": 0.5, "slo": {"ttft_ms": 60000, "attainment": 1.0}},
+        {"name": "code", "share": 0.5, "slo": {"ttft_ms": 60000, "tpot_ms": 3.0, "attainment": 0.5}},
+    ]
+    scenario = load_scenario(overrides=[*SMALL, f"workload.classes={json.dumps(classes)}"])
+    answer = compare(scenario, compare_off=False)
+    told = [part for part in answer_parts(answer, answer.points[0]) if isinstance(part, str)]
+    (line,) = [part for part in told if part.startswith("SLO")]
+    assert line.startswith("SLO not met at this load: TPOT of code within 3 ms is the tightest constraint")

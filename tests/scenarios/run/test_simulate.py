@@ -20,7 +20,7 @@ from draftcast.calibration.profile.engines import generation_of
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import front_end_s, simulate_together
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema.load import without_speculation
+from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.workload.build_requests import build_requests
 
@@ -261,6 +261,26 @@ def test_every_class_must_attain_its_own_objective() -> None:
     assert result.slo_met is False
     # The same attainment is enough where it is the class's own bar that is lower.
     assert run(TWO_CLASSES, "workload.classes.1.slo={e2el_ms: 300, attainment: 0.5}").slo_met is True
+
+
+@pytest.mark.parametrize(
+    ("scenario_slo", "own", "asked"),
+    [
+        ("{ttft_ms: 1000, attainment: 0.9}", "{tpot_ms: 1}", 0.9),
+        ("{ttft_ms: 1000, attainment: 0.9}", "{tpot_ms: 1, attainment: 0.5}", 0.5),
+        ("null", "{tpot_ms: 1}", 0.99),
+    ],
+)
+def test_the_attainment_of_a_class_is_the_scenario_s_unless_it_has_its_own(
+    scenario_slo: str, own: str, asked: float
+) -> None:
+    scenario = load_scenario(overrides=[TWO_CLASSES, f"slo={scenario_slo}", f"workload.classes.1.slo={own}"])
+    slo = scenario.slo_of("code")
+    assert slo is not None
+    assert (slo.ttft_ms, slo.tpot_ms, slo.attainment) == (None, 1.0, asked)
+    later = with_values(scenario, {"slo": {"ttft_ms": 1000, "attainment": 0.7}}).slo_of("code")
+    assert later is not None
+    assert later.attainment == (0.5 if asked == 0.5 else 0.7)
 
 
 @pytest.mark.parametrize(("slo", "met"), [("{ttft_ms: 1000}", True), ("{tpot_ms: 0.1}", False), (None, None)])

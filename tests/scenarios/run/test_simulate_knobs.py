@@ -401,6 +401,10 @@ KNOBS = [
         Knob(f"Slo.{bound}", f"slo.{bound}={value}", SLO, "slo_attainment")
         for bound, value in (("ttft_ms", 12), ("tpot_ms", 2.5), ("e2el_ms", 100))
     ),
+    *(
+        Knob(f"ClassSlo.{bound}", f"workload.classes.0.slo={{{bound}: {value}}}", (CLASSES, SLO), "slo_attainment")
+        for bound, value in (("ttft_ms", 12), ("tpot_ms", 2.5), ("e2el_ms", 100))
+    ),
     Knob("Scenario.statistics", "statistics={replications: 2}"),
     Knob("Statistics.replications", "statistics.replications=2"),
     Knob("Statistics.seed", "statistics.seed=1"),
@@ -417,6 +421,7 @@ EXEMPT = {
     "TraceArrivals.format": "says how to read the file; a wrong one is an error",
     "Lengths.format": "says how to read the file; a wrong one is an error",
     "Slo.attainment": "moves the verdict slo_met, tested below",
+    "ClassSlo.attainment": "moves the verdict slo_met, tested in tests/scenarios/run/test_simulate.py",
     "Statistics.confidence": "moves the width of intervals, tested below",
     "Statistics.model_error": "moves verdicts, tested in tests/scenarios/compare/test_model_error.py",
     "Scenario.correction": "tested in tests/scenarios/live/test_calibrate_to.py",
