@@ -131,13 +131,19 @@ def build_requests(
     too_long = prompt.astype(np.int64) + output > limit
     if workload.max_model_len_action == "error" and too_long.any():
         i = int(np.argmax(too_long))
+        shared = int(columns["system_tokens"][i]) if columns else 0
+        whole = f"{prompt[i]} ({shared} of them the system prompt's)" if shared else str(prompt[i])
         message = (
-            f"prompt of {prompt[i]} and output of {output[i]} tokens exceed max_model_len {limit}; "
+            f"prompt of {whole} and output of {output[i]} tokens exceed max_model_len {limit}; "
             "raise it, or set max_model_len_action to clip or drop"
         )
-        if source_lines[i] >= 0:
+        # The lengths are to blame where the request is too long also without its system prompt.
+        key = "system_prompt" if int(prompt[i]) + int(output[i]) - shared <= limit else "lengths"
+        if source_lines[i] >= 0 and key == "lengths":
             raise TraceError(message, file=source_files[class_id[i]], line=int(source_lines[i]))
-        raise CapacityError(message, key=f"workload.lengths (request {i})")
+        own = getattr(classes[class_id[i]], key) is not None
+        place = f"workload.classes.{class_id[i]}" if own else "workload"
+        raise CapacityError(message, key=f"{place}.{key} (request {i})")
     count = f"{int(too_long[:counted].sum())} of {counted} requests longer than max_model_len {limit}"
     if too_long[:counted].all() and workload.max_model_len_action == "drop":
         raise CapacityError(f"all {counted} requests are longer than that", key="engine.max_model_len", value=limit)

@@ -272,6 +272,24 @@ def test_max_model_len_error_names_the_line_or_the_request(mooncake: str) -> Non
         build(drawn, max_model_len=300)
 
 
+def test_a_request_that_only_its_system_prompt_makes_too_long_names_that(mooncake: str) -> None:
+    lengths = {"prompt_tokens": 10, "output_tokens": 40}
+    drawn = {"arrivals": POISSON, "lengths": lengths, "num_requests": 5, "system_prompt": {"tokens": 251}}
+    said = (
+        r"prompt of 261 \(251 of them the system prompt's\) and output of 40 tokens exceed max_model_len 300; raise it"
+    )
+    with pytest.raises(CapacityError, match=rf"^workload\.system_prompt \(request 0\): {said}"):
+        build(drawn, max_model_len=300)
+    with pytest.raises(CapacityError, match=r"^workload\.lengths \(request 0\): prompt of 261 \(251 of them"):
+        build(drawn, max_model_len=45)
+    own = [{"name": "chat", "share": 0.0}, {"name": "code", "share": 1.0, "system_prompt": {"tokens": 252}}]
+    with pytest.raises(CapacityError, match=r"^workload\.classes\.1\.system_prompt \(request 0\): prompt of 262"):
+        build(drawn | {"classes": own}, max_model_len=300)
+    own[1] |= {"lengths": {"prompt_tokens": 600, "output_tokens": 40}}
+    with pytest.raises(CapacityError, match=r"^workload\.classes\.1\.lengths \(request 0\): prompt of 852"):
+        build(drawn | {"classes": own}, max_model_len=300)
+
+
 def test_what_is_left_of_a_trace_is_said(mooncake: str) -> None:
     assert build(replay(mooncake), num_requests=2).notes[-1].endswith("the first 2 of its 3 requests are served")
     assert build(replay(mooncake)).notes == ()  # all of it, and nothing twice
