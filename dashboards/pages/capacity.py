@@ -65,10 +65,12 @@ def render(session: Session, report: Report) -> None:
     answered = with_prices(sized, {} if settings.unpriced else settings.prices)
     feasible = {sizing.candidate.label: sizing for sizing in answered.sizings if sizing.feasible}
     report.title = title(scenario)
-    report.lines = [answer_line(answered), *_tightest(answered), basis_line(answered)]
+    lines, basis = [answer_line(answered), *_tightest(answered)], basis_line(answered)
+    report.lines = [*lines, *filter(None, [basis])]
     report.badge([sizing.check.figures for sizing in answered.sizings if sizing.check is not None])
-    _show_answer(answered, report.lines)
-    st.caption(literal(report.lines[-1]))
+    _show_answer(answered, lines)
+    if basis:
+        st.caption(literal(basis))
     _show_candidates(session, report, answered, settings)
     checks = _curve(session, report, key, feasible) if feasible else ()
     candidates, points = answered.frame(), curve_frame(checks)
@@ -96,7 +98,7 @@ def _tightest(answered: CapacityPlan) -> list[str]:
 
 
 def _show_answer(answered: CapacityPlan, lines: Sequence[str]) -> None:
-    best, (text, *tightest, _) = answered.best, lines
+    best, (text, *tightest) = answered.best, lines
     if best is None:
         verdict_line(text, bold=text.index(".") + 1, tone="worse", verdict="infeasible", gpus=0)
         for line in tightest:

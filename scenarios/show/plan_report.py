@@ -88,6 +88,9 @@ def _needed(sizing: Sizing) -> str:
 
 
 def basis_line(answer: CapacityPlan) -> str:
+    """What the candidates were judged on; empty where none can be started."""
+    if all(sizing.check is None for sizing in answer.sizings):
+        return ""
     scenario = answer.question.scenario
     requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"

@@ -182,6 +182,8 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
     odd = planned(large, rate_rps=1.0, objectives=parse_objectives("ttft:p95<5s"), tensor_parallel_sizes=[5])
     assert "tensor_parallel_size = 5" in odd.sizings[0].reason
     assert answer_line(odd).startswith("Infeasible. No candidate can be started: h100-sxm tp 5 off: ")
+    assert basis_line(odd) == ""  # nothing was judged
+    assert basis_line(few).startswith("judged on ")
     # Of those that would do with more GPUs than allowed, the one that needs fewest is nearest.
     (far,) = few.sizings
     near = dataclasses.replace(far, gpus_beyond=far.gpus_beyond - 1, reason="near")
