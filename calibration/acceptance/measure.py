@@ -216,7 +216,7 @@ def _suffix_settings(settings: suffix.SuffixSettings) -> dict[str, float]:
     _check_range("--suffix-max-cached-requests", settings.max_cached_requests, 0, 2**31 - 1)
     _check_range("--suffix-max-spec-factor", settings.max_spec_factor, 0, 1e6)
     _check_range("--suffix-min-token-prob", settings.min_token_prob, 0, 1)
-    return {f"suffix_decoding_{name}": float(value) for name, value in settings._asdict().items()}
+    return {f"suffix_decoding_{name}": value for name, value in settings._asdict().items()}
 
 
 def rounds_of(accepted: NDArray[np.int32]) -> list[int]:

@@ -144,6 +144,12 @@ def test_lookups_work_in_the_direction_of_their_source() -> None:
     assert rate > any_rate
 
 
+def test_settings_of_whole_numbers_are_reported_as_such() -> None:
+    settings = am.measure_suffix([BY_HAND], bootstrap=0).report()["settings"]
+    assert json.dumps(settings["suffix_decoding_max_tree_depth"]) == "24"
+    assert json.dumps(settings["suffix_decoding_max_spec_factor"]) == "1.0"
+
+
 def test_suffix_settings_work_in_the_direction_of_their_source() -> None:
     """SuffixDecoding (arXiv 2411.04975): longer by the factor, surer by the probability, more by the cache."""
     log = random_log(20)
