@@ -160,9 +160,10 @@ def compare_policies(
             variants.append(with_policy(scenario, each))
             policy_of(variants[-1])
         except ScenarioError as error:
-            if error.key is None or not error.key.startswith("policy"):
+            key = (error.key or "").replace(f"{SPEC}.{SCHEDULE}", "policy.parameters.schedule")  # as `with_policy` does
+            if not key.startswith("policy"):
                 raise
-            raise error.at(file=PLACE) from None
+            raise error.at(file=PLACE, key=key) from None
     both = list(zip(variants, simulate_together(variants, progress=part_of(progress, 0, 2)), strict=True))
     sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
     return _rank(scenario, chosen, asked, sides)

@@ -241,6 +241,11 @@ def test_the_example_policy_follows_the_batch() -> None:
         ("fixed,off", ["--metric", "joy"], ["metric = 'joy'", "e2e, tpot"]),
         ("fixed,off", ["--metric", "slo_goodput", *(f"--set={s}" for s in SMALL)], ["no SLO goodput"]),
         ("fixed,off", ["--set", "engine.speculative_config=null"], ["engine.speculative_config", "no policy decides"]),
+        (
+            "fixed,batch_schedule(schedule=[[2, 4, 1]])",
+            [],
+            ["--policies: policy.parameters.schedule = [2, 4, 1]: the first entry must start at batch size 1"],
+        ),
     ],
 )
 def test_bad_questions_are_one_line(policies: str, more: list[str], parts: list[str]) -> None:
