@@ -41,8 +41,7 @@ def cutover(
     from draftcast.scenarios.show.plots import check_picture, write_figure
 
     scenario = question.load()
-    if plot is not None:
-        check_picture(plot, "--plot")
+    check_picture(plot, "--plot")
     lengths = options.whole_values_of(k, "--k")
     with question.naming():
         prices, gpus = options.parse_prices(search.price or []), gpus_by_device(scenario)

@@ -63,8 +63,7 @@ def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, a
     from draftcast.scenarios.show.plots import check_picture, write_figure
     from draftcast.scenarios.show.tables import make_console, make_table
 
-    if plot is not None:
-        check_picture(plot, "--plot")
+    check_picture(plot, "--plot")
     with progress_bar("forecasting") as progress:
         forecasts = list(forecast_points(choice.points(), progress))
     if plot is not None:

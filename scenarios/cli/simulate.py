@@ -40,7 +40,7 @@ def simulate(
     to_stdout = _check_exports(exports, question, single=not rates_rps)
     if plot is not None:
         plots.check_points(len(rates_rps) if compared else 0)
-        plots.check_picture(plot, "--plot")
+    plots.check_picture(plot, "--plot")
     if out is not None:
         check_run_directory(out)
     if prometheus is not None:

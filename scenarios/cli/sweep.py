@@ -31,9 +31,8 @@ def sweep(
     scenario = question.load()
     check_target("--csv", csv, question)
     check_target("--plot", plot, question)
-    if plot is not None:
-        check_picture(plot, "--plot")
-    elif metric is not None:
+    check_picture(plot, "--plot")
+    if metric is not None and plot is None:
         raise InputError("is drawn by --plot: give both", file="--metric", value=metric)
     try:
         with progress_bar("sweep") as show:

@@ -111,8 +111,10 @@ def means(values: Sequence[Estimate | None]) -> list[float | None]:
     return [value.mean if value is not None else None for value in values]
 
 
-def check_picture(path: Path, option: str) -> None:
+def check_picture(path: Path | None, option: str) -> None:
     """Raises InputError, naming ``option``: a file that `write_figure` could not write (folder, kind, or kaleido)."""
+    if path is None:
+        return
     if path.suffix not in (".html", *IMAGES):
         raise InputError(f"must end in .html, {', '.join(IMAGES)}", file=option, value=str(path))
     check_output(path)
