@@ -8,6 +8,7 @@ server's log should be given where there is one. It knows nothing of requests: t
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftcast.calibration.profile.engines import is_since, since
@@ -202,7 +203,8 @@ def _stage_budget(
     activations = activation_peak_bytes(config, model, draft)
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
-    graphs = 0.0 if config.cudagraph_mode == "NONE" else cuda_graph_bytes(layers, config.max_num_seqs, k)
+    sizes = () if config.cudagraph_mode == "NONE" else _given_sizes(config)
+    graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, sizes)
     one_rank = tp * stages * config.data_parallel_size == 1
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
@@ -393,13 +395,19 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
     return 3.0 * hidden + widest
 
 
-def cuda_graph_bytes(num_layers: int, max_num_seqs: int, k: int = 0) -> float:
+def _given_sizes(config: EngineConfig) -> Sequence[int] | None:
+    if config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is None:
+        return config.cudagraph_capture_sizes
+    return graph_sizes(min(config.max_cudagraph_capture_size, config.max_num_batched_tokens))
+
+
+def cuda_graph_bytes(num_layers: int, max_num_seqs: int, k: int = 0, sizes: Sequence[int] | None = None) -> float:
     """Memory of captured CUDA graphs: piecewise graphs of all sizes and full graphs of the decode sizes.
 
-    vLLM's sizes: `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``.
+    ``sizes``: None for vLLM's, `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``. vLLM profiles as many graphs
+    as it is told to capture (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)").
     """
     decode_rows = max_num_seqs * (1 + k)
-    largest = min(2 * decode_rows, _GRAPH_CEILING)
-    piecewise = graph_sizes(largest)
+    piecewise = graph_sizes(min(2 * decode_rows, _GRAPH_CEILING)) if sizes is None else sizes
     full = [size for size in piecewise if size <= decode_rows]
     return num_layers * (len(piecewise) + len(full)) * _GRAPH_BYTES_PER_LAYER

@@ -401,3 +401,16 @@ def test_groups_of_chunked_layers_share_the_blocks() -> None:
     # A chunk and two batches in flight, in blocks of 16.
     assert plain.blocks_of(131072) == 8192 + 3 * (8192 + 2 * 8192) // 16
     assert plain.max_concurrency(131072) == pytest.approx((plain.num_gpu_blocks - 1) / plain.blocks_of(131072))
+
+
+def test_graphs_of_given_sizes_are_counted() -> None:
+    def graphs(**given: Any) -> float:
+        return budget_of(LLAMA, H100, max_num_seqs=32, **given).cuda_graph_bytes / (LLAMA.num_hidden_layers * 2**18)
+
+    assert graphs() == 11 + 7  # up to 64 rows, and the decode sizes up to 32
+    assert graphs(max_cudagraph_capture_size=64) == 11 + 7
+    assert graphs(max_cudagraph_capture_size=16) == 5 + 5
+    assert graphs(cudagraph_capture_sizes=(8, 48)) == 2 + 1
+    assert graphs(max_cudagraph_capture_size=0) == 0
+    fewer = budget_of(LLAMA, H100, version="vllm 0.32", max_cudagraph_capture_size=16)
+    assert fewer.num_gpu_blocks > budget_of(LLAMA, H100, version="vllm 0.32").num_gpu_blocks
