@@ -171,6 +171,11 @@ class EngineGeneration(Section):
     # Step times with latent or sparse attention over those of the timed kernels, on devices other than Hopper.
     latent_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
+    # Of sparse latents (DeepSeek-V3.2, GLM-5), by the version from which it holds: compute capabilities, in whole
+    # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); and those
+    # on which fp8 ones are packed with their scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``).
+    fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead: a GPU's GiB of memory below which a row
     # holds, of fewer than four GPUs, of four or more.
     max_graph_requests: tuple[tuple[float, int, int], ...] = ()
@@ -188,6 +193,21 @@ class EngineGeneration(Section):
         as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0 or hardware.is_hopper
         as_timed |= hardware.vendor not in self.ratio_vendors or not self.latent_ratio
         return 1.0 if as_timed else since(self.latent_ratio, version)
+
+    def caches_in_fp8(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
+        """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""
+        if model.kv_compression:  # DeepSeek-V4, on every device
+            return True
+        known = since(self.fp8_latents, version) if model.has_latent_indexer and self.fp8_latents else {}
+        capabilities = (*known.get("any", ()), *known.get(model.architecture, ()))
+        return int(hardware.compute_capability) in capabilities
+
+    def packs_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
+        """Whether fp8 latents are packed with their scales."""
+        if model.kv_compression:
+            return True
+        packed = since(self.packed_latents, version) if model.has_latent_indexer and self.packed_latents else ()
+        return int(hardware.compute_capability) in packed
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""

@@ -54,6 +54,7 @@ class HardwareSpec:
     board_power_w: NotNegative  # 0: unknown
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
+    compute_capability: NotNegative = 0.0  # NVIDIA's, by which engines choose kernels; 0: another vendor's or unknown
     linked_devices: Annotated[int, Field(strict=True, ge=1)] = 8  # that the link joins: a node's, or a rack's
     multiprocessors: Annotated[int, Field(strict=True, ge=0)] = 0  # SMs or compute units; 0: unknown
     cache_bytes: NotNegative = 0.0  # last-level cache (L2); 0: unknown

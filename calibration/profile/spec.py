@@ -184,9 +184,11 @@ class RooflineProfile(Section):
 
     def checksum(self) -> str:
         """SHA-256 over every number and source, the device's included; a run's manifest holds it."""
-        hardware = asdict(self.hardware)
+        hardware, timed_on = asdict(self.hardware), asdict(self.timed_on) if self.timed_on else {}
         for name in ("aliases", "nearest_timed"):
             del hardware[name]
+        for device in (hardware, timed_on):
+            device.pop("compute_capability", None)  # tells formats of the KV cache, no times
         # Under the names that the manifests of recorded runs were made with, so that a profile keeps its checksum.
         values = {
             **picked(self, "name cuda_graph_ceiling source date"),
@@ -201,7 +203,7 @@ class RooflineProfile(Section):
             "host": None if self.host is None else asdict(self.host),
             "measured": None if self.measured is None else self.measured.sha256,
             **({"of_engine": {name: times.sha256 for name, times in self.of_engine.items()}} if self.of_engine else {}),
-            **({} if self.timed_on is None else {"timed_on": asdict(self.timed_on)}),
+            **({"timed_on": timed_on} if timed_on else {}),
         }
         return digest({"kind": "RooflineProfile", "profile": values})
 

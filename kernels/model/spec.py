@@ -48,7 +48,7 @@ class ModelSpec:
     """
 
     name: str
-    architecture: str  # Hugging Face class name; a label only, every count comes from the sizes below
+    architecture: str  # Hugging Face class name; no count comes from it, but engines choose by it
     num_hidden_layers: int  # 0 for heads without decoder layers (medusa)
     hidden_size: int
     num_attention_heads: int
@@ -467,28 +467,44 @@ class ModelSpec:
         """Bytes of an entry's index key: beside latents fp8 with a 4-byte scale each 128 numbers, else bf16 (vLLM)."""
         return self.index_head_dim * (1.0 + 4.0 / 128.0 if self.is_mla else 2.0)
 
-    def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1) -> float:
-        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks."""
-        elements = sum(
-            count * kind.kv_elements_per_layer(tp) / (kind.kv_compression or 1) for count, kind in self.cached_kinds()
-        )
-        indexed = self.num_indexed_layers * self.index_key_bytes / (self.indexed_kv_compression or 1)
-        return elements * KV_BYTES[kv_dtype(kv_cache_dtype)] + indexed
+    def kv_bytes_per_layer(self, kv_cache_dtype: str, tp: int = 1, *, packed: bool = False) -> float:
+        """KV-cache bytes of one token, or compressed entry, in one layer on one of ``tp`` ranks.
 
-    def local_kv_bytes(self, kv_cache_dtype: str) -> float:
+        ``packed``: fp8 latents stand beside their scales and a rotary key in 16 bits: 656 bytes of DeepSeek-V3.2's,
+        with an fp32 scale for 128 numbers, and 584 of V4's, with one of 8 bits for 64 and a byte of padding
+        (vLLM 0.32, ``flashmla_sparse.py``).
+        """
+        dtype = kv_dtype(kv_cache_dtype)
+        if packed and self.is_mla and dtype == "fp8":
+            scales = self.kv_lora_rank // 64 + 1 if self.kv_compression else self.kv_lora_rank // 128 * 4
+            return float(self.kv_lora_rank + 2 * self.qk_rope_head_dim + scales)
+        return self.kv_elements_per_layer(tp) * KV_BYTES[dtype]
+
+    def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1, *, packed: bool = False) -> float:
+        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks.
+
+        ``packed``: as of `kv_bytes_per_layer`.
+        """
+        cached = sum(
+            count * kind.kv_bytes_per_layer(kv_cache_dtype, tp, packed=packed) / (kind.kv_compression or 1)
+            for count, kind in self.cached_kinds()
+        )
+        return cached + self.num_indexed_layers * self.index_key_bytes / (self.indexed_kv_compression or 1)
+
+    def local_kv_bytes(self, kv_cache_dtype: str, *, packed: bool = False) -> float:
         """Bytes that a running request holds whatever its length: its last tokens and entries that are not full yet.
 
         These are fp32 sums over the tokens of an entry (vLLM 0.32, ``CompressorStateCache``), also of index keys.
         """
         if not self.kv_compression:
             return 0.0
-        local = self.num_hidden_layers * self.local_window * self.kv_elements_per_layer()
+        local = self.num_hidden_layers * self.local_window * self.kv_bytes_per_layer(kv_cache_dtype, packed=packed)
         sums = 0
         for count, kind in self.cached_kinds():
             keys = self.index_head_dim if kind is not self else 0
             width = kind.kv_elements_per_layer() + keys
             sums += count * 2 * kind.entries_of_token**2 * kind.kv_compression * width
-        return local * KV_BYTES[kv_dtype(kv_cache_dtype)] + 4.0 * sums
+        return local + 4.0 * sums
 
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
         """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""

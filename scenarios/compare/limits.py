@@ -23,8 +23,9 @@ from draftcast.kernels.work.layers import context_work, elementwise_work, linear
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid, MixedFluid
 from draftcast.scenarios.run.simulate import RunResult
-from draftcast.scenarios.schema import Engine, Scenario, without_speculation
+from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
+from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_tables import capture_sizes
 from draftcast.yaml_text import yaml_beside
@@ -104,7 +105,7 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
 def _limits(scenario: Scenario, fluid: Fluid, in_system: float, kv_share: float) -> Limits:
     step = fluid.step(in_system)
     memory_s = compute_s = 0.0
-    for family, dtype, work in target_work(fluid.deployment.model, scenario.engine, step.features):
+    for family, dtype, work in target_work(fluid.deployment.model, fluid.deployment.settings, step.features):
         flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
         compute_s += float(work.flops) / flops_per_s
         memory_s += float(work.bytes) / bytes_per_s
@@ -156,7 +157,7 @@ def operating_point(
 ) -> OperatingPoint:
     """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
     f, out = _decode_step(deployment, num_seqs, k, mean_context)
-    parts = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
+    parts = [work for _, _, work in target_work(deployment.model, deployment.settings, f)]
     flops, moved = sum(float(work.flops) for work in parts), sum(float(work.bytes) for work in parts)
     seconds = float(out["target_s"] + out["sample_s"])
     return OperatingPoint(num_seqs, k, float(f["tokens"]), flops, moved, seconds, float(out["draft_s"]))
@@ -178,15 +179,15 @@ def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult)
     }
 
 
-def target_work(model: ModelSpec, engine: Engine, f: st.Record) -> Iterator[tuple[str, str, Work]]:
+def target_work(model: ModelSpec, config: EngineConfig, f: st.Record) -> Iterator[tuple[str, str, Work]]:
     """One rank's work of the target pass over the rows of ``f``, with the operator family and format of its ceilings.
 
     Collectives compute nothing and move no memory to speak of.
     """
-    tp, dtype, kv_dtype = engine.tensor_parallel_size, engine.weight_dtype, engine.kv_dtype
+    tp, dtype, kv_dtype = config.tensor_parallel_size, config.weight_dtype, config.kv_dtype
     act_bytes, rows = activation_bytes(dtype), f["tokens"]
     # Every rank holds a part of each expert, or whole experts, and the rows of all data-parallel ranks meet them.
-    dp, whole = engine.data_parallel_size, engine.enable_expert_parallel
+    dp, whole = config.data_parallel_size, config.enable_expert_parallel
     for layer in linear_layers(model, tp, 1 if whole else tp * dp):
         work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
         yield "linear", layer.stored(dtype)[0], work.scale(1 / (tp * dp)) if whole and layer.num_experts else work

@@ -64,7 +64,7 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
         operator, heads = layer_shape(model, phase, tp)
         if model.has_latent_indexer and phase == "decode":
             operator, heads = "dsa_decode", sparse_decode_shape(model, tp)
-        kv_dtype = measured_dtype(engine.kv_dtype)
+        kv_dtype = measured_dtype(deployment.settings.kv_dtype)
         rows = read_points(measured.table, operator, dtype="bf16", kv_dtype=kv_dtype, window=0)
         if len(rows):
             _, rows = of_nearest_heads(rows, heads)

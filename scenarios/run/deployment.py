@@ -414,6 +414,8 @@ def deploy(scenario: Scenario) -> Deployment:
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
         }
     )
+    config, formats = _latent_formats(engine, config, model, draft, hardware)
+    assumed += formats
     _check_what_vllm_refuses(engine, config, model)
     pipelined = config.pipeline_parallel_size > 1
     if config.max_num_batched_tokens <= config.slots:
@@ -474,6 +476,24 @@ def deploy(scenario: Scenario) -> Deployment:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)
     return Deployment(model, draft, tuple(assumed), hardware, profile, memory, config, policy, cost)
+
+
+def _latent_formats(
+    engine: Engine, config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec
+) -> tuple[EngineConfig, list[str]]:
+    """The configuration with the formats in which the engine keeps latents, and notes of what was not asked for."""
+    generation, wanted, spec, notes = config.generation, config.kv_dtype, engine.speculative_config, []
+    is_open = engine.kv_cache_dtype == "auto" and (not model.kv_cache_dtype or model.kv_compression > 0)
+    if is_open and generation.caches_in_fp8(config.version, model, hardware):
+        wanted = "fp8"
+        notes.append(NOTES["fp8_latents"].format(version=config.version, model=model.name, device=hardware.name))
+    packs = wanted == "fp8" and generation.packs_latents(config.version, model, hardware)
+    if packs:
+        size = model.kv_bytes_per_layer("fp8", packed=True)
+        notes.append(NOTES["packed_latents"].format(bytes=size, version=config.version))
+    follows = draft is not None and draft.is_mla and (spec is None or spec.kv_cache_dtype in (None, "auto"))
+    own = wanted if follows else config.draft_kv_dtype
+    return replace(config, kv_dtype=wanted, draft_kv_dtype=own, packs_latents=packs), notes
 
 
 def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> MemoryBudget:

@@ -41,6 +41,7 @@ class EngineConfig:
     draft_weight_dtype: str = ""  # the target's, but 16 bits where that is quantised, as published heads and drafts are
     kv_dtype: str = "auto"  # a format of `KV_BYTES`; ``auto`` is the activations' format
     draft_kv_dtype: str = ""  # the target's
+    packs_latents: bool = False  # whether latents in fp8 stand beside their scales, `ModelSpec.kv_bytes_per_layer`
     max_model_len: int = 8192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192

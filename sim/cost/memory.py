@@ -214,8 +214,11 @@ def _stage_budget(
 
     # Blocks of ranks that share out a context count the tokens of all of them.
     share = own_layers / model.num_hidden_layers / dcp if stages * dcp > 1 else 1.0
-    kv = model.kv_bytes_per_token(config.kv_dtype, tp) * share
-    draft_kv = 0.0 if draft is None else draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp) / dcp
+    packed = config.packs_latents
+    kv = model.kv_bytes_per_token(config.kv_dtype, tp, packed=packed) * share
+    draft_kv = 0.0
+    if draft is not None:
+        draft_kv = draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp, packed=packed) / dcp
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
     block_size, fixed_blocks, window_groups = config.block_size * dcp, 0, 0
     most_requests: int | None = None
@@ -227,7 +230,7 @@ def _stage_budget(
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
         per_token *= share
     elif model.kv_compression:
-        fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype) / (per_token * block_size))
+        fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype, packed=packed) / (per_token * block_size))
     elif model.has_window_groups and not config.enable_prefix_caching and share == 1.0:
         # Where no block is kept for another request, layers with a window give back those behind it.
         sliding = model.num_sliding_layers

@@ -1112,3 +1112,15 @@ def test_a_mixed_checkpoint_weighs_what_its_modules_do(tmp_path: Path) -> None:
     assert wide - moved == mlp
     assert layers.lm_head(model).stored("fp8") == ("nvfp4", 0.5625)
     assert layers.lm_head(model).stored("bf16") == ("bf16", 2.0)
+
+
+def test_packed_latents_hold_their_scales_and_a_wide_rotary_key() -> None:
+    """By hand: 512 + 4 fp32 scales + 64 in 16 bits; 448 + 7 scales and a byte + 64 in 16 bits (vLLM's fp8_ds_mla)."""
+    sparse, compressed = load_model("DeepSeek-V3.2"), load_model("DeepSeek-V4-Flash")
+    assert sparse.kv_bytes_per_token("fp8", packed=True) == 61 * (656 + 132)
+    assert sparse.kv_bytes_per_token("bf16", packed=True) == sparse.kv_bytes_per_token("bf16")
+    assert compressed.kv_bytes_per_token("fp8", packed=True) == 22 * 584 / 128 + 21 * (584 + 132) / 4
+    more = compressed.local_kv_bytes("fp8", packed=True) - compressed.local_kv_bytes("fp8")
+    assert more == 43 * 128 * (584 - 512)
+    plain = load_model("Llama-3.1-8B")
+    assert plain.kv_bytes_per_token("fp8", packed=True) == plain.kv_bytes_per_token("fp8")

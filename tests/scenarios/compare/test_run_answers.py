@@ -163,7 +163,7 @@ def test_an_lm_head_in_16_bits_has_their_ceiling_also_in_an_fp8_model() -> None:
     scenario = load_scenario(overrides=["engine.quantization=fp8", "engine.speculative_config=null"])
     deployment, f = deploy(scenario), st.empty_record(st.FEATURES)
     st.decode_features(deployment.cost, 64, 0, 100.0, f)
-    formats = {family: dtype for family, dtype, _ in target_work(deployment.model, scenario.engine, f)}
+    formats = {family: dtype for family, dtype, _ in target_work(deployment.model, deployment.settings, f)}
     assert (formats["lm_head"], formats["linear"]) == ("bf16", "fp8")
 
 
@@ -196,7 +196,7 @@ def test_ranks_share_the_work_of_experts() -> None:
         deployment = deploy(scenario)
         f = st.empty_record(st.FEATURES)
         st.decode_features(deployment.cost, 64, 0, 100.0, f)
-        work = [work for _, _, work in target_work(deployment.model, scenario.engine, f)]
+        work = [work for _, _, work in target_work(deployment.model, deployment.settings, f)]
         worked.append((sum(float(part.flops) for part in work), sum(float(part.bytes) for part in work)))
     (flops, moved), *spread_out = worked
     for other_flops, other_moved in spread_out:

@@ -527,3 +527,62 @@ def test_ranks_beyond_the_link_are_said_to_be_forecast_too_fast(device: str, ran
     spread = ("engine.model=deepseek-v3", f"engine.data_parallel_size={ranks}", "engine.enable_expert_parallel=true")
     assumed = deployed(f"hardware={device}", *spread, "engine.speculative_config=null").assumed
     assert any(f"Exchanges between {ranks} GPUs are priced at the link of 8" in text for text in assumed) == said
+
+
+LATENTS = (OFF, "engine.tensor_parallel_size=8", "engine.max_model_len=16384")
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "version", "asked", "dtype", "layer_bytes"),
+    [
+        # 78 layers of 576 numbers (656 bytes packed: 512, 4 fp32 scales and a rotary key of 64 in 16 bits).
+        ("GLM-5-FP8", "b300", "vllm 0.32", "auto", "fp8", 576),
+        ("GLM-5-FP8", "b300", "vllm 0.31", "auto", "bf16", 1152),
+        ("GLM-5-FP8", "b300", "vllm 0.32", "bfloat16", "bf16", 1152),
+        ("GLM-5-FP8", "h200", "vllm 0.32", "auto", "bf16", 1152),
+        ("GLM-5-FP8", "mi355x", "vllm 0.32", "auto", "bf16", 1152),
+        ("DeepSeek-V3.2", "b300", "vllm 0.32", "auto", "bf16", 1152),
+        ("DeepSeek-V3.2", "b300", "vllm 0.32", "fp8", "fp8", 576),
+        ("DeepSeek-V3.2", "h200", "vllm 0.32", "fp8", "fp8", 656),
+        ("DeepSeek-V3.2", "b200", "vllm 0.17", "fp8", "fp8", 656),
+        ("DeepSeek-V3.2", "h200", "vllm 0.11", "auto", "fp8", 656),
+        ("DeepSeek-V3.2", "h200", "vllm 0.11.1", "auto", "bf16", 1152),
+        ("DeepSeek-V3.2", "mi355x", "vllm 0.32", "fp8", "fp8", 576),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "rtx-pro-6000", "vllm 0.32", "auto", "fp8", 656),
+        ("DeepSeek-V3.2", "b200", "sglang 0.5.6", "auto", "fp8", 656),
+        ("DeepSeek-V3.2", "b200", "sglang 0.5.10", "auto", "fp8", 576),
+        ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "auto", "bf16", 1152),
+        ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "fp8", "fp8", 656),
+        ("DeepSeek-V3.2", "mi355x", "sglang 0.5.14", "auto", "bf16", 1152),
+    ],
+)
+def test_sparse_latents_take_the_bytes_of_their_engines_format(
+    model: str, device: str, version: str, asked: str, dtype: str, layer_bytes: int
+) -> None:
+    found = deployed(f"engine.model={model}", f"hardware={device}", f"engine.version={version}",
+                     f"engine.kv_cache_dtype={asked}", *LATENTS)  # fmt: skip
+    assert found.settings.kv_dtype == dtype
+    per_token = found.model.num_hidden_layers * (layer_bytes + 132)  # beside an index key in fp8 with its scale
+    assert found.memory.kv_bytes_per_token == per_token
+    assert found.settings.num_gpu_blocks == found.memory.kv_cache_bytes // (16 * per_token)
+    assert any("auto is fp8" in text for text in found.assumed) == (dtype == "fp8" and asked == "auto")
+    assert any("take 656 bytes" in text for text in found.assumed) == (layer_bytes == 656)
+
+
+def test_an_mtp_layer_keeps_its_latents_as_its_target_does() -> None:
+    drafts = "engine.speculative_config={method: mtp, num_speculative_tokens: 1}"
+    setting = ("engine.model=GLM-5-FP8", "hardware=b300", "acceptance={model: per_position, rates: [0.8]}")
+    found = deployed(*setting, *LATENTS, drafts)
+    assert (found.settings.draft_kv_dtype, found.memory.draft_kv_bytes_per_token) == ("fp8", 576 + 132)
+    wide = "engine.speculative_config.kv_cache_dtype=bfloat16"
+    assert deployed(*setting, *LATENTS, drafts, wide).memory.draft_kv_bytes_per_token == 2 * 576 + 132
+
+
+@pytest.mark.parametrize("version", ["vllm 0.32", "sglang 0.5.14"])
+def test_deepseek_v4s_entries_are_packed_everywhere(version: str) -> None:
+    """By hand: 448 numbers in 8 bits, 7 scales and a byte of padding, and a rotary key of 64 in 16 bits: 584 bytes."""
+    four = ("engine.tensor_parallel_size=4", f"engine.version={version}", "engine.max_model_len=16384", OFF)
+    for device in ("h200", "b200", "mi355x"):
+        found = deployed("engine.model=DeepSeek-V4-Flash", f"hardware={device}", *four)
+        assert found.memory.kv_bytes_per_token == 22 * 584 / 128 + 21 * (584 + 132) / 4
+        assert any("take 584 bytes" in text for text in found.assumed)
