@@ -176,6 +176,8 @@ class EngineGeneration(Section):
     # on which fp8 ones are packed with their scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``).
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
+    cuts_blocks_since: dict[str, str] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead: a GPU's GiB of memory below which a row
     # holds, of fewer than four GPUs, of four or more.
     max_graph_requests: tuple[tuple[float, int, int], ...] = ()

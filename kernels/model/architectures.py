@@ -120,7 +120,13 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     if config.values.get("expert_dtype") == "fp4" and found.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
         found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
     formats = tuple((group, *stored) for group, stored in found.items())
-    return replace(model, formats=formats, kv_cache_dtype=kv_cache_format(section) or model.kv_cache_dtype)
+    block = section.values.get("weight_block_size") if any(dtype == "fp8" for _, dtype, _ in formats) else None
+    return replace(
+        model,
+        formats=formats,
+        weight_block=tuple(block) if block else None,
+        kv_cache_dtype=kv_cache_format(section) or model.kv_cache_dtype,
+    )
 
 
 def _blocks(config: Config) -> list[str]:

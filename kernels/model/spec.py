@@ -128,6 +128,7 @@ class ModelSpec:
     # What its own checkpoint stores in fewer than 16 bits: (group of `parameter_groups`, format, bytes a weight), and
     # the format that it asks of the KV cache, where it names one.
     formats: tuple[tuple[str, str, float], ...] = ()
+    weight_block: tuple[int, int] | None = None  # outputs and inputs of a block with one scale, of those in fp8
     kv_cache_dtype: str = ""
     norms_per_layer: int = 2
     final_norm: bool = True
@@ -432,7 +433,7 @@ class ModelSpec:
 
     def in_format(self, dtype: str) -> ModelSpec:
         """Of a checkpoint in another format of `WEIGHT_BYTES`; empty: in 16 bits."""
-        wide = replace(self, formats=())
+        wide = replace(self, formats=(), weight_block=None)
         if not dtype:
             return wide
         groups = ((group, *wide.stored(group, dtype)) for group in self.parameter_groups())

@@ -24,6 +24,7 @@ from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, lo
 from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, WEIGHT_BYTES, wide_dtype
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
+from draftcast.scenarios.run.fp8_blocks import check_blocks, cut_expert
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
@@ -422,6 +423,7 @@ def deploy(scenario: Scenario) -> Deployment:
         message = f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request"
         raise ScenarioError(message, key="engine.max_num_batched_tokens", value=config.max_num_batched_tokens)
     _check_formats(config, model, hardware)
+    config = replace(config, cuts_blocks=cut_expert(config, model) > 0)
     try:
         memory = memory_budget(config, model, None if method.drafts_ahead else draft, hardware)
         if draft is not None and method.drafts_ahead:
@@ -552,6 +554,7 @@ def _check_formats(config: EngineConfig, model: ModelSpec, hardware: HardwareSpe
     if config.kv_dtype == "nvfp4" and "fp4" not in units:
         have = f"{hardware.name} has no fp4 matrix units; it has {', '.join(units)}"
         raise ScenarioError(have, key="engine.kv_cache_dtype", value="nvfp4")
+    check_blocks(config, model, hardware)
 
 
 def _check_correction(correction: Correction, scenario: Scenario, profile: HardwareProfile) -> None:

@@ -42,6 +42,7 @@ class EngineConfig:
     kv_dtype: str = "auto"  # a format of `KV_BYTES`; ``auto`` is the activations' format
     draft_kv_dtype: str = ""  # the target's
     packs_latents: bool = False  # whether latents in fp8 stand beside their scales, `ModelSpec.kv_bytes_per_layer`
+    cuts_blocks: bool = False  # whether ranks cut the blocks of experts in fp8, which Triton's kernels alone run
     max_model_len: int = 8192
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -110,6 +111,12 @@ class EngineConfig:
     def generation(self) -> EngineGeneration:
         """What the version's steps cost besides their kernels."""
         return generation_of(self.version, self.method.name, is_plain=not (self.is_moe or self.is_hybrid))
+
+    @property
+    def triton_experts(self) -> tuple[str, ...]:
+        """Formats of experts that Triton's kernels run."""
+        formats = self.generation.triton_experts(self.version)
+        return (*formats, "fp8") if self.cuts_blocks else formats
 
     @property
     def lockstep_ranks(self) -> int:

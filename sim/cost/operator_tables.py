@@ -107,7 +107,7 @@ class OperatorTables:
     ) -> FloatArray | None:
         """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
         # Triton's kernels run experts in some formats, where they were timed.
-        triton = operator == "moe" and dtype in self.generation.triton_experts(self.config.version)
+        triton = operator == "moe" and dtype in self.config.triton_experts
         tables, seconds = self.profile.times_for(self.generation.engine), self.profile.seconds_of(family, dtype)
         for name in ("flashinfer", "") if triton else ("",):
             nearest = None
@@ -357,7 +357,7 @@ class OperatorTables:
         quantised = sum(layer.count for layer, computed_in in formats if computed_in in ("fp8", "fp4", "int8"))
         experts = {layer.stored(self.dtype)[0] for layer, _ in formats if layer.num_experts}
         has_fused = "fp4" in self.profile.hardware.peak_flops and self.profile.hardware.vendor == "NVIDIA"
-        is_fused = has_fused and not experts & set(self.generation.triton_experts(self.config.version))
+        is_fused = has_fused and not experts & set(self.config.triton_experts)
         of_experts = 0 if is_fused else _SORTING_KERNELS * model.num_moe_layers
         of_latents = _LATENT_KERNELS * model.num_attention_layers if model.is_mla else 0
         return self.launches(model) + quantised + of_experts + of_latents

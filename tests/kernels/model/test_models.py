@@ -614,9 +614,9 @@ def _fingerprint(model: ModelSpec) -> object:
     return (model.parameter_groups(), kv_bytes, states, matrices, *map(float, attention), *elementwise)
 
 
-# Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head.
+# Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head, blocks by checks.
 _ELSEWHERE = {"name", "architecture", "max_position_embeddings", "sliding_window", "num_sliding_layers",
-              "num_nextn_layers", "first_k_dense_layers", "window_kind", "kv_cache_dtype"}  # fmt: skip
+              "num_nextn_layers", "first_k_dense_layers", "window_kind", "kv_cache_dtype", "weight_block"}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ModelSpec) if field.name not in _ELSEWHERE])

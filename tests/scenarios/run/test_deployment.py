@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from paths import ROOT
 
 from draftcast import load_scenario
 from draftcast.calibration.profile.hardware import load_hardware
@@ -586,3 +587,55 @@ def test_deepseek_v4s_entries_are_packed_everywhere(version: str) -> None:
         found = deployed("engine.model=DeepSeek-V4-Flash", f"hardware={device}", *four)
         assert found.memory.kv_bytes_per_token == 22 * 584 / 128 + 21 * (584 + 132) / 4
         assert any("take 584 bytes" in text for text in found.assumed)
+
+
+MINIMAX = ("engine.model=MiniMax-M2.5", "hardware=h200", "engine.max_model_len=16384", OFF)
+
+
+@pytest.mark.parametrize(
+    ("asked", "starts"),
+    [
+        # An expert's 1,536 columns over 8 GPUs are 192 each, a block and a half of 128.
+        (("engine.version=vllm 0.28", "engine.tensor_parallel_size=8"), False),
+        (("engine.version=vllm 0.28", "engine.tensor_parallel_size=8", "engine.enable_expert_parallel=true"), True),
+        (("engine.version=vllm 0.28", "engine.tensor_parallel_size=4"), True),
+        (("engine.version=vllm 0.28", "engine.tensor_parallel_size=4", "engine.data_parallel_size=2"), False),
+        (("engine.version=vllm 0.28", "engine.tensor_parallel_size=8", "engine.quantization=int4"), True),
+        (("engine.version=vllm 0.29", "engine.tensor_parallel_size=8"), True),
+        (("engine.version=sglang 0.5.14", "engine.tensor_parallel_size=8"), False),
+        (("engine.version=sglang 0.5.14", "engine.tensor_parallel_size=8", "hardware=mi300x"), True),
+        # 18,432 inputs of a dense layer's down are 576 of each of 32 GPUs, four blocks and a half.
+        (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=32"), False),
+        (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=16"), True),
+    ],
+)
+def test_ranks_that_cut_fp8_blocks_are_refused_where_the_engine_does(asked: tuple[str, ...], starts: bool) -> None:
+    if starts:
+        assert deployed(*MINIMAX, *asked).memory.num_gpu_blocks > 0
+        return
+    error = str(refused(*MINIMAX, *asked))
+    assert error.startswith("engine.tensor_parallel_size = ")
+    assert "no whole fp8 blocks of 128 x 128" in error
+    assert "works" in error
+
+
+def test_the_refusal_of_cut_blocks_says_what_works() -> None:
+    error = str(refused(*MINIMAX, "engine.version=vllm 0.28", "engine.tensor_parallel_size=8"))
+    assert error.endswith(
+        "leaves 192 of an expert's 1536 columns to a rank: no whole fp8 blocks of 128 x 128 of the checkpoint, and "
+        "vllm 0.28 does not start; 1, 2, 4 or enable_expert_parallel works"
+    )
+
+
+def test_cut_experts_run_by_tritons_kernels() -> None:
+    eight = (*MINIMAX, "engine.tensor_parallel_size=8")
+    assert "fp8" in deployed(*eight).settings.triton_experts
+    assert "fp8" not in deployed(*eight, "engine.enable_expert_parallel=true").settings.triton_experts
+
+
+def test_a_checkpoint_without_blocks_is_cut_anywhere(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "kernels/models/MiniMax-M2.5.json").read_text())
+    del config["quantization_config"]["weight_block_size"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    eight = (f"engine.model={tmp_path}", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8")
+    assert deployed(*MINIMAX, *eight).settings.weight_dtype == "fp8"
