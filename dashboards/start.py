@@ -32,7 +32,10 @@ def warm() -> Thread:
 
 
 if __name__ == "__main__":
+    from streamlit.runtime.pages_manager import PagesManager
     from streamlit.web.cli import main
 
+    # Streamlit would take the modules of the folder "pages" for pages of its own, until the first one is drawn.
+    PagesManager.uses_pages_directory = False
     warm()
     main(prog_name="streamlit")

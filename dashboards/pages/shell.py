@@ -1,9 +1,12 @@
 """The frame around every page: navigation, sidebar, warnings, and the link that reproduces what is shown.
 
-Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place.
+Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place. A path that is
+the name of a page leads to it.
 """
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 
@@ -32,7 +35,19 @@ DRAWN_BY = {
 def run_app(files: tuple[str, ...] = ()) -> None:
     """Draw the page that the link names; ``files`` are further scenarios to choose from."""
     st.set_page_config(page_title="draftcast", page_icon=str(FOLDER / "icon.png"), layout="wide")
+    first = st.Page(_draw, title="draftcast", default=True)
+    paths = [st.Page(partial(_lead, first, name), title="draftcast", url_path=name) for name in PAGES]
     st.session_state["files"] = files
+    st.navigation([first, *paths], position="hidden").run()
+
+
+def _lead(first: Any, name: str) -> None:
+    """From the path of a page to its link."""
+    query = {key: st.query_params.get_all(key) for key in st.query_params}
+    st.switch_page(first, query_params={**query, PAGE: name})
+
+
+def _draw() -> None:
     st.html(FOLDER / "style.css")
     session = current_session()
     st.session_state[PAGE] = session.page

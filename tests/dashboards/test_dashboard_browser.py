@@ -475,3 +475,13 @@ def test_a_swept_cell_opens_in_what_if(page: Browser) -> None:
     assert tokens == marks[2]["x"][1]
     page.driver.back()
     page.until(lambda: page.query() == link and page.all(".st-key-pareto .js-plotly-plot"), "the sweep again")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_path_of_a_page_leads_to_it(page: Browser, name: str) -> None:
+    page.open(name, query={"statistics.seed": "5"})
+    page.until(lambda: page.find("h1").text == name.capitalize(), f"the page {name}")
+    assert page.script("return location.pathname") == "/"
+    assert "statistics.seed=5" in page.query()
+    # Streamlit looks for its server below the path first.
+    assert all(f"/{name}/_stcore/" in error for error in page.errors())
