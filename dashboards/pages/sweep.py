@@ -18,7 +18,7 @@ from pathlib import Path
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
-from draftcast.dashboards.session.session import Question, Session, View, check_names, literal
+from draftcast.dashboards.session.session import Question, Session, View, check_names, literal, token
 from draftcast.dashboards.widgets.controls import WORDS, button, control, filled, label_of, view_choice
 from draftcast.dashboards.widgets.page import Report, cannot_run, clicked, html_table, link, verdict_line
 from draftcast.errors import InputError
@@ -140,7 +140,7 @@ def _job(session: Session, key: str, grid: Grid) -> SweepJob | None:
         return job
     if job is not None:
         job.stopping.set()
-    if session.views.get(View.SWEEP_RUN) == key:
+    if session.view(View.SWEEP_RUN, "", token) == key:
         _start(session, key, grid)
         begun: SweepJob = st.session_state[JOB]
         return begun

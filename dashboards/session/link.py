@@ -97,22 +97,32 @@ def _read_stored(session: Session, key: str, text: str) -> Question | None:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         session.warnings.append(f"{key}: not a run of this dashboard; left out")
         return None
-    return _read_question(session, values)
+    if (base := values.get(SCENARIO, DEFAULT_SCENARIO)) not in bases():
+        session.warnings.append(f"{key}: {_unknown(base)}; left out")
+        return None
+    return _read_question(session, values, f"{key}: ")
 
 
-def _read_question(session: Session, query: Mapping[str, str]) -> Question:
-    """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning."""
+def _unknown(base: str) -> str:
+    return f"{SCENARIO} = {base!r}: unknown scenario; choose from {', '.join(bases())}"
+
+
+def _read_question(session: Session, query: Mapping[str, str], where: str = "") -> Question:
+    """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning.
+
+    ``where``: what a warning begins with.
+    """
     values = dict(query)
     base = values.pop(SCENARIO, DEFAULT_SCENARIO)
     if base not in bases():
-        session.warnings.append(f"{SCENARIO} = {base!r}: unknown scenario; choose from {', '.join(bases())}")
+        session.warnings.append(f"{_unknown(base)}; {DEFAULT_SCENARIO} is shown")
         base = DEFAULT_SCENARIO
     while True:
         try:
             return Question.of(base, _scenario_of(session, base, values), own_length=asked.gives_length(values))
         except InputError as error:
             guilty = _guilty_key(session, base, values, error)
-            session.warnings.append(f"{guilty}: {short(error)}; left out")
+            session.warnings.append(f"{where}{guilty}: {short(error)}; left out")
             del values[guilty]
 
 

@@ -286,7 +286,7 @@ class Session:
         try:
             read(text)
         except InputError as error:
-            self.refused = short(error)
+            self.refused = short(error.at(key=error.key or key))
             return
         self.refused = ""
         if text == default:
@@ -303,6 +303,12 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """Reads names separated by commas, at least one."""
     read = one_of(allowed)
     return lambda text: tuple(dict.fromkeys(read(part.strip()) for part in text.split(",")))
+
+
+def token(text: str) -> str:
+    """Reads what `asked_for` writes into the link; empty: nothing was asked for."""
+    told = "must be the 12 hexadecimal digits that its button writes"
+    return _reader(str, lambda word: re.fullmatch("([0-9a-f]{12})?", word) is not None, told)(text)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.session import Session, View, literal, short
+from draftcast.dashboards.session.session import Session, View, literal, short, token
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
@@ -132,10 +132,10 @@ def asked_for(session: Session, view: View, question: str, label: str, help: str
     What takes long is asked for by a button, not by every key that is pressed. The link holds what was asked for and
     shows it again, as a hash of everything the answer depends on; another scenario waits for the button.
     """
-    token = hashlib.sha256(question.encode()).hexdigest()[:12]
-    if session.views.get(view) == token:
+    digits = hashlib.sha256(question.encode()).hexdigest()[:12]
+    if session.view(view, "", token) == digits:
         return True
-    button(label, "play_arrow", session.see, view, token, key=f"ask-{view}", help=help)
+    button(label, "play_arrow", session.see, view, digits, key=f"ask-{view}", help=help)
     return False
 
 

@@ -148,3 +148,18 @@ def test_runs_of_other_requests_are_not_paired(changes: dict[str, object]) -> No
     assert any(text.startswith("Not paired with A: B (another load") for text in told(app.caption))
     assert {verdict for _, verdict, _ in cells(app)} <= {"cannot tell", "as offered"}
     assert " to " not in "".join(re.findall(r"data-difference='[^']+' title='([^']+)'", html_of(app)))
+
+
+@pytest.mark.parametrize(
+    ("run", "said", "runs"),
+    [
+        ({"scenario": "nothing"}, "run: scenario = 'nothing': unknown scenario; choose from azure", 0),
+        ({"engine.block_size": "-1"}, "run: engine.block_size: --set: engine.block_size = -1: must be at least 1", 1),
+    ],
+)
+def test_a_bad_run_in_a_link_is_named(run: dict[str, str], said: str, runs: int) -> None:
+    app = open_page(COMPARE | {"run": json.dumps(SMALL | run)})
+    assert len(known(app).runs) == runs
+    (warning,) = told(app.warning)
+    assert warning.startswith(said)
+    assert warning.endswith("left out")

@@ -100,3 +100,10 @@ def test_more_drafts_move_along_the_roofline() -> None:
         labelled = [math.log10(x) / width for x, text in zip(line.x, line.text, strict=True) if text]
         assert labelled
         assert all(later - earlier > 8 for earlier, later in pairwise(labelled))  # a digit takes 7
+
+
+def test_a_link_that_asks_without_the_button_is_told() -> None:
+    app = open_page({**CUTOVER, View.CUTOVER_ASKED: "yes"})
+    (warning,) = told(app.warning)
+    assert warning.startswith(f"{View.CUTOVER_ASKED}: 'yes': must be the 12 hexadecimal digits that its button writes")
+    assert View.CUTOVER_ASKED not in app.query_params
