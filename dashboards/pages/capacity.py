@@ -14,7 +14,7 @@ import streamlit as st
 from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
 from draftcast.dashboards.session.answers import answer, question_key
 from draftcast.dashboards.session.session import Number, Question, Session, View, literal, some_of
-from draftcast.dashboards.widgets.controls import WORDS, control, filled, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, control, filled, number_field, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, link, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
 from draftcast.errors import InputError
@@ -191,10 +191,7 @@ def _number(session: Session, view: View, default: str, read: Number, scale: int
     def write(shown: float | None) -> None:
         _write(session, view, default, read, value_text(round(shown / scale, 6)) if shown else "")
 
-    form = "%.6g" if isinstance(value, float) else None
-    control(
-        st.number_input, view, scale * value, write, format=form, min_value=type(value)(0), max_value=scale * read.high
-    )
+    number_field(view, scale * value, write, whole=isinstance(read.high, int), low=0, high=scale * read.high)
     return value
 
 
@@ -215,7 +212,8 @@ def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
     today = datetime.datetime.now(datetime.UTC).date()
 
     def write(name: str, amount: float | None, day: datetime.date | None) -> None:
-        changed = {other: price for other, price in prices.items() if other != name}
+        # With those of devices that are not chosen now: chosen again they have their price.
+        changed = {other: price for other, price in given.items() if other != name}
         if amount:
             changed[name] = Price(amount, (day or today).isoformat())
         text = ",".join(_price_text(*entry) for entry in changed.items())

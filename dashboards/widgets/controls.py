@@ -62,7 +62,7 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
     ``change``: from the number to changes of the scenario; that of the key alone where there is none.
     """
     value, schema = _value_and_schema(session.question.scenario, key)
-    kind, scale, step = int if schema["type"] == "integer" else float, 100 if percent else 1, LOOKS[key].get("step")
+    scale = 100 if percent else 1
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
 
@@ -70,10 +70,31 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
         number = round(shown / scale, 6) if percent and shown is not None else shown
         return change(number) if change is not None else {key: number}
 
-    more = {"min_value": kind(scale * low), "max_value": kind(scale * high) if high <= LARGEST else None, "value": None}
-    more["step"] = kind(step) if step is not None else None
-    form, shown = "%.6g" if kind is float else None, None if value is None else kind(scale * value)
-    control(st.number_input, key, shown, functools.partial(session.change, changes), format=form, **more)
+    shown, most = None if value is None else scale * value, scale * high if high <= LARGEST else None
+    write = functools.partial(session.change, changes)
+    number_field(key, shown, write, whole=schema["type"] == "integer", low=scale * low, high=most)
+
+
+def number_field(
+    key: str, shown: float | None, write: Callable[[Any], None], *, whole: bool, low: float, high: float | None
+) -> None:
+    """A field of a number. One of whole numbers hands on a fraction too, to be refused: Streamlit's own cuts it."""
+
+    def typed(number: float | None) -> None:
+        write(int(number) if whole and number is not None and number.is_integer() else number)
+
+    step = LOOKS[key].get("step", 1 if whole else None)
+    control(
+        st.number_input,
+        key,
+        None if shown is None else float(shown),
+        typed,
+        value=None,
+        min_value=float(low),
+        max_value=None if high is None else float(high),
+        step=None if step is None else float(step),
+        format="%.16g" if whole else "%.6g",
+    )
 
 
 def word_of(value: Any) -> str:

@@ -193,3 +193,19 @@ def test_a_candidate_leads_to_its_own_run(monkeypatch: pytest.MonkeyPatch) -> No
     assert opened.cluster.replicas == best["replicas"] >= 2
     figures = simulate(opened).summary["figures"]
     assert figures["request_goodput"].mean == best["figures"]["request_goodput"]["mean"]
+
+
+def test_a_fraction_of_a_replica_is_refused() -> None:
+    app = open_page()
+    app.number_input(key="control:view.capacity.spare").set_value(1.7).run()
+    assert "view.capacity.spare = '1.7': must be a whole number from 0 to 100" in told(app.error)[0]
+    assert app.number_input(key="control:view.capacity.spare").value == 0
+    app.number_input(key="control:statistics.seed").set_value(2.5).run()
+    assert "statistics.seed = 2.5: must be a whole number" in told(app.error)[0]
+
+
+def test_a_price_waits_for_its_device() -> None:
+    app = open_page({"view.capacity.prices": "a100-80g=1.5@2026-11-01"})
+    app.number_input(key="control:view.capacity.prices:h100-sxm").set_value(2.5).run()
+    app.multiselect(key="control:view.capacity.hardware").set_value(["h100-sxm", "a100-80g"]).run()
+    assert app.number_input(key="control:view.capacity.prices:a100-80g").value == 1.5
