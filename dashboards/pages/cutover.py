@@ -36,7 +36,7 @@ def render(session: Session, report: Report) -> None:
     report.badge([own.run.summary["figures"]])
     report.title = title(own.scenario)
     page = _Page(session, report, own)
-    command = session.question.command("simulate")
+    commands = [session.question.command("simulate")]
     if own.scenario.speculative_config is None:
         st.info("Speculation is off: choose a method on What-if to see where it pays.", icon=":material/tune:")
     else:
@@ -46,12 +46,12 @@ def render(session: Session, report: Report) -> None:
         with _refusal_shown():
             page.setting()
         page.maps()
-        command = session.question.command("cutover", "--over", page.over, "--metric", page.metric)
+        commands = [page.command(), *page.map_commands]
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
     tracks = operating_tracks(own.scenario, own.deployment, own.run)
     device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
     report.figure("roofline", roofline_figure(device, dtype, tracks))
-    report.footer(own.hash, command, own)
+    report.footer(own.hash, "\n".join(commands), own)
     report.downloads(f"draftcast-cutover-{own.hash[:12]}", page.rows, lambda: page.summary)
 
 
@@ -63,7 +63,11 @@ class _Page:
         self.key = question_key(own.scenario)
         self.over = self.metric = ""
         self.cutover: Cutover | None = None
+        self.map_commands: list[str] = []
         self.summary: dict[str, Any] = {"cutovers": [], "recommendation": None, "maps": []}
+
+    def command(self, *options: str) -> str:
+        return self.session.question.command("cutover", "--over", self.over, "--metric", self.metric, *options)
 
     def choices(self) -> None:
         labels = {name: metric.label for name, metric in METRICS.items()}
@@ -151,6 +155,8 @@ class _Page:
         with st.expander("Break-even in numbers"):
             st.caption("  \n".join(map(literal, contour_lines(result))))
         self.summary["maps"].append(result.summary())
+        given = ("--acceptance", ",".join(map(str, values))) if values else ()
+        self.map_commands.append(self.command("--map", against, *given, "--budget", str(MAP_REQUESTS)))
 
 
 @contextmanager

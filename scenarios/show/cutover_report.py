@@ -205,11 +205,16 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
     over = unit if speedups.against == "k" else "acceptance"
     lines = ["Intervals cover sampling noise only, not the errors of step times and acceptance:"]
     for at, crossing in speedups.contour:
-        where = f"k={number(at)}" if speedups.against == "k" else f"At {number(at)} {unit}"
+        if speedups.against == "k":
+            where, cells = f"k={number(at)}", speedups.rows[speedups.ys.index(at)]
+        else:
+            where = f"At {number(at)} {unit}"
+            cells = tuple(row[speedups.xs.index(at)] for row in speedups.rows)
+        is_whole = all(cell.advantage is not None or cell.sign for cell in cells)
         outcome = {
             "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",
-            "always": "pays everywhere on the map",
-            "never": "pays nowhere on the map",
+            "always": f"pays {'everywhere on the map' if is_whole else 'wherever the map can tell'}",
+            "never": f"pays nowhere {'on the map' if is_whole else 'that the map can tell'}",
             "even": "makes no difference",
             "more than once": "breaks even more than once",
         }.get(crossing.kind, "cannot tell")

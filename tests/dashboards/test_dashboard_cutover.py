@@ -66,6 +66,8 @@ def test_a_map_is_drawn_when_asked_for() -> None:
     press(app, "against draft tokens k")
     assert not known(app).warnings
     assert len(app.get("plotly_chart")) == before + 1
+    (command,) = [each.value for each in app.code if each.value.startswith("draftcast cutover")]
+    assert command.endswith("--over rate --metric e2e --map k --budget 900000")
 
 
 def test_a_metric_that_needs_an_slo_is_offered_with_one() -> None:

@@ -561,3 +561,18 @@ def test_a_scenario_alone_asks_over_its_rate_and_text_is_no_list_of_places() -> 
         cutover(load_scenario(), target=2)
     with pytest.raises(InputError, match=r"--at: .*must be a list of numbers"):
         CutoverQuestion(load_scenario(), at="5,10")  # type: ignore[arg-type]
+
+
+def test_lines_of_a_map_do_not_speak_of_cells_that_it_cannot_tell(tmp_path: Path) -> None:
+    found = mapped(easy(tmp_path), against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
+    always = Crossing("always", math.nan, math.nan, math.nan, 0.95)
+    pays = [dataclasses.replace(cell, sign=1) for cell in found.rows[0]]
+    half = dataclasses.replace(
+        found, rows=((pays[0], found.rows[0][1]), tuple(pays)), contour=((1, always), (3, always))
+    )
+    assert contour_lines(half)[1:] == ["k=1: pays wherever the map can tell.", "k=3: pays everywhere on the map."]
+    turned = dataclasses.replace(half, against="acceptance", contour=((2, always), (16, always)))
+    assert [line.partition("pays ")[2] for line in contour_lines(turned)[1:]] == [
+        "everywhere on the map.",
+        "wherever the map can tell.",
+    ]
