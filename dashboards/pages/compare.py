@@ -128,6 +128,9 @@ def _entries(session: Session, own: Answer) -> list[Entry]:
         try:
             entries.append(_simulated_entry(letter, _about(session.question, question), answer(question.scenario)))
         except InputError as error:
+            if missing := session.missing_of(question):
+                upload_again(" and ".join(missing), session.page)
+                continue
             st.error(f"{letter} cannot be simulated: {literal(error)}", icon=":material/error:")
     slo = own.scenario.slo
     for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
@@ -197,15 +200,16 @@ def _run_line(letter: str, entry: Entry | None) -> str:
 
 
 def _tables(report: Report, comparison: Comparison) -> None:
-    st.subheader("What differs")
     scenarios = {entry.letter: entry.run.scenario for entry in comparison.entries if isinstance(entry.run, Answer)}
     changed = [
         [key, *("–" if value is None else short(value_text(value)) for value in values)]
         for key, values in differing(list(scenarios.values())).items()
     ]
-    if not changed:
+    if len(scenarios) > 1:
+        st.subheader("What differs")
+    if len(scenarios) > 1 and not changed:
         st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
-    else:
+    elif changed:
         rows = [[label_of(key), *values] for key, *values in changed]
         st.html(html_table(["setting", *scenarios], rows, look="facts", name="Changed keys"))
     st.subheader("By how much")

@@ -183,8 +183,12 @@ class Session:
 
     @property
     def missing_uploads(self) -> list[str]:
-        """Files that the question takes from this session's folder and that are not there: links carry none."""
-        names = outside_names(to_mapping(self.question.scenario)).values()
+        """Of the question."""
+        return self.missing_of(self.question)
+
+    def missing_of(self, *questions: Question) -> list[str]:
+        """Files that questions take from this session's folder and that are not there: links carry none."""
+        names = [name for asked in questions for name in outside_names(to_mapping(asked.scenario)).values()]
         return [Path(name).name for name in names if Path(name).parent == self.path and not Path(name).exists()]
 
     def measured_folder(self, name: str) -> Path:

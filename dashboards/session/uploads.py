@@ -65,13 +65,23 @@ def forget_receipts() -> None:
 
 
 def receive(session: Session, upload: Upload, files: Files) -> Receipt:
+    """Take files; one that a question already names is served as that says, and changes no question."""
+    asked, baseline = session.question, session.baseline
+    missing = session.missing_of(asked, *session.runs, *([baseline] if baseline is not None else []))
+    awaited = [name for name in map(plain_name, files) if name in missing]
     try:
         size = sum(map(len, files.values()))
         if size > upload.limit_mb * 2**20:
             text = f"is larger than the {upload.limit_mb} MB this page takes"
             raise InputError(text, file=next(iter(files)), value=size)
-        return Receipt(upload.take(session, files), True)
+        text = upload.take(session, files)
+        if awaited:
+            session.ask(asked)
+            text = f"{', '.join(awaited)}: taken for the scenario that names it"
+        return Receipt(text, True)
     except DraftcastError as error:
+        for name in awaited:
+            (session.path / name).unlink(missing_ok=True)
         return Receipt(short(error), False)
 
 

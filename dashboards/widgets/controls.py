@@ -129,13 +129,18 @@ def slo_controls(session: Session) -> None:
 
 
 def uploader(session: Session, upload: Upload) -> None:
+    # Streamlit's adds files to those it was given before: one for several begins anew, under another key.
+    taken = st.session_state.get(f"{upload.key}:taken", 0)
+    key = f"{upload.key}:{taken}" if upload.several else upload.key
+
     def received() -> None:
-        given = st.session_state[upload.key]
+        st.session_state[f"{upload.key}:taken"] = taken + 1
+        given = st.session_state[key]
         files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
         st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
 
     options: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
-    st.file_uploader(key=upload.key, type=list(upload.types), on_change=received, **LOOKS[upload.key], **options)
+    st.file_uploader(key=key, type=list(upload.types), on_change=received, **LOOKS[upload.key], **options)
     receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))

@@ -54,14 +54,17 @@ def banner(session: Session) -> None:
 def cannot_run(session: Session, error: InputError) -> None:
     """In place of an answer: why there is none."""
     if missing := session.missing_uploads:
-        upload_again(" and ".join(missing))
+        upload_again(" and ".join(missing), session.page)
     else:
         st.error(f"This cannot be simulated: {literal(error)}", icon=":material/error:")
 
 
-def upload_again(name: str) -> None:
-    """A link or a scenario named a file that this session does not have."""
-    st.error(f"Upload {literal(name)}: neither a link nor a scenario carries files.", icon=":material/upload_file:")
+def upload_again(name: str, page: str = "start") -> None:
+    """A link or a scenario named a file that this session does not have; ``page``: which asks for it."""
+    where = "" if page == "start" else " on Start"
+    st.error(
+        f"Upload {literal(name)}{where}: neither a link nor a scenario carries files.", icon=":material/upload_file:"
+    )
 
 
 def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:

@@ -95,10 +95,11 @@ def _facts(live: LiveRun, requests: pd.DataFrame) -> dict[str, str]:
     client, server = manifest["client"], manifest["server"]
     span_s = float(requests["arrival_s"].iloc[-1] - requests["arrival_s"].iloc[0])
     rate = f"{(len(requests) - 1) / span_s:.3g} req/s sent" if span_s > 0 else "sent at once"
+    unknown = "on, setting not recorded" if counted_acceptance(live) else "not recorded or off"
     return {
         "source": str(client.get("source") or "draftcast live run"),
         "requests": f"{len(requests):,}, {rate}",
-        "speculation": str(manifest["speculative_config"] or "not recorded or off"),
+        "speculation": str(manifest["speculative_config"] or unknown),
         "server": f"vLLM {server['version']}" if server.get("version") else "not recorded",
         "recorded": str(manifest["created_at"]),
     }

@@ -163,3 +163,15 @@ def test_a_bad_run_in_a_link_is_named(run: dict[str, str], said: str, runs: int)
     (warning,) = told(app.warning)
     assert warning.startswith(said)
     assert warning.endswith("left out")
+
+
+def test_measured_runs_are_given_one_after_another(tmp_path: Path) -> None:
+    app = open_page(COMPARE)
+    for name in ("a.json", "b.json"):
+        uploader = next(each for each in app.get("file_uploader") if each.label == "Upload a measured run")
+        assert not uploader.value  # a browser's uploader adds to the files that it holds
+        uploader.set_value([(name, json.dumps(BENCH).encode(), "application/json")]).run()
+    assert known(app).measured == ["a.json", "b.json"]
+    # Drafts were counted, and one simulated run has nothing to differ from.
+    assert html_of(app).count("speculation on, setting not recorded") == 2
+    assert "the simulated runs ask the same" not in html_of(app)

@@ -29,7 +29,7 @@ from draftcast.dashboards.widgets.page import Report
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.capacity import settling_requests
-from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash
+from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash, to_mapping
 
 
 def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
@@ -495,3 +495,30 @@ def test_overload_shows_the_capacity_and_no_latency() -> None:
     tiles = dict(re.findall(r"data-figure='(\w+)' data-value='([^']*)'", html))
     assert [tiles[name] for name in ("p99_ttft_s", "p99_tpot_s", "p99_e2el_s", "tokens_per_s_per_gpu")] == [""] * 4
     assert not re.search("class='[^']*dc-(better|diff dc-worse)", html)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"arrivals": {"process": "trace", "path": "mine.csv", "request_rate_rps": 5.0}, "lengths": None},
+        {"lengths": {"path": "mine.csv"}},
+    ],
+)
+def test_a_file_that_a_scenario_names_is_served_as_the_scenario_says(
+    alone: Session, tmp_path: Path, workload: dict[str, object]
+) -> None:
+    trace = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:47,100,20\n"
+    (tmp_path / "mine.csv").write_bytes(trace)
+    scenario = to_mapping(load_scenario(overrides=["workload.num_requests=300"]))
+    scenario["workload"] |= workload
+    (tmp_path / "my.yaml").write_text(json.dumps(scenario))
+    assert take_scenario(alone, "my.yaml", (tmp_path / "my.yaml").read_bytes()).good
+    asked = alone.question
+    # What cannot be read is still asked for.
+    assert not receive(alone, TRACE, {"mine.csv": b"a,b\n1,2\n"}).good
+    assert alone.missing_uploads == ["mine.csv"]
+    receipt = receive(alone, TRACE, {"mine.csv": trace})
+    assert (receipt.good, receipt.text) == (True, "mine.csv: taken for the scenario that names it")
+    assert alone.question == asked
+    assert alone.missing_uploads == []
+    assert scenario_hash(alone.question.scenario) == scenario_hash(load_scenario(tmp_path / "my.yaml"))
