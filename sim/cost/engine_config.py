@@ -183,6 +183,35 @@ def graph_sizes(largest: int) -> list[int]:
     return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if size <= largest]
 
 
+def given_graph_sizes(config: EngineConfig) -> tuple[int, ...] | None:
+    """Rows captured as CUDA graphs where the scenario says which, ascending; None where that is left to the engine.
+
+    Raises ScenarioError: a size below 1, or a largest one below 0.
+    """
+    limit, sizes, largest = (
+        config.max_num_batched_tokens,
+        config.cudagraph_capture_sizes,
+        config.max_cudagraph_capture_size,
+    )
+    if config.cudagraph_mode == "NONE":
+        return ()
+    if sizes is not None:
+        for size in sizes:
+            if size < 1:
+                raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
+        return tuple(sorted({size for size in sizes if size <= limit}))
+    if largest is None:
+        return None
+    if largest < 0:
+        raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
+    return tuple(sorted(sizes_up_to(largest, limit)))
+
+
+def sizes_up_to(largest: int, limit: int) -> set[int]:
+    """`graph_sizes` up to ``largest``, and the batch of most rows, ``limit``, if it is no larger."""
+    return {*graph_sizes(min(largest, limit)), *([limit] if limit <= largest else [])}
+
+
 def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
     """Requests of the largest batch that an engine captures by default on a GPU; None: it limits rows instead."""
     few = config.tensor_parallel_size * config.lockstep_ranks < 4

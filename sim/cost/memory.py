@@ -16,7 +16,13 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, most_captured, stage_layers
+from draftcast.sim.cost.engine_config import (
+    EngineConfig,
+    given_graph_sizes,
+    graph_sizes,
+    most_captured,
+    stage_layers,
+)
 from draftcast.sim.cost.methods import METHODS
 
 GIB = 2**30
@@ -203,8 +209,7 @@ def _stage_budget(
     activations = activation_peak_bytes(config, model, draft)
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
-    sizes = () if config.cudagraph_mode == "NONE" else _given_sizes(config)
-    graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, sizes)
+    graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config))
     one_rank = tp * stages * config.data_parallel_size == 1
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
@@ -398,17 +403,11 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
     return 3.0 * hidden + widest
 
 
-def _given_sizes(config: EngineConfig) -> Sequence[int] | None:
-    if config.cudagraph_capture_sizes is not None or config.max_cudagraph_capture_size is None:
-        return config.cudagraph_capture_sizes
-    return graph_sizes(min(config.max_cudagraph_capture_size, config.max_num_batched_tokens))
-
-
 def cuda_graph_bytes(num_layers: int, max_num_seqs: int, k: int = 0, sizes: Sequence[int] | None = None) -> float:
     """Memory of captured CUDA graphs: piecewise graphs of all sizes and full graphs of the decode sizes.
 
-    ``sizes``: None for vLLM's, `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``. vLLM profiles as many graphs
-    as it is told to capture (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)").
+    ``sizes``: as of `given_graph_sizes`; None for vLLM's, `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``.
+    vLLM captures as many graphs as it is told to (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)").
     """
     decode_rows = max_num_seqs * (1 + k)
     piecewise = graph_sizes(min(2 * decode_rows, _GRAPH_CEILING)) if sizes is None else sizes

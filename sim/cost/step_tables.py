@@ -21,7 +21,14 @@ from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
-from draftcast.sim.cost.engine_config import EngineConfig, graph_sizes, most_captured, stage_layers
+from draftcast.sim.cost.engine_config import (
+    EngineConfig,
+    given_graph_sizes,
+    graph_sizes,
+    most_captured,
+    sizes_up_to,
+    stage_layers,
+)
 from draftcast.sim.cost.methods import DraftPlan, Method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_time import Record, StepCost
@@ -55,34 +62,23 @@ def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfi
     besides every uniform decode batch (a captured number of requests x rows) inside it. ``verify_rows``: of one
     verifying request; ``profile`` knows the platform's largest capture size and its memory.
 
-    Raises ScenarioError: a capture size below 1.
+    Raises ScenarioError: as `given_graph_sizes`.
     """
+    given = given_graph_sizes(config)
+    if given is not None:
+        return given
     limit = config.max_num_batched_tokens
-    if config.cudagraph_mode == "NONE":
-        return ()
     ceiling, most = profile.cuda_graph_ceiling, most_captured(config, profile.hardware.memory_bytes / 2**30)
     if most is not None:
         ceiling = most * (1 if config.generation.batch_expansion else verify_rows)
-    if config.cudagraph_capture_sizes is not None:
-        for size in config.cudagraph_capture_sizes:
-            if size < 1:
-                raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
-        return tuple(sorted({size for size in config.cudagraph_capture_sizes if size <= limit}))
     sizes: set[int] = set()
-    largest = config.max_cudagraph_capture_size
-    if largest is None:
-        largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
-        if verify_rows > 1:
-            requests = {*graph_sizes(min(config.max_num_seqs, ceiling)), min(config.max_num_seqs, ceiling)}
-            sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
-        elif config.max_num_seqs <= largest:
-            sizes = {config.max_num_seqs}
-    elif largest < 0:
-        raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
-    largest = min(largest, limit)
-    sizes |= set(graph_sizes(largest))
-    if limit <= largest:
-        sizes.add(limit)
+    largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
+    if verify_rows > 1:
+        requests = {*graph_sizes(min(config.max_num_seqs, ceiling)), min(config.max_num_seqs, ceiling)}
+        sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
+    elif config.max_num_seqs <= largest:
+        sizes = {config.max_num_seqs}
+    sizes |= sizes_up_to(largest, limit)
     return tuple(sorted(size for size in sizes if size <= limit))
 
 
