@@ -183,7 +183,7 @@ class Session:
 
     @property
     def missing_uploads(self) -> list[str]:
-        """Of the question."""
+        """`missing_of` the question."""
         return self.missing_of(self.question)
 
     def missing_of(self, *questions: Question) -> list[str]:
