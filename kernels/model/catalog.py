@@ -4,6 +4,7 @@ The bundled files (``models/*.json``) hold the numeric facts of public ``config.
 (``aliases``) and where the facts come from (``source``). Nothing is downloaded.
 """
 
+import difflib
 import functools
 import json
 import os
@@ -82,6 +83,14 @@ def canonical_name(name: str) -> str:
     return known[0] if known is not None else name
 
 
+def _nearest(name: str) -> str:
+    """A question with the bundled names that one looks like; empty without any."""
+    names = {key.rpartition("/")[2]: own for key, (own, _) in _bundled().items()}
+    close = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=3, cutoff=0.7)
+    found = dict.fromkeys(names[key] for key in close)
+    return f"did you mean {' or '.join(found)}? " if found else ""
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 
@@ -102,8 +111,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if not os.path.exists(path):
         if re.search(r"gptq[-_]int8$", text, re.IGNORECASE):
             raise ModelError(ONLY_4_BITS, key="model", value=text)
-        known = f"bundled: {', '.join(model_names())}; or give the path of a Hugging Face config.json"
-        raise ModelError(f"unknown model and no such file; {known}", key="model", value=text)
+        raise ModelError(
+            f"unknown model and no such file; {_nearest(text)}draftcast models lists the bundled ones; "
+            "or give the path of a Hugging Face config.json",
+            key="model",
+            value=text,
+        )
     config = read_json(path, ModelError)
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
     if beside.name != path.name and beside.exists():
