@@ -23,7 +23,9 @@ _FOLDER = Path(__file__).parents[1] / "models"
 # How publishers name a format at the end of a repository's name. GPTQ's int8 is of weights alone, which is not known.
 _FORMATS = ("bf16", "fp8", "mxfp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16", "(?<!gptq.)int8", "w8a8")
 _FORMAT = re.compile(
-    rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})(?:[-_](?:dynamic|block|kv))*$", re.IGNORECASE
+    rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})"
+    r"(?:[-_](?:dynamic|block|kv|4bit|preview|v\d))*$",
+    re.IGNORECASE,
 )
 
 
@@ -63,11 +65,11 @@ def named_format(name: str) -> tuple[str, str | None]:
 
 
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:
-    """Of a name or alias, or of anybody's repository that is named after one and a format."""
+    """Of a name or alias, or of anybody's repository that is named after one, with a format at its end or without."""
     found = _bundled().get(name.lower())
-    bare, stored = named_format(name.lower())
+    bare, _ = named_format(name.lower())
     # A folder of one's own may be named like a repository, and then says itself what is in it.
-    if found is not None or stored is None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
+    if found is not None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
         return found
     return _bundled().get(bare) or _bundled().get(bare.rpartition("/")[2])
 

@@ -47,8 +47,7 @@ NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 def model_name(name: str) -> str | None:
     """The bundled model with the shapes of a checkpoint, whatever its format; None: there is none."""
     written = name.split(" (", maxsplit=1)[0].strip()
-    names = (written, written.rpartition("/")[2])
-    return next((canonical_name(text) for text in names if is_bundled_model(text)), None)
+    return canonical_name(written) if is_bundled_model(written) else None
 
 
 def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:

@@ -277,6 +277,9 @@ def test_quantised_weight_bytes(name: str, dtype: str, gigabytes: float, toleran
         ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "Llama-3.1-8B", "fp8"),
         ("nvidia/DeepSeek-V3.2-NVFP4", "DeepSeek-V3.2", "nvfp4"),
         ("anyone/gpt-oss-20b-BF16", "gpt-oss-20b", ""),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "DeepSeek-V3", "nvfp4"),
+        ("amd/DeepSeek-R1-MXFP4-Preview", "DeepSeek-V3", "mxfp4"),
+        ("cyankiwi/Qwen3-Next-80B-A3B-Instruct-AWQ-4bit", "Qwen3-Next-80B-A3B", "int4"),
     ],
 )
 def test_a_checkpoint_is_in_the_format_that_its_config_or_its_name_says(name: str, model: str, dtype: str) -> None:
@@ -380,6 +383,7 @@ def test_matrices_of_the_operators_are_the_parameters(name: str) -> None:
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-30B-A3B-Instruct-2507"),
         ("lmsys/vicuna-7b-v1.5", "Llama-2-7B"),
         ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
+        ("unsloth/Llama-3.2-1B-Instruct", "Llama-3.2-1B"),
     ],
 )
 def test_aliases(alias: str, name: str) -> None:
