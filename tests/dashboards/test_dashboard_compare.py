@@ -17,6 +17,7 @@ from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.dashboards.session.link import link_of
 from draftcast.dashboards.session.session import MOST_RUNS, Session, View
 from draftcast.dashboards.session.uploads import MEASURED, receive
+from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema.load import load_scenario, without_speculation
 
@@ -154,7 +155,7 @@ def test_runs_of_other_requests_are_not_paired(changes: dict[str, object]) -> No
     ("run", "said", "runs"),
     [
         ({"scenario": "nothing"}, "run: scenario = 'nothing': unknown scenario; choose from azure", 0),
-        ({"engine.block_size": "-1"}, "run: engine.block_size: --set: engine.block_size = -1: must be at least 1", 1),
+        ({"engine.block_size": "-1"}, "run: engine.block_size = -1: must be at least 1", 1),
     ],
 )
 def test_a_bad_run_in_a_link_is_named(run: dict[str, str], said: str, runs: int) -> None:
@@ -175,3 +176,14 @@ def test_measured_runs_are_given_one_after_another(tmp_path: Path) -> None:
     # Drafts were counted, and one simulated run has nothing to differ from.
     assert html_of(app).count("speculation on, setting not recorded") == 2
     assert "the simulated runs ask the same" not in html_of(app)
+
+
+def test_a_bad_measured_run_leaves_the_good_one_of_its_name(alone: Session) -> None:
+    good = json.dumps(BENCH).encode()
+    assert receive(alone, MEASURED, {"bench.json": good}).good
+    figures = read_measured_run(alone.measured_folder("bench.json")).figures
+    for bad in (b"{}", json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()):
+        assert not receive(alone, MEASURED, {"bench.json": bad}).good
+        assert read_measured_run(alone.measured_folder("bench.json")).figures == figures
+    assert (alone.path / "bench.json").read_bytes() == good
+    assert len(list(alone.path.iterdir())) == 2

@@ -358,7 +358,7 @@ def test_a_link_with_another_method_needs_its_acceptance(alone: Session) -> None
     # With it the link holds, and what else is wrong in it takes neither away.
     link = {"engine.speculative_config": [method], "acceptance": [acceptance], "policy.name": ["os:system"]}
     read_link(alone, link)
-    assert [warning.partition(":")[0] for warning in alone.warnings] == ["policy.name"]
+    assert [warning.partition(" = ")[0] for warning in alone.warnings] == ["policy.name"]
     assert alone.question.scenario.method == "ngram"
 
 
@@ -522,3 +522,29 @@ def test_a_file_that_a_scenario_names_is_served_as_the_scenario_says(
     assert alone.question == asked
     assert alone.missing_uploads == []
     assert scenario_hash(alone.question.scenario) == scenario_hash(load_scenario(tmp_path / "my.yaml"))
+
+
+def test_a_bad_file_leaves_the_good_one_of_its_name(alone: Session) -> None:
+    trace = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:47,100,20\n"
+    assert take_trace(alone, "mine.csv", trace).good
+    asked = scenario_hash(alone.question.scenario)
+    assert not take_trace(alone, "mine.csv", b"a,b\n1,2\n").good
+    assert scenario_hash(alone.question.scenario) == asked
+    assert not take_trace(alone, "other.csv", b"a,b\n1,2\n").good
+    assert [path.name for path in alone.path.iterdir()] == ["mine.csv"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("engine.block_size", "-1", "engine.block_size = -1: must be at least 1; left out"),
+        ("engine.max_num_sequences", "8", "engine.max_num_sequences = 8: unknown key; did you mean max_num_seqs?"),
+        ("acceptance", "[", "acceptance:1: not valid YAML"),
+        ("policy.name", "os:system", "policy.name = 'os:system': the dashboard takes"),
+    ],
+)
+def test_a_warning_of_a_link_names_its_key_once(alone: Session, key: str, value: str, said: str) -> None:
+    read_link(alone, {key: [value]})
+    (warning,) = alone.warnings
+    assert warning.startswith(said)
+    assert warning.count(key) == 1
