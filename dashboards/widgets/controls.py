@@ -37,8 +37,10 @@ def filled(name: str, **words: object) -> Look:
 
 
 def label_of(key: str) -> str:
-    """What a key is called: by its control, else its last part in words."""
-    return str(LOOKS[key]["label"]) if key in LOOKS else key.rpartition(".")[2].replace("_", " ")
+    """What a key is called: by its control, else its last parts in words."""
+    if key in LOOKS:
+        return str(LOOKS[key]["label"])
+    return WORDS["labels"].get(key) or " ".join(key.split(".")[1:][-2:] or [key]).replace("_", " ")
 
 
 def control(

@@ -25,6 +25,7 @@ from draftcast.dashboards.session.link import link_of, read_link
 from draftcast.dashboards.session.session import Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
+from draftcast.dashboards.widgets.controls import label_of
 from draftcast.dashboards.widgets.page import Report
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
@@ -548,3 +549,17 @@ def test_a_warning_of_a_link_names_its_key_once(alone: Session, key: str, value:
     (warning,) = alone.warnings
     assert warning.startswith(said)
     assert warning.count(key) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("workload.arrivals.path", "trace of the arrivals"),
+        ("workload.lengths.output_tokens.min", "output tokens min"),
+        ("engine.block_size", "block size"),
+        ("statistics.seed", "Seed"),
+        ("acceptance", "acceptance"),
+    ],
+)
+def test_a_key_is_called_by_what_it_holds(key: str, label: str) -> None:
+    assert label_of(key) == label
