@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
-from draftcast.dashboards.session.session import Session, check_names
+from draftcast.dashboards.session.session import Question, Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import label_of
@@ -563,3 +563,16 @@ def test_a_warning_of_a_link_names_its_key_once(alone: Session, key: str, value:
 )
 def test_a_key_is_called_by_what_it_holds(key: str, label: str) -> None:
     assert label_of(key) == label
+
+
+def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, changes = open_page(), [f"{key}={value}" for key, value in SMALL.items()]
+    late = app._tree.get_widget_states()
+    for button in [each for each in late.widgets if each.HasField("trigger_value")]:
+        late.widgets.remove(button)  # a browser sends one only when it is pressed
+    asked = Question("default", load_scenario("ngram-code-editing", overrides=changes))
+    known(app).ask(asked)
+    app.run()
+    monkeypatch.setattr(app._tree, "get_widget_states", lambda: late)
+    app.run()
+    assert known(app).question == asked
