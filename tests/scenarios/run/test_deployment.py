@@ -607,6 +607,56 @@ MINIMAX = ("engine.model=MiniMax-M2.5", "hardware=h200", "engine.max_model_len=1
         # 18,432 inputs of a dense layer's down are 576 of each of 32 GPUs, four blocks and a half.
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=32"), False),
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=16"), True),
+        # Qwen's and StepFun's own -FP8 and every -FP8-block are in blocks, others' and vLLM's own fp8 are not.
+        (("engine.model=Qwen/Qwen3-235B-A22B-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8"), False),
+        (("engine.model=Qwen3-235B-A22B-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=4"), True),
+        (("engine.model=Qwen3-235B-A22B-FP8", "engine.tensor_parallel_size=8"), True),
+        (("engine.model=Qwen3-30B-A3B-FP8", "engine.version=sglang 0.5.14", "engine.tensor_parallel_size=4"), False),
+        (
+            (
+                "engine.model=Qwen3-30B-A3B",
+                "engine.quantization=fp8",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            True,
+        ),
+        (
+            (
+                "engine.model=RedHatAI/Qwen3-30B-A3B-FP8-dynamic",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            True,
+        ),
+        (
+            (
+                "engine.model=RedHatAI/Qwen3-30B-A3B-FP8-block",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            False,
+        ),
+        (("engine.model=zai-org/GLM-4.5-Air-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=4"), True),
+        # Shared experts of 512 columns, which are whole only where data-parallel ranks share the experts out.
+        (
+            (
+                "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+                "engine.tensor_parallel_size=8",
+                "engine.enable_expert_parallel=true",
+            ),
+            False,
+        ),
+        (
+            (
+                "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+                "engine.tensor_parallel_size=8",
+                "engine.data_parallel_size=2",
+                "engine.enable_expert_parallel=true",
+            ),
+            True,
+        ),
+        (("engine.model=Step-3.5-Flash-FP8", "engine.tensor_parallel_size=4"), False),
     ],
 )
 def test_ranks_that_cut_fp8_blocks_are_refused_where_the_engine_does(asked: tuple[str, ...], starts: bool) -> None:
@@ -625,6 +675,17 @@ def test_the_refusal_of_cut_blocks_says_what_works() -> None:
         "leaves 192 of an expert's 1536 columns to a rank: no whole fp8 blocks of 128 x 128 of the checkpoint, and "
         "vllm 0.28 does not start; 1, 2, 4 or enable_expert_parallel works"
     )
+
+
+def test_expert_parallelism_is_not_offered_where_shared_experts_are_cut() -> None:
+    eight = (
+        "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+        "engine.version=vllm 0.28",
+        "engine.tensor_parallel_size=8",
+    )
+    error = str(refused(*MINIMAX, *eight))
+    assert "leaves 64 inputs of matrix shared_down to a rank" in error
+    assert error.endswith("a smaller one works")
 
 
 def test_cut_experts_run_by_tritons_kernels() -> None:
