@@ -489,6 +489,9 @@ def _latent_formats(
     if is_open and generation.caches_in_fp8(config.version, model, hardware):
         wanted = "fp8"
         notes.append(NOTES["fp8_latents"].format(version=config.version, model=model.name, device=hardware.name))
+    if wanted != "fp8" and not generation.has_wide_latents(config.version, model, hardware):
+        message = f"must be auto or fp8: {config.version} has no other latents of {model.name} on {hardware.name}"
+        raise ScenarioError(message, key="engine.kv_cache_dtype", value=engine.kv_cache_dtype)
     packs = wanted == "fp8" and generation.packs_latents(config.version, model, hardware)
     if packs:
         size = model.kv_bytes_per_layer("fp8", packed=True)

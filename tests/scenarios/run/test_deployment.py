@@ -555,6 +555,8 @@ LATENTS = (OFF, "engine.tensor_parallel_size=8", "engine.max_model_len=16384")
         ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "auto", "bf16", 1152),
         ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "fp8", "fp8", 656),
         ("DeepSeek-V3.2", "mi355x", "sglang 0.5.14", "auto", "bf16", 1152),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "rtx-pro-6000", "vllm 0.32", "fp8", "fp8", 656),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "rtx-pro-6000", "sglang 0.5.10", "bfloat16", "bf16", 1152),
     ],
 )
 def test_sparse_latents_take_the_bytes_of_their_engines_format(
@@ -568,6 +570,14 @@ def test_sparse_latents_take_the_bytes_of_their_engines_format(
     assert found.settings.num_gpu_blocks == found.memory.kv_cache_bytes // (16 * per_token)
     assert any("auto is fp8" in text for text in found.assumed) == (dtype == "fp8" and asked == "auto")
     assert any("take 656 bytes" in text for text in found.assumed) == (layer_bytes == 656)
+
+
+def test_latents_in_16_bits_are_refused_where_vllm_has_none() -> None:
+    wide = ("engine.model=nvidia/DeepSeek-V3.2-NVFP4", "hardware=rtx-pro-6000", "engine.kv_cache_dtype=bfloat16")
+    error = str(refused(*wide, "engine.version=vllm 0.24", *LATENTS))
+    assert error.startswith(
+        "engine.kv_cache_dtype = 'bfloat16': must be auto or fp8: vllm 0.24 has no other latents of"
+    )
 
 
 def test_an_mtp_layer_keeps_its_latents_as_its_target_does() -> None:
