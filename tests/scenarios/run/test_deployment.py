@@ -710,3 +710,14 @@ def test_a_checkpoint_without_blocks_is_cut_anywhere(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     eight = (f"engine.model={tmp_path}", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8")
     assert deployed(*MINIMAX, *eight).settings.weight_dtype == "fp8"
+
+
+def test_blocks_of_compressed_tensors_are_read(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "kernels/models/MiniMax-M2.5.json").read_text())
+    fp8 = {"num_bits": 8, "type": "float"}
+    weights = {**fp8, "strategy": "block", "block_structure": [128, 128]}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": fp8}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    eight = (f"engine.model={tmp_path}", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8")
+    assert "leaves 192 of an expert's 1536 columns" in str(refused(*MINIMAX, *eight))
