@@ -9,13 +9,14 @@ import functools
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model.architectures import spec_from_config
-from draftcast.kernels.model.dtypes import weight_dtype, wide_dtype
+from draftcast.kernels.model.dtypes import FORMATS, weight_dtype, wide_dtype
 from draftcast.kernels.model.formats import ONLY_4_BITS
 from draftcast.kernels.model.spec import ModelSpec
 
@@ -64,6 +65,14 @@ def named_format(name: str) -> tuple[str, str | None]:
     return name[: match.start()], "" if stored == wide_dtype(stored) else stored
 
 
+def _named_block(name: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a block with one scale, where a repository's name says that its fp8 weights have such."""
+    known, ending = FORMATS["fp8_blocks"], name.lower()
+    owner = published_id(named_format(name)[0]).lower().partition("/")[0]
+    is_cut = ending.endswith("fp8-block") or (ending.endswith("-fp8") and owner in known["publishers"])
+    return tuple(known["block"]) if is_cut else None
+
+
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:
     """Of a name or alias, or of anybody's repository that is named after one, with a format at its end or without."""
     found = _bundled().get(name.lower())
@@ -104,7 +113,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     bundled = _find(text)
     if bundled is not None:
         spec, stored = _spec(bundled[0]), named_format(text)[1]
-        return spec if stored is None or stored == spec.quantization else spec.in_format(stored)
+        if stored is None or stored == spec.quantization:
+            return spec
+        return replace(spec.in_format(stored), weight_block=_named_block(text))
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         path = path / "config.json"
