@@ -131,7 +131,7 @@ def render(session: Session, report: Report) -> None:
 
 def _entries(session: Session, own: Answer) -> list[Entry]:
     """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
-    entries = [_simulated_entry(LETTERS[0], "current run", own)]
+    entries = [_simulated_entry(LETTERS[0], "current setting", own)]
     for letter, question in zip(LETTERS[1:], session.runs, strict=False):
         try:
             entries.append(_simulated_entry(letter, about(session.question, question), answer(question.scenario)))
