@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
+from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, counted, is_range, range_seconds
 from draftcast.calibration.live.server import fetched
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
@@ -297,23 +297,10 @@ def _from_metrics(text: str, source: str) -> OffRun:
     """A server's life so far: counters hold no load, so the scenario's own is taken. A range holds the mean rate."""
     histograms = _FIELDS["histograms"]
     names = [f"{name}_{part}" for each in histograms.values() for name in each for part in ("sum", "count")]
-    totals: dict[str, float] = {}
-    models, engines = set(), 0
-    for number, name, value, labels in samples(text, source, [*names, NUM_DRAFTS]):
-        engines += name == "vllm:request_generation_tokens_count"
-        try:
-            count = float(value)
-        except ValueError:
-            count = math.nan
-        if not math.isfinite(count) or count < 0:
-            raise InputError("must be a number of at least 0", file=source, line=number, key=name, value=value)
-        models.add(labels.get("model_name", ""))
-        totals[name] = totals.get(name, 0.0) + count
+    model, values = counted(text, source, [*names, NUM_DRAFTS])
+    totals = {name: sum(each) for name, each in values.items()}
     if not totals:
         raise InputError(_NOT_ONE, file=source)
-    if len(models) > 1:
-        message = f"counts several models ({', '.join(sorted(models))}); keep the lines of one"
-        raise InputError(message, file=source, key="model_name")
     if totals.get(NUM_DRAFTS):
         raise InputError("a server with speculation; calibrate to one without", file=source, key=NUM_DRAFTS)
     means = {}
@@ -328,10 +315,11 @@ def _from_metrics(text: str, source: str) -> OffRun:
     load, arrivals = "the scenario's load", None
     if is_range(text):
         # How many engines are a server, the scenario knows.
+        engines = len(values["vllm:request_generation_tokens_count"])
         rate_rps = requests / engines / range_seconds(text, source)
         load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
         arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines
     per_engine = is_range(text)
-    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop(), per_engine=per_engine)
+    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, model, per_engine=per_engine)
     return _checked(run, 0.0)
