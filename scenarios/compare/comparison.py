@@ -177,6 +177,7 @@ class Comparison(Plotted):
     `draftcast.scenarios.cutover.search` looks between them.
     """
 
+    picture = "run_report.comparison_figure"
     scenario: Scenario
     points: tuple[RatePoint, ...]
     cutover: Crossing | None

@@ -58,6 +58,7 @@ class MapCell:
 class SpeedupMap(Plotted):
     """Advantage by load and draft length or acceptance."""
 
+    picture = "cutover_report.map_figure"
     question: CutoverQuestion = field(repr=False)
     label: str  # the method, and its draft length where that does not vary
     against: str  # ``k`` or ``acceptance``; ``ys`` are its values

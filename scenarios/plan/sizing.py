@@ -137,6 +137,7 @@ class Sizing:
 class CapacityPlan(Plotted):
     """Every candidate sized, the best first: least cost where prices are given, else fewest GPUs."""
 
+    picture = "plan_report.sizing_figure"
     question: PlanQuestion
     target_rps: float
     sizings: tuple[Sizing, ...]

@@ -189,6 +189,7 @@ class SweepCell:
 class SweepResult(Plotted):
     """A sweep; ``cells`` in the grid's order, the last axis fastest."""
 
+    picture = "sweep_report.sweep_figure"
     scenario: Scenario
     axes: tuple[Axis, ...]
     cells: tuple[SweepCell, ...]
