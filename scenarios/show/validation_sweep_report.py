@@ -18,7 +18,7 @@ from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.files import parse_json, picked, plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES
-from draftcast.scenarios.live.validate.sweep import Accepted, Cell, Cutover, ModeSteps, SweepValidation
+from draftcast.scenarios.live.validate.sweep import Accepted, Cell, ModeSteps, SweepValidation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
@@ -64,10 +64,7 @@ class Continuation(BaseModel, frozen=True):
 
 
 class CutoverSummary(BaseModel, frozen=True):
-    """Users at which a mode's gain crosses 1; None: beyond what was run.
-
-    ``shown`` says all in words: measured, forecast, low, high, forecast_low, forecast_high.
-    """
+    """`Cutover`; None: beyond what was run, as ``shown`` says."""
 
     mode: str
     measured: float | None
@@ -271,8 +268,7 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "verdicts": verdicts(found),
         "verdicts_with_own_step_times": _counted(_figure_checks(found, own_step_times=True)),
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
-        # JSON has no infinity: in words beside the numbers.
-        "cutovers": [{**vars(c), "within_bar": c.within_bar, "shown": _in_words(c)} for c in found.cutovers],
+        "cutovers": [picked(cutover, " ".join(CutoverSummary.model_fields)) for cutover in found.cutovers],
         "effects": [picked(effect, " ".join(EffectSummary.model_fields)) for effect in found.effects],
         "cells": list(map(_cell, found.cells)),
         "notes": _notes(found),
@@ -405,13 +401,3 @@ def effects_figure(found: SweepValidation) -> Any:
         plots.label_axes(figure, title, cell=(1, col))
         figure.update_xaxes(type=scale, row=1, col=col)
     return figure.update_layout(template="plotly_white", height=520, legend={"orientation": "h", "y": -0.2})
-
-
-def _in_words(cutover: Cutover) -> list[str]:
-    """Measured, forecast and their bounds in users, or beyond which end of what was run."""
-    words = []
-    for name in ("measured", "forecast", "low", "high", "forecast_low", "forecast_high"):
-        value = getattr(cutover, name)
-        beyond = f"above {cutover.users[-1]:g}" if value > 0 else f"below {cutover.users[0]:g}"
-        words.append(f"{value:.3g}" if math.isfinite(value) else beyond)
-    return words
