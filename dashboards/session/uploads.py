@@ -32,7 +32,7 @@ from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
-from draftcast.scenarios.show.validation_sweep_summary import read_summary
+from draftcast.scenarios.show.validation_sweep_report import read_summary
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.traces import read_trace

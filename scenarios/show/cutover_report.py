@@ -263,12 +263,13 @@ RANGE = 1.5
 CONTOUR = plots.BASELINE
 
 
-def cutover_figure(answers: Sequence[Cutover]) -> Any:
-    """Advantage against x for every setting, its band, and the crossing with its interval.
+def cutover_figure(answers: Cutover | Sequence[Cutover]) -> Any:
+    """Advantage against x for one setting or several, its band, and the crossing with its interval.
 
     Triangles on the break-even line are loads without a value: one side is overloaded, so only the sign is known.
     Raises InputError: no point was simulated.
     """
+    answers = [answers] if isinstance(answers, Cutover) else answers
     first = answers[0]
     if not any(answer.probes for answer in answers):
         raise InputError("nothing to draw: the budget does not cover one point", file="--budget")
