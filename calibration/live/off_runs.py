@@ -30,6 +30,7 @@ LEAST_REQUESTS = 10
 URL_SECONDS, URL_BYTES = 5.0, 5_000_000
 # Of a run's requests; with more that failed, what the others saw was another load than the file says.
 _MOST_FAILED = 0.02
+_LARGEST = 1e12
 _NOT_ONE = (
     "is none of: a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, GenAI-Perf or InferenceX "
     "(JSON), the text of /metrics, a Prometheus range query of it, a log with --enable-logging-iteration-details"
@@ -73,6 +74,7 @@ class OffRun:
     output_tokens: Tokens | None
     model: str = ""  # as the server names it; "" where the file does not say
     per_engine: bool = False  # rate and requests are of one data-parallel rank, not of a server
+    engines: int = 1  # whose counters they are
 
 
 @contextmanager
@@ -148,13 +150,12 @@ def read_off_runs(file: Path, source: str) -> list[OffRun]:
     return [_from_bench(_as_bench(result, place), place) for result, place in zip(results, places, strict=True)]
 
 
-def _checked(run: OffRun, failed: float) -> OffRun:
-    if run.requests < LEAST_REQUESTS:
-        message = f"{run.requests} answered requests say too little; {LEAST_REQUESTS} or more are needed"
-        raise InputError(message, file=run.source)
-    if failed > _MOST_FAILED * (run.requests + failed):
-        raise InputError(f"{failed:.0f} requests failed beside {run.requests} that were answered", file=run.source)
-    return run
+def _check_answered(requests: int, failed: float, source: str) -> None:
+    if requests < LEAST_REQUESTS:
+        message = f"{requests} answered requests say too little; {LEAST_REQUESTS} or more are needed"
+        raise InputError(message, file=source)
+    if failed > _MOST_FAILED * (requests + failed):
+        raise InputError(f"{failed:.0f} requests failed beside {requests} that were answered", file=source)
 
 
 def _relative_error(mean: float, deviation: Any, requests: int) -> float:
@@ -204,8 +205,8 @@ def _as_bench(result: Any, source: str) -> Any:
 def _number_at(data: Mapping[str, Any], source: str, key: str, least: float = 0.0) -> float:
     """The number at a dotted key, at least ``least``. Raises InputError: there is none."""
     value = value_at(data, key)
-    if type(value) not in (int, float) or not least <= value <= 1e12:
-        raise InputError(f"must be a number of at least {least:g}", file=source, key=key, value=value)
+    if type(value) not in (int, float) or not least <= value <= _LARGEST:
+        raise InputError(f"must be a number from {least:g} to {_LARGEST:g}", file=source, key=key, value=value)
     return float(value)
 
 
@@ -221,9 +222,10 @@ def _from_bench(result: Any, source: str) -> OffRun:
         raise InputError(message, file=source, key=_RAMP_UP, value=result[_RAMP_UP])
     requests = int(_number_at(result, source, "completed"))
     failed = result.get("failed") or 0
+    _check_answered(requests, float(failed) if isinstance(failed, int | float) else 0.0, source)
     means = {name: _number_at(result, source, f"mean_{name}_ms") for name in ("tpot", "ttft")}
     seconds = _number_at(result, source, "duration")
-    mean_output = _number_at(result, source, "total_output_tokens") / max(requests, 1)
+    mean_output = _number_at(result, source, "total_output_tokens") / requests
     in_system = requests * (means["ttft"] + means["tpot"] * mean_output) / 1e3 / (seconds or math.inf)
     clients = result.get("max_concurrency")
     if without_rate(result):
@@ -242,7 +244,7 @@ def _from_bench(result: Any, source: str) -> OffRun:
         if result.get("arrival_pattern") == "constant":
             arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
     errors = {name: _relative_error(mean, result.get(f"std_{name}_ms"), requests) for name, mean in means.items()}
-    run = OffRun(
+    return OffRun(
         source=source,
         load=load,
         requests=requests,
@@ -253,12 +255,11 @@ def _from_bench(result: Any, source: str) -> OffRun:
         output_tokens=_lengths(result, source, "output", requests),
         model=str(result.get("model_id") or ""),
     )
-    return _checked(run, float(failed) if isinstance(failed, int | float) else 0.0)
 
 
 def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> Tokens:
     """Of every request where the file lists them (``--save-detailed``), else the mean, and the spread where known."""
-    mean = _number_at(result, source, f"total_{kind}_tokens", least=1.0) / max(requests, 1)
+    mean = _number_at(result, source, f"total_{kind}_tokens", least=1.0) / requests
     lengths = result.get(f"{kind}_lens")
     if isinstance(lengths, list):
         bad = next((n for n in lengths if type(n) is not int or n < 0), None)
@@ -313,13 +314,13 @@ def _from_metrics(text: str, source: str) -> OffRun:
     figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
     prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
     load, arrivals = "the scenario's load", None
+    engines = len(values["vllm:request_generation_tokens_count"])
     if is_range(text):
         # How many engines are a server, the scenario knows.
-        engines = len(values["vllm:request_generation_tokens_count"])
         rate_rps = requests / engines / range_seconds(text, source)
         load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
         arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines
     per_engine = is_range(text)
-    run = OffRun(source, load, requests, figures, {}, arrivals, prompt, output, model, per_engine=per_engine)
-    return _checked(run, 0.0)
+    _check_answered(requests, 0.0, source)
+    return OffRun(source, load, requests, figures, {}, arrivals, prompt, output, model, per_engine, engines)

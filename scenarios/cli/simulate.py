@@ -10,7 +10,7 @@ from draftcast.errors import InputError
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli.options import Question, check_target, values_of
-from draftcast.scenarios.cli.terminal import SLO_UNMET, UNDECIDED, UNSTABLE, progress_bar
+from draftcast.scenarios.cli.terminal import SLO_UNMET, exit_without_figures, progress_bar
 
 
 def simulate(
@@ -64,8 +64,7 @@ def simulate(
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
     if not to_stdout:
         question.print_answer(scenario, data, run_report.answer_parts(answer, single))
-    if single is not None and not single.own.has_figures:
-        raise typer.Exit(UNSTABLE if single.own.state == "overloaded" else UNDECIDED)
+    exit_without_figures([point.own for point in answer.points])
     if single is not None and single.on.slo_met is False:
         raise typer.Exit(SLO_UNMET)
 
@@ -103,3 +102,4 @@ def compare(question: Question, policies: str | None = None, metric: str = "e2e"
         asked = [policies] if policies is not None else []
         answer = compare_policies(scenario, asked, metric=metric, progress=progress)
     question.print_answer(scenario, answer.summary, (policies_table(answer), *ranking_lines(answer)))
+    exit_without_figures([standing.side for standing in answer.standings])

@@ -9,7 +9,7 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import written
 from draftcast.scenarios.cli.options import Question, check_target
-from draftcast.scenarios.cli.terminal import CELLS_FAILED, INTERRUPTED, progress_bar
+from draftcast.scenarios.cli.terminal import CELLS_FAILED, INTERRUPTED, exit_without_figures, progress_bar
 
 
 def sweep(
@@ -52,3 +52,4 @@ def sweep(
         write_figure(report.sweep_figure(result, metric or "mean_e2el_s"), plot)
     if result.errors:
         raise typer.Exit(CELLS_FAILED)
+    exit_without_figures(result.cells)

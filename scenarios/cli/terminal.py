@@ -3,10 +3,10 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Protocol
 
 import typer
 
@@ -19,6 +19,22 @@ INTERRUPTED, TERMINATED = 130, 143
 """As shells report Ctrl-C and SIGTERM."""
 LINE_EVERY_S = 10.0
 """Between two lines of progress where standard error is no terminal."""
+
+
+class Placed(Protocol):
+    """What is known of a setting at a load, such as ``Side`` and a sweep's ``Cell``."""
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def has_figures(self) -> bool: ...
+
+
+def exit_without_figures(answers: Sequence[Placed]) -> None:
+    """End a command no figures of which hold: with `UNSTABLE` where all is overloaded, else with `UNDECIDED`."""
+    if not any(answer.has_figures for answer in answers):
+        raise typer.Exit(UNSTABLE if all(answer.state == "overloaded" for answer in answers) else UNDECIDED)
 
 
 class ShownProgress:

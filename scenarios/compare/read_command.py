@@ -28,12 +28,14 @@ _HEREDOC = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?)^EOF$", re.MULTILINE | re.DOT
 _PROGRAMS: dict[str, str] = COMMANDS["programs"]
 _SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
+_FILES = {"config", "extra_llm_api_options", "speculative-adaptive-config"}
 MOST_SEQS = 2**20
 """Where a schedule's last range ends if the command gives no largest batch."""
 BLOCK_UNIT = 16
 """Of ``--block-size`` in tokens, as FlashAttention's and Triton's backends need it."""
 CLOSE = 0.87
-"""Likeness from which an unknown flag is taken for a misspelt one; vLLM's own other flags are less alike."""
+"""Likeness from which an unknown flag is taken for a misspelt one; the servers' other flags are less alike, or among
+those that may change times."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
 
 def _refuse_misspelt(flag: str, given: str, known: Collection[str]) -> None:
     near = difflib.get_close_matches(flag, known, n=1, cutoff=CLOSE)
-    if near and flag not in COMMANDS["may_change_times"]:
+    if near and near[0] != flag and flag.replace("_", "-") not in COMMANDS["may_change_times"]:
         raise ScenarioError(f"unknown flag; did you mean --{near[0]}?", file=FILE, value=f"--{given}")
 
 
@@ -312,7 +314,10 @@ class _Reader:
             engine["speculative_config"] = spec
         said = {*self.table.engine, *COMMANDS["said_apart"]}
         silent = tuple(name for name in Engine.model_fields if name not in said)
-        unread = tuple({**self.words, **self.drafts}.keys() - read)
+        unread = tuple(name for name in {**self.words, **self.drafts} if name not in read)
+        for name in unread:
+            if "." not in name:  # sections of TensorRT-LLM's file have many more keys than are read
+                _refuse_misspelt(name, name, self.table.names | read | _FILES)
         return ReadCommand(engine, silent, policy, unread, self._whole_prompts(engine))
 
     def _whole_prompts(self, engine: Words) -> tuple[str, ...]:

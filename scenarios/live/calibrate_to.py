@@ -74,7 +74,8 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
     Raises:
         InputError: a source that cannot be read or is refused, runs of another model, a factor out of range.
     """
-    names = [str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)]
+    # A source named twice is one measurement.
+    names = list(dict.fromkeys(str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)))
     runs: list[OffRun] = []
     logs: list[pd.DataFrame] = []
     for name in names:
@@ -115,11 +116,15 @@ def _check_plausible(factor: float, source: str) -> None:
 def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     """The run as a scenario: no speculation, its own load, lengths and number of requests, every request counts.
 
-    Raises InputError: the load is the scenario's, and that of several replicas.
+    Raises InputError: the load is the scenario's, and that of several replicas or of fewer engines than were counted.
     """
     if run.arrivals is None and scenario.cluster.replicas > 1:
         message = "counters hold no load, and the scenario's is that of all replicas; give a Prometheus range query"
         raise InputError(message, file=run.source, key="cluster.replicas", value=scenario.cluster.replicas)
+    if run.arrivals is None and run.engines > scenario.engine.data_parallel_size:
+        message = f"counters hold no load, and these are of {run.engines} engines; give a Prometheus range query"
+        key = "engine.data_parallel_size"
+        raise InputError(message, file=run.source, key=key, value=scenario.engine.data_parallel_size)
     values: dict[str, Any] = _OFF | {
         "slo": None,
         "cluster.replicas": 1,

@@ -296,6 +296,9 @@ def test_a_range_query_is_a_deployment_s_history_with_its_rate(tmp_path: Path) -
         (BENCH | {"output_lens": [-5] * 80}, "output_lens.*whole numbers of tokens"),
         (BENCH | {"request_rate": 0}, "request_rate = 0: must be above 0"),
         (BENCH | {"ramp_up_strategy": "linear", "ramp_up_end_rps": 10}, "ramp_up_strategy = 'linear'"),
+        (BENCH | {"completed": 0, "failed": 80}, "0 answered requests"),
+        (BENCH | {"completed": 0, "total_output_tokens": 0, "mean_tpot_ms": 0.0}, "0 answered requests"),
+        (BENCH | {"mean_tpot_ms": 1e30}, r"mean_tpot_ms = 1e\+30: must be a number from 0 to 1e\+12"),
     ],
 )
 def test_refused_in_one_line(tmp_path: Path, content: object, said: str) -> None:

@@ -231,8 +231,11 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
         (["--set", f"{RATE}=29", "--set", "slo.e2el_ms=50000"], 5),
         (["--compare-off", "--set", f"{RATE}=40"], 4),
         (["--no-compare-off", "--set", f"{RATE}=40"], 4),
-        # A table of rates is an answer whatever it shows.
+        # A table of rates is an answer whatever its rows show.
         (["--rates", "4,40", "--set", "slo.e2el_ms=1"], 0),
+        # Unless nothing in it has figures.
+        (["--rates", "40,50"], 4),
+        (["--rates", "29,40"], 5),
     ],
 )
 def test_exit_codes(pretended: CliRunner, arguments: list[str], code: int) -> None:
@@ -592,3 +595,11 @@ def test_an_error_found_later_names_where_its_key_was_given(command: str, tmp_pa
     start = f"vllm serve {tmp_path} --speculative-config '{drafts}'"
     done = CliRunner().invoke(cli.app, [command, "default", "--serve-command", start])
     assert str(done.exception).startswith(f"--serve-command: engine.model = '{tmp_path}': ")
+
+
+@pytest.mark.usefixtures("rough_capacity")
+def test_policies_none_of_which_keeps_up_end_with_4() -> None:
+    overload = [*SMALL, "--set", f"{RATE}=500", "--set", "workload.num_requests=400", "--policies", "fixed,off"]
+    done = CliRunner().invoke(cli.app, ["compare", "default", *overload])
+    assert done.exit_code == 4, done.output
+    assert "No policy has figures" in done.stdout

@@ -566,6 +566,35 @@ def test_a_misspelt_flag_is_refused(given: str, meant: str) -> None:
         read_command(f"vllm serve x {given}")
 
 
+@pytest.mark.parametrize(
+    ("command", "given", "meant"),
+    [
+        ("sglang serve --model x", "--max-runing-requests 64", "--max-running-requests"),
+        ("sglang serve --model x --tp 2", "--enable-dp-attentoin", "--enable-dp-attention"),
+        ("trtllm-serve x", "--max_batch_sze 64", "--max_batch_size"),
+        ("trtllm-serve x", "--extra_llm_api_option x.yaml", "--extra_llm_api_options"),
+    ],
+)
+def test_a_misspelt_flag_of_another_server_is_refused(command: str, given: str, meant: str) -> None:
+    with pytest.raises(ScenarioError, match=f"{given.split(maxsplit=1)[0]}'?: unknown flag; did you mean {meant}[?]"):
+        read_command(f"{command} {given}")
+
+
+@pytest.mark.parametrize(
+    ("command", "unread"),
+    [
+        ("sglang serve --model x", "--attn-cp-size 2 --cuda-graph-bs-decode 1 2 --moe-data-parallel-size 2"),
+        ("sglang serve --model x", "--enable-mixed-chunk --max-queued-requests 4 --disable-decode-cuda-graph"),
+        ("trtllm-serve x", "--moe_tensor_parallel_size 2 --moe_cluster_parallel_size 1 --cp_size 1"),
+    ],
+)
+def test_flags_of_other_servers_that_resemble_simulated_ones_are_named_in_their_order(
+    command: str, unread: str
+) -> None:
+    flags = [word.lstrip("-") for word in unread.split() if word.startswith("--")]
+    assert read_command(f"{command} {unread}").unread == tuple(flags)
+
+
 def test_a_block_of_vllm_is_a_multiple_of_16_tokens() -> None:
     assert read_command("vllm serve x --block-size 48").engine["block_size"] == 48
     with pytest.raises(ScenarioError, match="block-size = 7: must be a multiple of 16"):

@@ -202,6 +202,11 @@ def test_counters_take_the_scenarios_load(tmp_path: Path) -> None:
     longer = with_values(few, {"workload.lengths.output_tokens": 400})
     with pytest.raises(InputError, match="counters hold no load"):
         calibrate_to(longer, file)
+    assert calibrate_to(few, [file, str(file)]).correction == found  # one measurement
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(line.replace("{", f'{{engine="{rank}",') for rank in "01" for line in lines))
+    with pytest.raises(InputError, match=r"engine\.data_parallel_size = 1: counters hold no load, and these are of 2"):
+        calibrate_to(few, file)
 
 
 def test_refusals(tmp_path: Path) -> None:

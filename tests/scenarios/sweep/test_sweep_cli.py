@@ -135,3 +135,10 @@ def test_progress_says_how_much_time_is_left() -> None:
     waiting = SweepProgress(total=4, done=0, reused=0, failed=0, elapsed_s=30.0, left_s=None, workers=0)
     assert progress_line(waiting) == "0 of 4 cells, no workers yet"
     assert time_text(61.4) == "1:01"
+
+
+@pytest.mark.usefixtures("rough_capacity", "sweeps_here")
+def test_a_sweep_no_cell_of_which_keeps_up_says_so_by_its_exit_code(tmp_path: Path) -> None:
+    several = [*SMALL, "--set", "workload.num_requests=400", "--out", str(tmp_path / "set")]
+    assert run(app, ["sweep", "default", "--grid", "rate=500,600", *several]).exit_code == 4
+    assert run(app, ["sweep", "default", "--grid", "rate=10,500", *several]).exit_code == 0
