@@ -12,9 +12,9 @@ kernels, on devices other than Hopper: each the median of its sources, held out 
 than two set-ups show stays provisional. Ten minutes.
 """
 
+import argparse
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from unittest import mock
@@ -48,6 +48,12 @@ Constants = dict[tuple[str, str], float]  # by generation and name
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = [g.name for g in engines.generations()]
+    parser.add_argument("--sources", action="store_true", help="hold out each source, not each set-up")
+    parser.add_argument("--write", nargs="*", choices=names, metavar="GENERATION", help=f"of {', '.join(names)}")
+    asked = parser.parse_args()
+    held = "source" if asked.sources else "setup"
     stated = {(g.name, name): getattr(g.constants, name).value for g in engines.generations() for name in FITTED}
     members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES) and is_timed(p)]
     values, before = dict(stated), residuals(members, stated)
@@ -57,7 +63,7 @@ def main() -> None:
             name: residuals(members, {key: value + MOVE_S * (key[1] == name) for key, value in values.items()})
             for name in FITTED
         }
-        values, held_out = solved(current, slopes, values, stated)
+        values, held_out = solved(current, slopes, values, stated, held)
         current = residuals(members, values)
     table = {"before": summary(before), "after": summary(current), "set-up held out": summary(held_out)}
     for when, rows in table.items():
@@ -68,14 +74,13 @@ def main() -> None:
         show(when, "latent attention off", asdict(found))
     for engine, ratio in ratios.items():
         print(f"{engine} {ratio:.2f}")
-    shown = seen(before, slopes)
+    shown = seen(before, slopes, held)
     changed = {key: value for key, value in values.items() if value != stated[key]}
     for (generation, name), value in changed.items():
         change = f"{stated[generation, name]:.2e} -> {value:.2e}"
         print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
-    if "--write" in sys.argv:
-        named = sys.argv[sys.argv.index("--write") + 1 :] or [g.name for g in engines.generations()]
-        write({key: value for key, value in changed.items() if key[0] in named}, shown)
+    if asked.write is not None:
+        write({key: value for key, value in changed.items() if key[0] in (asked.write or names)}, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
 
 
@@ -156,17 +161,17 @@ def _of(forecast: Forecast) -> list[dict[str, object]]:
         scenario, error = getattr(forecast.question, side), forecast.error(side)
         if scenario is not None and error is not None:
             generation = deployment.cached_deployment(scenario).settings.generation.name
-            source, model = forecast.point.source, model_name(forecast.point.model or "")
-            setup = source if "--sources" in sys.argv else f"{model} {scenario.hardware} {generation}"
-            named = {"id": forecast.point.id, "side": side, "source": source, "generation": generation, "setup": setup}
+            setup = f"{model_name(forecast.point.model or '')} {scenario.hardware} {generation}"
+            named = {"id": forecast.point.id, "side": side, "source": forecast.point.source}
+            named |= {"generation": generation, "setup": setup}
             rows.append(named | {"error": float(np.log1p(error))})
     return rows
 
 
 def solved(
-    current: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], values: Constants, stated: Constants
+    current: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], values: Constants, stated: Constants, held: str
 ) -> tuple[Constants, pd.DataFrame]:
-    """The constants that fit best, and the errors with each set-up held out of its generation's fit."""
+    """The constants that fit best, and the errors with each ``held`` (set-up or source) out of its generation's fit."""
     best, held_out = dict(values), current.copy()
     everywhere = np.all([current.index.isin(moved.index) for moved in slopes.values()], axis=0)
     for generation, rows in current[everywhere].groupby("generation"):
@@ -178,8 +183,8 @@ def solved(
         here, prior = (np.array([constants[generation, name] for name in FITTED]) for constants in (values, stated))
         found = fit(errors, slope, weights, here, prior)
         best |= {(generation, name): float(value) for name, value in zip(FITTED, found, strict=True)}
-        for setup in rows["setup"].unique():
-            inside = (rows["setup"] == setup).to_numpy()
+        for each in rows[held].unique():
+            inside = (rows[held] == each).to_numpy()
             without = fit(errors[~inside], slope[~inside], weights[~inside], here, prior)
             held_out.loc[rows.index[inside], "error"] = errors[inside] + slope[inside] @ (without - here)
     return best, held_out
@@ -210,12 +215,12 @@ def summary(found: pd.DataFrame) -> dict[str, dict[str, float]]:
     }
 
 
-def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame]) -> dict[tuple[str, str], int]:
-    """By constant, in how many set-ups a change of it changes a forecast."""
+def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], held: str) -> dict[tuple[str, str], int]:
+    """By constant, in how many of ``held`` a change of it changes a forecast."""
     setups: dict[tuple[str, str], int] = {}
     for name, moved in slopes.items():
         changed = found[(moved["error"] - found["error"]).abs().reindex(found.index) > 1e-4]
-        counts = changed.groupby("generation")["setup"].nunique()
+        counts = changed.groupby("generation")[held].nunique()
         setups |= {(str(generation), name): int(count) for generation, count in counts.items()}
     return setups
 

@@ -8,8 +8,8 @@ of the errors to ``scenarios/compare/model_error.yaml``. ``--write-forecasts`` a
 loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
 """
 
+import argparse
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,11 +43,15 @@ EARLY_BAR = 0.15
 
 
 def main() -> None:
-    if "--write-forecasts" in sys.argv:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--write-model-error", action="store_true")
+    parser.add_argument("--write-forecasts", action="store_true")
+    asked = parser.parse_args()
+    if asked.write_forecasts:
         write_forecasts(list(forecast_points(point for point in points() if point.tier in summary.JUDGED_TIERS)))
         return
-    paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
-    forecasts = list(forecast_points(points(*paths)))
+    forecasts = list(forecast_points(points(*asked.files)))
     print("\n".join(aligned([SUMMARY, *summary_rows(forecasts)])))
     print("\n" + counts_line(forecasts))
     dense = [f for f in forecasts if f.point.tier == "A" and not is_moe(f.point)]
@@ -66,7 +70,7 @@ def main() -> None:
         held = "ok    " if abs(error) <= EARLY_BAR else "MISSED"
         print(f"{held} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})")
     found["intervals"] = intervals(forecasts)
-    if "--write-model-error" in sys.argv:
+    if asked.write_model_error:
         write_model_error(forecasts, calibrations)
     print(json.dumps(plain(found), allow_nan=False))
 

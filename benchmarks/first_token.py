@@ -8,7 +8,7 @@ an eager prompt's launches cost. Milliseconds measured and forecast, launches of
 microseconds of each in what was measured less `FRONT_END_MS`. A minute.
 """
 
-import sys
+import argparse
 from collections.abc import Iterator
 
 import numpy as np
@@ -64,4 +64,7 @@ def one_at_a_time(engine: str) -> list[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    print("\n".join(aligned(one_at_a_time(sys.argv[1]) if len(sys.argv) > 1 else by_source())))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", nargs="?", choices=("vllm", "sglang", "trtllm", "lmdeploy"))
+    asked = parser.parse_args()
+    print("\n".join(aligned(one_at_a_time(asked.engine) if asked.engine else by_source())))

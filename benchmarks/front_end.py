@@ -8,6 +8,7 @@ the numbers of requests, prompt tokens and pieces. Only the ratios are used: hos
 a published run (`calibration/engines/vllm-v1-async.yaml`, ``front_end_output_s``). Prints one JSON line.
 """
 
+import argparse
 import asyncio
 import json
 import random
@@ -79,6 +80,7 @@ def measure(server: Server, pieces: Any) -> dict[str, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         pieces = make_model(Path(folder))
         flags = ("--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching")

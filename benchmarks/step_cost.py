@@ -4,6 +4,7 @@ Prints the best of several rounds, since machines are shared: loading every bund
 every bundled model on the H100's, and one `step_time` call with measured attention and without. The last line is JSON.
 """
 
+import argparse
 import json
 import timeit
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def _compiled(model: str, profile_name: str) -> st.StepCost:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     devices = {name: DEVICE if fits_any_device(name) else None for name in profile_names()}
     loads = {name: best_ms(partial(open_profile, name, device)) for name, device in devices.items()}
     compiles = {name: best_ms(partial(_compiled, name, DEVICE)) for name in model_names()}

@@ -6,6 +6,7 @@ medians of the devices of other kinds, whose medians over all kinds (the last ta
 of the shapes that decoding asks for: matrices of over 4 million weights at up to 256 rows, contexts from 512 tokens.
 """
 
+import argparse
 from collections.abc import Iterator
 from functools import cache
 from statistics import median
@@ -87,6 +88,7 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
     table = [row for kind in KINDS for device in kind for row in errors(device)]
     print("\n".join(aligned([("device", "family", "format", "by", "points", "errors"), *table])))
     fits = {(family, name): medians(family, name) for _, family, name, *_ in sorted(table)}

@@ -62,6 +62,9 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_a_bad_run_in_a_link_is_named[run1-run: engine.block_size: --set: engine.block_size = -1: must be at least "
+    "1-1]": "the same case, which names the key once",
+    "test_unknown_model_lists_the_names": "test_an_unknown_model_names_the_nearest",
     "test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip": "the same without the full "
     "board in its name; of L4 test_peaks_are_scaled_to_what_large_products_reach",
     "test_bad_options_are_named[arguments4---candidate: 'nowhere.json']": "the same case: plan's option is --method",

@@ -40,7 +40,7 @@ from draftcast.scenarios.cli.live import summary_line
 from draftcast.scenarios.live.sweep import read_index
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario
-from draftcast.scenarios.show.validation_sweep_summary import read_summary
+from draftcast.scenarios.show.validation_sweep_report import read_summary
 from draftcast.scenarios.sweep.run import sweep
 from draftcast.sim.workload.traces import TraceSpec, load_trace, read_trace
 

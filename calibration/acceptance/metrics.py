@@ -12,7 +12,6 @@ tokens a verification gave: those generated less each request's first, which its
 
 import math
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -102,34 +101,46 @@ def read_metrics(path: str | Path, before: str | Path | None = None) -> ServerAc
 
 
 def _counters(text: str, file: str) -> _Counts:
-    totals: Counter[str] = Counter()
-    per_position: Counter[int] = Counter()
-    models: set[str] = set()
-    for number, name, value, labels in samples(text, file, (*COUNTERS, NUM_ACCEPTED_PER_POS)):
-        at: dict[str, Any] = {"file": file, "line": number, "key": name}
-        count = float(value) if _NUMBER.fullmatch(value) else math.nan
-        if not count.is_integer():
-            raise InputError("a counter is a whole number, 0 or more", **at, value=value)
-        models.add(labels.get("model_name", ""))
-        if name != NUM_ACCEPTED_PER_POS:
-            totals[name] += int(count)
-        elif re.fullmatch("[0-9]+", position := labels.get("position", "")):
-            per_position[int(position)] += int(count)
-        else:
-            raise InputError("needs a label position with the draft position, 0 or more", **at)
-    if missing := [name for name in COUNTERS if name not in totals]:
+    model, values = counted(text, file, (*COUNTERS, NUM_ACCEPTED_PER_POS), whole=True)
+    if missing := [name for name in COUNTERS if name not in values]:
         message = "not found: not vLLM's metrics, or a server without speculative decoding"
         raise InputError(message, file=file, key=missing[0])
-    positions = sorted(per_position)
+    positions = sorted(int(name.split('"')[1]) for name in values if name not in COUNTERS)
     if positions != list(range(len(positions))) or not positions:
         found = ", ".join(map(str, positions)) or "none"
         message = f"positions must be 0, 1, 2, ... without a gap; found {found}"
         raise InputError(message, file=file, key=NUM_ACCEPTED_PER_POS)
+    return model, {name: int(sum(values[name])) for name in (*COUNTERS, *map(_at_position, positions))}
+
+
+def _at_position(position: int) -> str:
+    return f'{NUM_ACCEPTED_PER_POS}{{position="{position}"}}'
+
+
+def counted(text: str, file: str, names: Collection[str], *, whole: bool = False) -> tuple[str, dict[str, list[float]]]:
+    """The model, and the values of all samples by name, of accepted drafts by name and position.
+
+    ``whole``: whether each must be a whole number.
+
+    Raises InputError: as of `samples`, a value that is no number or negative, no position, several models.
+    """
+    values: dict[str, list[float]] = {}
+    models: set[str] = set()
+    for number, name, value, labels in samples(text, file, names):
+        at: dict[str, Any] = {"file": file, "line": number, "key": name}
+        count = float(value) if _NUMBER.fullmatch(value) else math.nan
+        if not (count.is_integer() if whole else math.isfinite(count)):
+            raise InputError(f"must be a {'whole ' * whole}number, 0 or more", **at, value=value)
+        models.add(labels.get("model_name", ""))
+        position = labels.get("position", "")
+        if name == NUM_ACCEPTED_PER_POS and not re.fullmatch("[0-9]+", position):
+            raise InputError("needs a label position with the draft position, 0 or more", **at)
+        key = name if name != NUM_ACCEPTED_PER_POS else _at_position(int(position))
+        values.setdefault(key, []).append(count)
     if len(models) > 1:
         message = f"counts several models ({', '.join(sorted(models))}); keep the lines of one"
         raise InputError(message, file=file, key="model_name")
-    counts = {name: totals[name] for name in COUNTERS}
-    return models.pop(), counts | {f'{NUM_ACCEPTED_PER_POS}{{position="{i}"}}': per_position[i] for i in positions}
+    return (models or {""}).pop(), values
 
 
 def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
@@ -199,17 +210,13 @@ def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:
 
 
 def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAcceptance:
-    found: dict[str, list[float]] = {name: [] for name in (*SGLANG_COUNTERS, *SGLANG_MEANS)}
-    for source, sign in ((text, 1.0), *([(read_text(before), -1.0)] if before is not None else [])):
-        names = found if sign > 0 else SGLANG_COUNTERS
-        for number, name, value, _ in samples(source, file if sign > 0 else str(before), names):
-            if not _NUMBER.fullmatch(value):
-                raise InputError("must be a number, 0 or more", file=file, line=number, key=name, value=value)
-            found[name].append(sign * float(value))
-    for name, values in found.items():
-        if not values:
+    names = (*SGLANG_COUNTERS, *SGLANG_MEANS)
+    _, found = counted(text, file, names)
+    for name in names:
+        if name not in found:
             raise InputError("not found: older than SGLang 0.5, or without speculation", file=file, key=name)
-    rounds, generated, requests = (round(sum(found[name])) for name in SGLANG_COUNTERS)
+    was = counted(read_text(before), str(before), SGLANG_COUNTERS)[1] if before is not None else {}
+    rounds, generated, requests = (round(sum(found[name]) - sum(was.get(name, ()))) for name in SGLANG_COUNTERS)
     # Ranks that have not drafted show 0.
     length, rate = (max(found[name]) for name in SGLANG_MEANS)
     if rounds <= 0 or length <= 1.0 or rate <= 0.0:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, is_range, range_seconds, samples
+from draftcast.calibration.acceptance.metrics import NUM_DRAFTS, counted, is_range, range_seconds
 from draftcast.calibration.live.server import fetched
 from draftcast.errors import InputError, LiveError
 from draftcast.files import parse_json, read_text, value_at
@@ -298,23 +298,10 @@ def _from_metrics(text: str, source: str) -> OffRun:
     """A server's life so far: counters hold no load, so the scenario's own is taken. A range holds the mean rate."""
     histograms = _FIELDS["histograms"]
     names = [f"{name}_{part}" for each in histograms.values() for name in each for part in ("sum", "count")]
-    totals: dict[str, float] = {}
-    models, engines = set(), 0
-    for number, name, value, labels in samples(text, source, [*names, NUM_DRAFTS]):
-        engines += name == "vllm:request_generation_tokens_count"
-        try:
-            count = float(value)
-        except ValueError:
-            count = math.nan
-        if not math.isfinite(count) or count < 0:
-            raise InputError("must be a number of at least 0", file=source, line=number, key=name, value=value)
-        models.add(labels.get("model_name", ""))
-        totals[name] = totals.get(name, 0.0) + count
+    model, values = counted(text, source, [*names, NUM_DRAFTS])
+    totals = {name: sum(each) for name, each in values.items()}
     if not totals:
         raise InputError(_NOT_ONE, file=source)
-    if len(models) > 1:
-        message = f"counts several models ({', '.join(sorted(models))}); keep the lines of one"
-        raise InputError(message, file=source, key="model_name")
     if totals.get(NUM_DRAFTS):
         raise InputError("a server with speculation; calibrate to one without", file=source, key=NUM_DRAFTS)
     means = {}
@@ -327,6 +314,7 @@ def _from_metrics(text: str, source: str) -> OffRun:
     figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
     prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
     load, arrivals = "the scenario's load", None
+    engines = len(values["vllm:request_generation_tokens_count"])
     if is_range(text):
         # How many engines are a server, the scenario knows.
         rate_rps = requests / engines / range_seconds(text, source)
@@ -335,4 +323,4 @@ def _from_metrics(text: str, source: str) -> OffRun:
         requests //= engines
     per_engine = is_range(text)
     _check_answered(requests, 0.0, source)
-    return OffRun(source, load, requests, figures, {}, arrivals, prompt, output, models.pop(), per_engine, engines)
+    return OffRun(source, load, requests, figures, {}, arrivals, prompt, output, model, per_engine, engines)

@@ -172,10 +172,12 @@ class EngineGeneration(Section):
     latent_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Of sparse latents (DeepSeek-V3.2, GLM-5), by the version from which it holds: compute capabilities, in whole
-    # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); and those
-    # on which fp8 ones are packed with their scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``).
+    # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); those on
+    # which fp8 ones are packed with their scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``); and those on which
+    # there is no other format.
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead: a GPU's GiB of memory below which a row
@@ -208,8 +210,17 @@ class EngineGeneration(Section):
         """Whether fp8 latents are packed with their scales."""
         if model.kv_compression:
             return True
-        packed = since(self.packed_latents, version) if model.has_latent_indexer and self.packed_latents else ()
-        return int(hardware.compute_capability) in packed
+        return self._concerns(self.packed_latents, version, model, hardware)
+
+    def has_wide_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
+        """Whether a model's latents may be in 16 bits."""
+        return not self._concerns(self.no_wide_latents, version, model, hardware)
+
+    def _concerns(
+        self, known: dict[str, tuple[int, ...]], version: str, model: ModelSpec, hardware: HardwareSpec
+    ) -> bool:
+        capabilities = since(known, version) if model.has_latent_indexer and known else ()
+        return int(hardware.compute_capability) in capabilities
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""

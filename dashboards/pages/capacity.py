@@ -130,7 +130,7 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
             scenario = cluster_scenario(sizing.candidate.scenario, sizing.replicas, sizing.target_rps)
             href = Question(session.question.base, scenario).href
             cells[0] = link(cells[0], href, f"What-if of {sizing.candidate.label} at the target, in a new tab")
-    st.html(html_table(head, rows, name="Candidates"))
+    st.html(html_table(head, rows, look="remarks", name="Candidates"))
     if settings.prices and settings.unpriced:
         st.caption(f"No costs, because a price is missing: {literal(', '.join(settings.unpriced))}.")
     if sum(sizing.feasible for sizing in answered.sizings) > 1:

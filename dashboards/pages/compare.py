@@ -13,14 +13,14 @@ from draftcast.dashboards.session.answers import Answer, answer, answers, togeth
 from draftcast.dashboards.session.session import Question, Session, View, literal, short
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
-from draftcast.dashboards.widgets.controls import button, label_of, uploader, view_choice
+from draftcast.dashboards.widgets.controls import WORDS, button, label_of, uploader, view_choice
 from draftcast.dashboards.widgets.page import Html, Report, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
-from draftcast.errors import InputError
+from draftcast.errors import InputError, cut
 from draftcast.scenarios.compare.comparison import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
 from draftcast.scenarios.run.measured_run import MeasuredRun, read_measured_run
-from draftcast.scenarios.schema.changes import changed_keys, differing, value_text
+from draftcast.scenarios.schema.changes import SHORT, changed_keys, differing, value_text
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.scenarios.show.plots import COLOURS
 from draftcast.scenarios.show.run_report import ratio_figure
@@ -33,6 +33,11 @@ FIGURES = (
     *tiles.THROUGHPUT_TILE.figures,
 )
 LETTERS = "ABCDEF"
+SHORT_OF = {key: name for names in (SHORT, WORDS["keys"]) for name, key in names.items()}
+KINDS = ("process", "model", "distribution", "path", "request_rate_rps", "concurrency", "alpha", "value", "mean")
+"""Of a section, what a run's name says."""
+MOST_SAID = 32
+"""Characters of a change in a run's name."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +107,17 @@ def render(session: Session, report: Report) -> None:
     entries = _entries(session, own)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
     _runs(session, entries)
-    names = {entry.letter: entry.name for entry in entries}
+    by_letter = {entry.letter: entry for entry in entries}
+    names = {letter: _name(letter, by_letter.get(letter)) for letter in _letters(session)}
     reference = entries[0]
     if len(entries) > 1:
         letter = view_choice(session, View.COMPARE_REFERENCE, list(names), words=names.__getitem__)
-        reference = entries[list(names).index(letter)]
+        reference = by_letter.get(letter, reference)
+        if letter not in by_letter:
+            st.info(f"Until {letter} is available, the others are compared with {reference.letter}.")
     pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
     comparison = Comparison(entries, reference, pairs, own.scenario.statistics.confidence)
-    report.title, report.lines = "Runs compared", list(names.values())
+    report.title, report.lines = "Runs compared", [entry.name for entry in entries]
     if pairs:
         _tables(report, comparison)
         _pictures(report, comparison)
@@ -123,10 +131,10 @@ def render(session: Session, report: Report) -> None:
 
 def _entries(session: Session, own: Answer) -> list[Entry]:
     """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
-    entries = [_simulated_entry(LETTERS[0], "What-if's run", own)]
+    entries = [_simulated_entry(LETTERS[0], "current setting", own)]
     for letter, question in zip(LETTERS[1:], session.runs, strict=False):
         try:
-            entries.append(_simulated_entry(letter, _about(session.question, question), answer(question.scenario)))
+            entries.append(_simulated_entry(letter, about(session.question, question), answer(question.scenario)))
         except InputError as error:
             if missing := session.missing_of(question):
                 upload_again(" and ".join(missing), session.page)
@@ -150,13 +158,29 @@ def _simulated_entry(letter: str, about: str, run: Answer) -> Entry:
     return Entry(letter, about, column_of(run.scenario, run.own), requests, run)
 
 
-def _about(question: Question, run: Question) -> str:
-    changes = changed_keys(question.scenario, run.scenario)
-    if not changes:
-        return "the same run"
-    words = ", ".join(f"{key.rpartition('.')[2]}={short(value_text(value))}" for key, value in changes.items())
-    words = words.replace("speculative_config=null", "SD off")
-    return words if len(words) <= 48 else f"{words[:47]}…"
+def about(question: Question, run: Question) -> str:
+    """A run in few words: its scenario where that is another, then in what it differs."""
+    is_other = run.base != question.base
+    changes = run.link_changes if is_other else changed_keys(question.scenario, run.scenario)
+    words = [run.base] if is_other else [changes["name"]] if changes.get("name") else []
+    if run.scenario.speculative_config != question.scenario.speculative_config:
+        spec = run.scenario.speculative_config
+        words.append(f"{run.scenario.method} k={spec.k}" if spec is not None else "SD off")
+    words += [word for key, value in changes.items() if (word := _change(key, value))]
+    kept = [cut(word, MOST_SAID) for word in words[:2]] or ["as A"]
+    return ", ".join(kept) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
+
+
+def _change(key: str, value: Any) -> str:
+    """``key=value`` by the key's short name, of a section its kind; nothing where the name says it otherwise."""
+    is_gone = value is None and key.startswith("workload.lengths")
+    if key in ("name", "description") or key.startswith("engine.speculative_config") or is_gone:
+        return ""
+    name = SHORT_OF.get(key) or key.removeprefix("engine.").removeprefix("workload.")
+    if isinstance(value, dict):
+        value = " ".join(str(value[part]) for part in KINDS if part in value)
+        return f"{name}={short(value)}" if value else name
+    return f"{name}={short(value_text(value))}"
 
 
 def _pair(entry: Entry, reference: Entry) -> tuple[Column, Column]:
@@ -174,7 +198,7 @@ def _runs(session: Session, entries: Sequence[Entry]) -> None:
     if question.scenario.speculative_config is not None:
         offers["Add it with speculation off"] = Question(question.base, without_speculation(question.scenario))
     with st.container(border=True, key="runs"):
-        for index, letter in enumerate(LETTERS[: 1 + len(session.runs) + len(session.measured)]):
+        for index, letter in enumerate(_letters(session)):
             with st.container(horizontal=True, vertical_alignment="center"):
                 st.html(_run_line(letter, by_letter.get(letter)))
                 if index > 0:
@@ -187,14 +211,22 @@ def _runs(session: Session, entries: Sequence[Entry]) -> None:
             uploader(session, MEASURED)
 
 
+def _letters(session: Session) -> str:
+    """Of all runs, also of those that cannot be had."""
+    return LETTERS[: 1 + len(session.runs) + len(session.measured)]
+
+
+def _name(letter: str, entry: Entry | None) -> str:
+    return entry.name if entry is not None else f"{letter} · not available"
+
+
 def _run_line(letter: str, entry: Entry | None) -> str:
     facts: Mapping[str, str] = {}
     if entry is not None:
         facts = {"run": entry.run.hash[:12]} if isinstance(entry.run, Answer) else entry.run.facts
-    words = " · ".join(f"{name} {text}" for name, text in facts.items())
-    name = entry.name if entry is not None else f"{letter} · not available"
+    words, colour = " · ".join(f"{name} {text}" for name, text in facts.items()), COLOURS[LETTERS.index(letter)]
     return (
-        f"<span class='dc-run'><b style='color:{COLOURS[LETTERS.index(letter)]}'>●</b> <b>{escape(name)}</b> "
+        f"<span class='dc-run'><b style='color:{colour}'>●</b> <b>{escape(_name(letter, entry))}</b> "
         f"<small>{escape(words)}</small></span>"
     )
 
@@ -264,5 +296,5 @@ def _pictures(report: Report, comparison: Comparison) -> None:
         if entry is not comparison.reference:
             changes = [(figure.label, comparison.change(entry, figure)) for figure in FIGURES]
             ratios[entry.name] = [(label, change.ratio if change is not None else None) for label, change in changes]
-    report.figure("ratios", ratio_figure(ratios, colours), reference=comparison.reference.name)
+    report.figure("ratios", ratio_figure(ratios, colours), reference=literal(comparison.reference.name))
     report.latencies({entry.name: entry.requests for entry in comparison.entries}, colours)

@@ -46,7 +46,7 @@ def render(session: Session, report: Report) -> None:
         with _refusal_shown():
             page.setting()
         page.maps()
-        commands = [page.command(), *page.map_commands]
+        commands = [page.command(), *page.more_commands]
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
     tracks = operating_tracks(own.scenario, own.deployment, own.run)
     device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
@@ -63,7 +63,7 @@ class _Page:
         self.key = question_key(own.scenario)
         self.over = self.metric = ""
         self.cutover: Cutover | None = None
-        self.map_commands: list[str] = []
+        self.more_commands: list[str] = []
         self.summary: dict[str, Any] = {"cutovers": [], "recommendation": None, "maps": []}
 
     def command(self, *options: str) -> str:
@@ -128,6 +128,7 @@ class _Page:
         right.code(paste_lines(result, "vllm"), language="bash", wrap_lines=True)
         self.report.lines.append(text)
         self.summary["recommendation"] = result.summary()
+        self.more_commands.append(self.session.question.command("recommend", "--metric", self.metric))
 
     def maps(self) -> None:
         st.subheader("Speed-up maps", anchor="maps")
@@ -156,7 +157,7 @@ class _Page:
             st.caption("  \n".join(map(literal, contour_lines(result))))
         self.summary["maps"].append(result.summary())
         given = ("--acceptance", ",".join(map(str, values))) if values else ()
-        self.map_commands.append(self.command("--map", against, *given, "--budget", str(MAP_REQUESTS)))
+        self.more_commands.append(self.command("--map", against, *given, "--budget", str(MAP_REQUESTS)))
 
 
 @contextmanager

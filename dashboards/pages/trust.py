@@ -27,7 +27,7 @@ from draftcast.scenarios.run.coverage import ORIGINS, coverage_of, fidelity
 from draftcast.scenarios.show import evidence_report, profile_view
 from draftcast.scenarios.show.device_plots import coverage_figure, fit_figure
 from draftcast.scenarios.show.plots import OFF, ON, on_page
-from draftcast.scenarios.show.validation_sweep_summary import SweepSummary, bars_line, read_summary, shipped_summaries
+from draftcast.scenarios.show.validation_sweep_report import SweepSummary, bars_line, read_summary, shipped_summaries
 
 
 def render(session: Session, report: Report) -> None:

@@ -14,7 +14,15 @@ from draftcast.dashboards.session.answers import Answer, answers, together
 from draftcast.dashboards.session.session import MOST_RUNS, Session, base_scenario, literal
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
-from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader
+from draftcast.dashboards.widgets.controls import (
+    button,
+    choice_control,
+    control,
+    control_key,
+    filled,
+    number_control,
+    uploader,
+)
 from draftcast.dashboards.widgets.page import Report, look_away, verdict_line
 from draftcast.dashboards.widgets.tiles import Column, column_of, doubts_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
@@ -218,7 +226,7 @@ def speculation(session: Session, scenario: Scenario) -> None:
     if wanted:
         k, name = scenario.num_speculative_tokens or choices.DEFAULT_K, f"acceptance.of.{wanted}"
         look = filled("acceptance.of", method=wanted, k=k)
-        typed = st.session_state.get(f"control:{name}", "")
+        typed = st.session_state.get(control_key(name), "")
         control(st.text_input, name, typed, session.give_acceptance, look)
         return
     if session.speculation():

@@ -122,7 +122,9 @@ def _read_question(session: Session, query: Mapping[str, str], where: str = "") 
             return Question.of(base, _scenario_of(session, base, values), own_length=asked.gives_length(values))
         except InputError as error:
             guilty = _guilty_key(session, base, values, error)
-            session.warnings.append(f"{where}{guilty}: {short(error)}; left out")
+            text = short(error).removeprefix("--set: ").removeprefix("--set ")
+            text = text if text.startswith(guilty) else f"{guilty}: {text}"
+            session.warnings.append(f"{where}{text}; left out")
             del values[guilty]
 
 

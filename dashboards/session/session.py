@@ -163,6 +163,7 @@ class Session:
     validation: str = ""  # an uploaded report of a validated sweep, a file in the own folder
     views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
     warnings: list[str] = field(default_factory=list)  # what a link asked for and could not get
+    asked: int = 0  # how often another question took the place of the one before
     before_off: Mapping[str, Any] = field(default_factory=dict)  # changes that bring back the speculation of k > 0
     refused: str = ""  # why the last change of a control was not made
     wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given
@@ -251,7 +252,7 @@ class Session:
 
     def ask(self, question: Question) -> None:
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
-        self.wanted_method, self.before_off = "", {}
+        self.wanted_method, self.before_off, self.asked = "", {}, self.asked + 1
 
     def go(self, page: str) -> None:
         self.page, self.touched, self.wanted_method = page, True, ""

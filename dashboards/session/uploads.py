@@ -4,6 +4,7 @@ A file is kept in the session's own folder under a plain name, parsed, and never
 before it is written.
 """
 
+import contextlib
 import functools
 import json
 import re
@@ -31,7 +32,7 @@ from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO, load_scenario, to_mapping, with_values
 from draftcast.scenarios.schema.references import outside_names
-from draftcast.scenarios.show.validation_sweep_summary import read_summary
+from draftcast.scenarios.show.validation_sweep_report import read_summary
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.traces import read_trace
@@ -68,20 +69,24 @@ def receive(session: Session, upload: Upload, files: Files) -> Receipt:
     """Take files; one that a question already names is served as that says, and changes no question."""
     asked, baseline = session.question, session.baseline
     missing = session.missing_of(asked, *session.runs, *([baseline] if baseline is not None else []))
-    awaited = [name for name in map(plain_name, files) if name in missing]
+    places = [session.path / plain_name(name) for name in files]
+    before = {place: place.read_bytes() if place.is_file() else None for place in places}
     try:
         size = sum(map(len, files.values()))
         if size > upload.limit_mb * 2**20:
             text = f"is larger than the {upload.limit_mb} MB this page takes"
             raise InputError(text, file=next(iter(files)), value=size)
         text = upload.take(session, files)
-        if awaited:
+        if awaited := [place.name for place in places if place.name in missing]:
             session.ask(asked)
             text = f"{', '.join(awaited)}: taken for the scenario that names it"
         return Receipt(text, True)
     except DraftcastError as error:
-        for name in awaited:
-            (session.path / name).unlink(missing_ok=True)
+        for place, content in before.items():  # a bad file takes no good one of its name away
+            if content is None:
+                place.unlink(missing_ok=True)
+            else:
+                write_bytes(place, content)
         return Receipt(short(error), False)
 
 
@@ -199,7 +204,9 @@ def _take_measured(session: Session, files: Files) -> str:
     if name not in session.measured and session.room <= 0:
         raise InputError("Compare is full: remove a run first", file=name)
     folder = session.measured_folder(name)
-    shutil.rmtree(folder, ignore_errors=True)
+    before = folder.with_name(f"before-{name}")
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(before)
     try:
         if MANIFEST in contents:
             folder.mkdir()
@@ -211,7 +218,10 @@ def _take_measured(session: Session, files: Files) -> str:
         run = read_measured_run(folder)
     except DraftcastError:
         shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            before.rename(folder)
         raise
+    shutil.rmtree(before, ignore_errors=True)
     session.measured, session.touched = list(dict.fromkeys([*session.measured, name])), True
     return f"{name}: {run.facts['requests']}"
 

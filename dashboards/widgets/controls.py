@@ -37,8 +37,10 @@ def filled(name: str, **words: object) -> Look:
 
 
 def label_of(key: str) -> str:
-    """What a key is called: by its control, else its last part in words."""
-    return str(LOOKS[key]["label"]) if key in LOOKS else key.rpartition(".")[2].replace("_", " ")
+    """What a key is called: by its control, else its last parts in words."""
+    if key in LOOKS:
+        return str(LOOKS[key]["label"])
+    return WORDS["labels"].get(key) or " ".join(key.split(".")[1:][-2:] or [key]).replace("_", " ")
 
 
 def control(
@@ -51,9 +53,20 @@ def control(
     **options: Any,
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
-    key = f"control:{name}"
+    key = control_key(name)
     st.session_state[key] = value
-    widget(key=key, on_change=lambda: write(st.session_state[key]), **{**(look or LOOKS[name]), **options})
+
+    def changed() -> None:
+        if key == control_key(name):
+            write(st.session_state[key])
+
+    widget(key=key, on_change=changed, **{**(look or LOOKS[name]), **options})
+
+
+def control_key(name: str) -> str:
+    """Another one for every question asked anew: what a browser sends of the last one, late, must not change it."""
+    asked = st.session_state["session"].asked
+    return f"control:{name}:{asked}" if asked else f"control:{name}"
 
 
 def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:

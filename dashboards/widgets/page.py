@@ -169,7 +169,7 @@ def html_table(
 ) -> str:
     """A scrolling table; ``marked``: rows that stand out, as cells that hold `MISSED` do. An empty head is left out.
 
-    ``look``: ``facts`` (text to the left), ``cells`` (long text wraps), ``compare``.
+    ``look``: ``facts`` (text to the left), ``cells`` (long text wraps), ``remarks`` (of the last column), ``compare``.
     """
     heads = "".join(cell if isinstance(cell, Html) else f"<th scope='col'>{escape(cell)}</th>" for cell in head)
     body = ""

@@ -15,7 +15,7 @@ from typing import Any
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, Config, usual_words
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
-from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats
+from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats, weight_block
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
 from draftcast.yaml_text import yaml_beside
 
@@ -120,11 +120,10 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     if config.values.get("expert_dtype") == "fp4" and found.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
         found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
     formats = tuple((group, *stored) for group, stored in found.items())
-    block = section.values.get("weight_block_size") if any(dtype == "fp8" for _, dtype, _ in formats) else None
     return replace(
         model,
         formats=formats,
-        weight_block=tuple(block) if block else None,
+        weight_block=weight_block(section) if any(dtype == "fp8" for _, dtype, _ in formats) else None,
         kv_cache_dtype=kv_cache_format(section) or model.kv_cache_dtype,
     )
 

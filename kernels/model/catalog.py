@@ -4,17 +4,19 @@ The bundled files (``models/*.json``) hold the numeric facts of public ``config.
 (``aliases``) and where the facts come from (``source``). Nothing is downloaded.
 """
 
+import difflib
 import functools
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model.architectures import spec_from_config
-from draftcast.kernels.model.dtypes import weight_dtype, wide_dtype
+from draftcast.kernels.model.dtypes import FORMATS, weight_dtype, wide_dtype
 from draftcast.kernels.model.formats import ONLY_4_BITS
 from draftcast.kernels.model.spec import ModelSpec
 
@@ -22,7 +24,9 @@ _FOLDER = Path(__file__).parents[1] / "models"
 # How publishers name a format at the end of a repository's name. GPTQ's int8 is of weights alone, which is not known.
 _FORMATS = ("bf16", "fp8", "mxfp8", "fp4", "nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16", "(?<!gptq.)int8", "w8a8")
 _FORMAT = re.compile(
-    rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})(?:[-_](?:dynamic|block|kv))*$", re.IGNORECASE
+    rf"(?:[-_](?:quantized|awq|gptq|int4))?[-_.]({'|'.join(_FORMATS)})"
+    r"(?:[-_](?:dynamic|block|kv|4bit|preview|v\d))*$",
+    re.IGNORECASE,
 )
 
 
@@ -61,12 +65,20 @@ def named_format(name: str) -> tuple[str, str | None]:
     return name[: match.start()], "" if stored == wide_dtype(stored) else stored
 
 
+def _named_block(name: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a block with one scale, where a repository's name says that its fp8 weights have such."""
+    known, ending = FORMATS["fp8_blocks"], name.lower()
+    owner = published_id(named_format(name)[0]).lower().partition("/")[0]
+    is_cut = ending.endswith("fp8-block") or (ending.endswith("-fp8") and owner in known["publishers"])
+    return tuple(known["block"]) if is_cut else None
+
+
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:
-    """Of a name or alias, or of anybody's repository that is named after one and a format."""
+    """Of a name or alias, or of anybody's repository that is named after one, with a format at its end or without."""
     found = _bundled().get(name.lower())
-    bare, stored = named_format(name.lower())
+    bare, _ = named_format(name.lower())
     # A folder of one's own may be named like a repository, and then says itself what is in it.
-    if found is not None or stored is None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
+    if found is not None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
         return found
     return _bundled().get(bare) or _bundled().get(bare.rpartition("/")[2])
 
@@ -82,6 +94,14 @@ def canonical_name(name: str) -> str:
     return known[0] if known is not None else name
 
 
+def _nearest(name: str) -> str:
+    """A question with the bundled names that one looks like; empty without any."""
+    names = {key.rpartition("/")[2]: own for key, (own, _) in _bundled().items()}
+    close = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=3, cutoff=0.7)
+    found = dict.fromkeys(names[key] for key in close)
+    return f"did you mean {' or '.join(found)}? " if found else ""
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """Model by bundled name or alias (any case), else by path to a ``config.json`` or to the folder holding one.
 
@@ -93,7 +113,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     bundled = _find(text)
     if bundled is not None:
         spec, stored = _spec(bundled[0]), named_format(text)[1]
-        return spec if stored is None or stored == spec.quantization else spec.in_format(stored)
+        if stored is None or stored == spec.quantization:
+            return spec
+        return replace(spec.in_format(stored), weight_block=_named_block(text))
     path = Path(os.path.expanduser(name_or_path))
     if os.path.isdir(path):
         path = path / "config.json"
@@ -102,8 +124,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if not os.path.exists(path):
         if re.search(r"gptq[-_]int8$", text, re.IGNORECASE):
             raise ModelError(ONLY_4_BITS, key="model", value=text)
-        known = f"bundled: {', '.join(model_names())}; or give the path of a Hugging Face config.json"
-        raise ModelError(f"unknown model and no such file; {known}", key="model", value=text)
+        raise ModelError(
+            f"unknown model and no such file; {_nearest(text)}draftcast models lists the bundled ones; "
+            "or give the path of a Hugging Face config.json",
+            key="model",
+            value=text,
+        )
     config = read_json(path, ModelError)
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
     if beside.name != path.name and beside.exists():

@@ -9,7 +9,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 from draftcast.errors import ModelError
 from draftcast.kernels.model.config import Config
@@ -79,6 +79,19 @@ def kv_cache_format(section: Config) -> str:
     return known[asked]
 
 
+def weight_block(section: Config) -> tuple[int, int] | None:
+    """Outputs and inputs of a block with one scale, where weights in fp8 have such."""
+    found = [section.values.get("weight_block_size")]
+    if section.values.get("quant_method") == "compressed-tensors":
+        groups = section.section("config_groups")
+        found = [groups.section(group).section("weights").values.get("block_structure") for group in groups.values]
+    return next(((block[0], block[1]) for block in found if _is_block(block)), None)
+
+
+def _is_block(block: Any) -> TypeGuard[list[int]]:
+    return isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
+
+
 def _schemes(section: Config) -> Schemes:
     method = section.values.get("quant_method")
     algorithm = section.values.get("quant_algo")
@@ -123,7 +136,7 @@ def _fp8(section: Config) -> Stored:
     block = section.values.get("weight_block_size")
     if block is None:
         return "fp8", WEIGHT_BYTES["fp8"]
-    if not isinstance(block, list) or len(block) != 2 or not all(type(n) is int and n > 0 for n in block):
+    if not _is_block(block):
         raise ModelError("two integers > 0 are needed", file=section.name, key="weight_block_size", value=block)
     if block == [1, 32]:
         return "mxfp8", WEIGHT_BYTES["mxfp8"]

@@ -22,7 +22,9 @@ from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.drafters import DFLASH2_SIZES, MLP_SPECULATOR_INNER, HeadConfig, mtp_head
 from draftcast.kernels.model.spec import ModelSpec
 
-_FILE = Path(__file__).with_name("heads.json")
+# ``kinds`` by what a config calls itself (``architectures``, of a speculators config ``speculators_model_type``), the
+# kinds that each of ``methods`` runs, the usual one first, and the ``heads``.
+_FACTS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("heads.json").read_text(encoding="utf-8"))
 # Where the captured layers stand: top level, or inside one of these sections.
 _CAPTURED = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
 _SECTIONS = ("eagle_config", "dflash_config", "dspark_config")
@@ -45,17 +47,9 @@ def _on(config: HeadConfig, target: ModelSpec, k: int) -> Head:
 
 
 @functools.cache
-def _facts() -> dict[str, dict[str, Any]]:
-    """``kinds`` by what a config calls itself (``architectures``, of a speculators config ``speculators_model_type``),
-    the kinds that each of ``methods`` runs, the usual one first, and the ``heads``."""
-    facts: dict[str, dict[str, Any]] = json.loads(_FILE.read_text(encoding="utf-8"))
-    return facts
-
-
-@functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     """Lower-case name or alias -> (canonical name, entry)."""
-    heads = _facts()["heads"].items()
+    heads = _FACTS["heads"].items()
     return {key.lower(): (name, entry) for name, entry in heads for key in (name, *entry["aliases"])}
 
 
@@ -76,7 +70,7 @@ def public_head(kind: str, target: str) -> str | None:
 
 def has_head(method: str) -> bool:
     """Whether the method drafts with a head of the target (and not with a model of its own, or a search)."""
-    return method == "mtp" or method in _facts()["methods"]
+    return method == "mtp" or method in _FACTS["methods"]
 
 
 def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> Head:
@@ -96,7 +90,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
     config = _find(name) if name is not None else None
     if config is None:
         # Of the two kinds of a tree and of DFlash it is the one that the name holds.
-        kinds = _facts()["methods"][method]
+        kinds = _FACTS["methods"][method]
         newer = method in ("eagle_tree", "dflash") and says_kind(kinds[-1], name)
         kind = kinds[-1] if newer else kinds[0]
         public = public_head(kind, target.name)
@@ -105,7 +99,7 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         subject = "the scenario names no draft head" if name is None else f"draft head {name} is not known"
         shape = f"{subject}: assumed {basis}: {describe(usual.spec, target)}"
         return Head(usual.spec, (shape, *usual.assumed))
-    if config.kind not in _facts()["methods"][method]:
+    if config.kind not in _FACTS["methods"][method]:
         allowed = f"is a head for method {config.kind}, not for {method}; name one for it, or null"
         raise ModelError(allowed, key="draft_model", value=name)
     return _on(config, target, k)
@@ -220,7 +214,7 @@ def _kind(config: Config) -> str:
         return "eagle3" if config.values.get("draft_vocab_size") else "eagle"
     if "medusa_num_heads" in config.values:  # Medusa's own repositories name no architecture
         return "medusa"
-    kinds = _facts()["kinds"]
+    kinds = _FACTS["kinds"]
     if not isinstance(label, str) or label not in kinds:
         known = ", ".join(kind for kind in kinds if kind[0].isupper() == (key == "architectures"))
         raise ModelError(f"no draft head's; known: {known}", file=config.name, key=key, value=label)

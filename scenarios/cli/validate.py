@@ -98,7 +98,7 @@ def report_sweep(
 
 def summary(report: Path, out: Path, command: str = "", as_json: bool = False) -> None:
     """Summarise the report of a sweep, without its runs: verdicts, misses, step times, cutovers, effects."""
-    from draftcast.scenarios.show.validation_sweep_summary import read_summary
+    from draftcast.scenarios.show.validation_sweep_report import read_summary
 
     data = read_summary(read_bytes(report), str(report), command)
     write_text(out, data.model_dump_json(indent=1) + "\n")

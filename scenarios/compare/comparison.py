@@ -177,6 +177,7 @@ class Comparison(Plotted):
     `draftcast.scenarios.cutover.search` looks between them.
     """
 
+    picture = "run_report.comparison_figure"
     scenario: Scenario
     points: tuple[RatePoint, ...]
     cutover: Crossing | None
@@ -188,15 +189,14 @@ class Comparison(Plotted):
             | point.compared()
             for point in self.points
         ]
-        capacities = {name: one.capacity_rps if one is not None else None for name, one in self.saturated.items()}
-        reaching = {
-            name: one.predicted_capacity_rps if one is not None else None for name, one in self.saturated.items()
+        known = {
+            key: {name: getattr(one, key, None) for name, one in self.saturated.items()}
+            for key in ("capacity_rps", "predicted_capacity_rps")
         }
         cutover = None
         if self.cutover is not None:
             spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
             cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
-        known = {"capacity_rps": capacities, "predicted_capacity_rps": reaching}
         return {"points": rows, **known, "cutover": cutover}
 
     def save(self, path: str | Path) -> Path:

@@ -97,12 +97,12 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
             for index, ((_, own), share) in enumerate(zip(fluid.groups, shares, strict=True))
         ]
         index = max(filled)[-1]
-        member, own = fluid.groups[index]
-        return GroupLimits(**vars(_limits(member, own, shares[index], own.kv_share(shares[index]))), group=index)
-    return _limits(scenario, fluid, in_system, figures["kv_cache_usage"] if figures else fluid.kv_share(in_system))
+        own = fluid.groups[index][1]
+        return GroupLimits(**vars(_limits(own, shares[index], own.kv_share(shares[index]))), group=index)
+    return _limits(fluid, in_system, figures["kv_cache_usage"] if figures else fluid.kv_share(in_system))
 
 
-def _limits(scenario: Scenario, fluid: Fluid, in_system: float, kv_share: float) -> Limits:
+def _limits(fluid: Fluid, in_system: float, kv_share: float) -> Limits:
     step = fluid.step(in_system)
     memory_s = compute_s = 0.0
     for family, dtype, work in target_work(fluid.deployment.model, fluid.deployment.settings, step.features):
@@ -152,9 +152,7 @@ class OperatingPoint:
         return self.flops / self.seconds
 
 
-def operating_point(
-    scenario: Scenario, deployment: Deployment, num_seqs: int, k: int, mean_context: float
-) -> OperatingPoint:
+def operating_point(deployment: Deployment, num_seqs: int, k: int, mean_context: float) -> OperatingPoint:
     """The decode step of ``num_seqs`` requests with ``mean_context`` cached tokens that verify ``k`` drafts each."""
     f, out = _decode_step(deployment, num_seqs, k, mean_context)
     parts = [work for _, _, work in target_work(deployment.model, deployment.settings, f)]
@@ -174,7 +172,7 @@ def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult)
     context = float((run.requests["prompt_tokens"] + run.requests["output_tokens"] / 2).mean())
     room = int(min(most, max(run.summary["engine"]["max_concurrency"], 1.0)))
     return {
-        num_seqs: [operating_point(scenario, deployment, num_seqs, k, context) for k in range(MOST_K + 1)]
+        num_seqs: [operating_point(deployment, num_seqs, k, context) for k in range(MOST_K + 1)]
         for num_seqs in sorted({1, mean, max(room, mean)})
     }
 

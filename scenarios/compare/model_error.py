@@ -384,8 +384,7 @@ def predicted(estimate: Estimate, scenario: Scenario) -> Estimate:
     reach = math.exp(
         math.hypot(estimate.half_width / estimate.mean, normal_quantile(estimate.confidence) * setting_error(scenario))
     )
-    low, high = estimate.mean / reach, estimate.mean * reach
-    return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
+    return estimate.within(estimate.mean / reach, estimate.mean * reach)
 
 
 def _busy(scenario: Scenario, latency_s: float) -> float:
@@ -460,8 +459,7 @@ def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) ->
     if np.ptp(values) == 0.0 or math.isnan(estimate.half_width):
         return estimate
     below, above = (math.hypot(estimate.half_width, value - values[1]) for value in sorted((values[0], values[2])))
-    low, high = max(0.0, estimate.mean - below), min(estimate.mean + above, most)
-    return dataclasses.replace(estimate, low=low, high=high, half_width=(high - low) / 2)
+    return estimate.within(max(0.0, estimate.mean - below), min(estimate.mean + above, most))
 
 
 def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> Response | None:

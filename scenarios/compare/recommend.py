@@ -212,7 +212,7 @@ def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...
         with np.errstate(divide="ignore"):
             factors = np.log([(each.mean, each.low, each.high) for each in advantages])
         mean, low, high = np.exp(factors.mean(axis=0)).tolist()
-        gain = replace(advantages[0], mean=mean, low=low, high=high, half_width=(high - low) / 2)
+        gain = replace(advantages[0], mean=mean).within(low, high)
         outcomes.append(CandidateOutcome(candidate, own, gain, tuple(logs.tolist())))
 
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:

@@ -163,8 +163,7 @@ class Verdict:
         simulated = advantage_of(self.probe, self.confidence)
         if simulated is None or self.prediction is None or self.prediction.advantage is None:
             return simulated
-        reach = self.prediction.advantage
-        return dataclasses.replace(simulated, low=reach.low, high=reach.high, half_width=reach.half_width)
+        return simulated.within(self.prediction.advantage.low, self.prediction.advantage.high)
 
     @property
     def doubt(self) -> float:

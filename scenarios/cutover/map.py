@@ -6,7 +6,7 @@ Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even con
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -50,7 +50,7 @@ class MapCell:
         if predicted is None or predicted.advantage is None or not predicted.advantage.half_width or probe.says_nothing:
             return cls(x, by_chance, probe.sign(confidence), probe.note)
         if by_chance is not None:
-            by_chance = replace(by_chance, **picked(predicted.advantage, "low high half_width"))
+            by_chance = by_chance.within(predicted.advantage.low, predicted.advantage.high)
         return cls(x, by_chance, predicted.sign, probe.note)
 
 
@@ -58,6 +58,7 @@ class MapCell:
 class SpeedupMap(Plotted):
     """Advantage by load and draft length or acceptance."""
 
+    picture = "cutover_report.map_figure"
     question: CutoverQuestion = field(repr=False)
     label: str  # the method, and its draft length where that does not vary
     against: str  # ``k`` or ``acceptance``; ``ys`` are its values

@@ -100,20 +100,19 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        found = self._probe(x, replications, effort, on, off)
+        found: Probe | None
+        if self.metric.is_throughput and on.scenario.rate_rps is not None:
+            found = self._delivered(x, on.scenario.rate_rps, on, off)
+        elif (on.known.position, off.known.position) != ("below", "below"):
+            self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
+            found = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
+        else:
+            found = self._simulated(x, on, off, replications, effort)
         if found is not None:
             known = [half.known.capacity_rps for half in (on, off)]
             with_sd, without = (capacity.mean if capacity is not None else None for capacity in known)
             self.looks[x] = dataclasses.replace(self.looks[x], capacities=(with_sd, without))
         return found
-
-    def _probe(self, x: float, replications: int, effort: int, on: _Half, off: _Half) -> Probe | None:
-        if self.metric.is_throughput and on.scenario.rate_rps is not None:
-            return self._delivered(x, on.scenario.rate_rps, on, off)
-        if (on.known.position, off.known.position) != ("below", "below"):
-            self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
-            return decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
-        return self._simulated(x, on, off, replications, effort)
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""

@@ -128,6 +128,7 @@ class PredictedCutover:
 class Cutover(Found, Plotted):
     """The answer for one method and draft length: what the search found, and what it means."""
 
+    picture = "cutover_report.cutover_figure"
     scenario: Scenario = field(repr=False)
     label: str  # method and draft length
     # over, unit: the axis, and what its x counts

@@ -47,11 +47,7 @@ NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 def model_name(name: str) -> str | None:
     """The bundled model with the shapes of a checkpoint, whatever its format; None: there is none."""
     written = name.split(" (", maxsplit=1)[0].strip()
-    for text in (written, written.rpartition("/")[2]):
-        if is_bundled_model(text):
-            return canonical_name(text)
-    found = NAMES["same_shapes"].get(named_format(written)[0].rpartition("/")[2].lower())
-    return str(found) if found is not None else None
+    return canonical_name(written) if is_bundled_model(written) else None
 
 
 def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:

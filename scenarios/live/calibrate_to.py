@@ -39,7 +39,7 @@ from draftcast.scenarios.compare.model_error import model_error
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.correction import PLAUSIBLE
+from draftcast.scenarios.schema.correction import MEASURED_DEGREES, PLAUSIBLE
 from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import normal_quantile, student_t
@@ -100,7 +100,7 @@ def with_correction(scenario: Scenario, values: dict[str, Any], sources: Sequenc
 
 def _setup(scenario: Scenario, source: str) -> dict[str, Any]:
     """Of a correction: where it comes from and what it holds for."""
-    engine = picked(scenario.engine, "model tensor_parallel_size quantization")
+    engine = picked(scenario.engine, f"model quantization {' '.join(MEASURED_DEGREES)}")
     return {"source": source, "hardware": scenario.hardware, **engine}
 
 

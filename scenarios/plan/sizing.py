@@ -137,6 +137,7 @@ class Sizing:
 class CapacityPlan(Plotted):
     """Every candidate sized, the best first: least cost where prices are given, else fewest GPUs."""
 
+    picture = "plan_report.sizing_figure"
     question: PlanQuestion
     target_rps: float
     sizings: tuple[Sizing, ...]
@@ -362,6 +363,6 @@ def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:
         row: dict[str, Any] = {"rate_rps": check.rate_rps, "verdict": check.verdict, "met": check.met}
         for name, estimate in delivered(check).items():
             column = "completed_rps" if name == COMPLETED else "goodput_rps"
-            row |= {column: estimate.mean, f"{column}_low": estimate.low, f"{column}_high": estimate.high}
+            row |= estimate.columns(column)
         rows.append(row)
     return pd.DataFrame(rows)

@@ -29,7 +29,7 @@ from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema import Policy as AskedPolicy
-from draftcast.scenarios.schema.correction import Correction
+from draftcast.scenarios.schema.correction import MEASURED_DEGREES, Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
 from draftcast.scenarios.schema.raw import NAMES
@@ -489,6 +489,9 @@ def _latent_formats(
     if is_open and generation.caches_in_fp8(config.version, model, hardware):
         wanted = "fp8"
         notes.append(NOTES["fp8_latents"].format(version=config.version, model=model.name, device=hardware.name))
+    if wanted != "fp8" and not generation.has_wide_latents(config.version, model, hardware):
+        message = f"must be auto or fp8: {config.version} has no other latents of {model.name} on {hardware.name}"
+        raise ScenarioError(message, key="engine.kv_cache_dtype", value=engine.kv_cache_dtype)
     packs = wanted == "fp8" and generation.packs_latents(config.version, model, hardware)
     if packs:
         size = model.kv_bytes_per_layer("fp8", packed=True)
@@ -563,8 +566,8 @@ def _check_correction(correction: Correction, scenario: Scenario, profile: Hardw
     asked: tuple[tuple[str, object, object], ...] = (
         ("model", canonical_name(engine.model), canonical_name(correction.model)),
         ("hardware", load_hardware(scenario.hardware).name, load_hardware(correction.hardware).name),
-        ("tensor_parallel_size", engine.tensor_parallel_size, correction.tensor_parallel_size),
         ("quantization", engine.quantization, correction.quantization),
+        *((name, getattr(engine, name), getattr(correction, name)) for name in MEASURED_DEGREES),
     )
     for key, value, measured in asked:
         if value != measured:

@@ -1,6 +1,7 @@
 """Checkpoints in fp8 with a scale for each block of a matrix: which ranks cut within a block, and who refuses it.
 
-Only a config that gives ``weight_block_size`` is one. It follows vLLM 0.32 (``validate_fp8_block_shape`` and
+A config that gives ``weight_block_size`` is one, and a name that says so (``fp8_blocks`` of ``formats.yaml``); weights
+that the engine itself quantises to fp8 have a scale a tensor. It follows vLLM 0.32 (``validate_fp8_block_shape`` and
 ``refine_fp8_moe_block_shape``) and SGLang 0.5.20 (``layers/quantization/fp8.py``), which check parts as they load them.
 """
 
@@ -30,12 +31,20 @@ def cut_expert(config: EngineConfig, model: ModelSpec) -> int:
 def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec) -> None:
     """Raise ScenarioError where the engine does not start, because ranks cut within blocks.
 
-    Experts run from some version on if smaller blocks divide their parts; no other matrix does.
+    Experts run from some version on if smaller blocks divide their parts; no other matrix does, and expert parallelism
+    does not help those.
     """
     block, tp = model.weight_block, config.tensor_parallel_size
     if block is None or tp * config.lockstep_ranks == 1:
         return
     why = f"no whole fp8 blocks of {block[0]} x {block[1]} of the checkpoint, and {config.version} does not start"
+    groups = _groups(config, model) - {"experts"}
+    if config.enable_expert_parallel and config.lockstep_ranks > 1:
+        groups -= {"shared_experts"}  # whole on every rank where tokens are
+    for matrix in matrices(model, tp, tp):
+        if tp > 1 and matrix.name in _BY_INPUTS and matrix.group in groups and matrix.k % block[1]:
+            message = f"leaves {matrix.k} inputs of matrix {matrix.name} to a rank: {why}; a smaller one works"
+            raise ScenarioError(message, key="engine.tensor_parallel_size", value=tp)
     if part := cut_expert(config, model):
         is_run = is_since(config.version, config.generation.cuts_blocks_since.get(hardware.vendor))
         if not is_run or math.gcd(*block, part, model.hidden_size) < _LEAST_BLOCK:
@@ -43,13 +52,6 @@ def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
             works = [str(degree) for degree in fewer if not cut_expert(_with_ranks(config, degree), model)]
             instead = f"{', '.join(works)} or enable_expert_parallel works" if works else "enable_expert_parallel works"
             message = f"leaves {part} of an expert's {model.moe_intermediate_size} columns to a rank: {why}; {instead}"
-            raise ScenarioError(message, key="engine.tensor_parallel_size", value=tp)
-    groups = _groups(config, model) - {"experts"}
-    if config.enable_expert_parallel:
-        groups -= {"shared_experts"}  # whole on every rank where tokens are
-    for matrix in matrices(model, tp, tp):
-        if tp > 1 and matrix.name in _BY_INPUTS and matrix.group in groups and matrix.k % block[1]:
-            message = f"leaves {matrix.k} inputs of matrix {matrix.name} to a rank: {why}; a smaller one works"
             raise ScenarioError(message, key="engine.tensor_parallel_size", value=tp)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -74,7 +74,9 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
 
 
 class Plotted:
-    """An answer with a picture."""
+    """An answer with a picture; ``picture`` is the function of ``scenarios/show`` that draws it."""
+
+    picture: ClassVar[str]
 
     def plot(self) -> Any:
         """The Plotly figure that the command line and the dashboard draw of it.
@@ -83,7 +85,8 @@ class Plotted:
             InputError: nothing to draw, such as a comparison of fewer than two rates.
         """
         # Pictures are made of answers, so their package is above; it is looked up when a picture is asked for.
-        return import_module("draftcast.scenarios.show.figures").FIGURES[type(self)](self)
+        module, _, function = self.picture.partition(".")
+        return getattr(import_module(f"draftcast.scenarios.show.{module}"), function)(self)
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,6 +99,7 @@ class RunResult(Plotted):
     times and acceptance too. ``replications`` holds each replication's figures, for paired comparisons.
     """
 
+    picture = "run_report.run_figure"
     summary: dict[str, Any]
     requests: pd.DataFrame
     steps: pd.DataFrame | None

@@ -20,6 +20,8 @@ from draftcast.yaml_text import parse_yaml
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)
+_KIND = {"arrivals": "process", "acceptance": "model"}
+"""What tells one alternative of a section from another; of others their distribution."""
 SHORT: dict[str, str] = NAMES["short"]
 """Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one."""
 
@@ -37,17 +39,12 @@ def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
 
 def _differences(base: Any, asked: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     for key, value in asked.items():
-        own = base.get(key)
+        own, kind = base.get(key), _KIND.get(key, "distribution")
         inside = isinstance(own, dict) and isinstance(value, dict) and own.keys() <= value.keys()
-        if inside and _kind(own) == _kind(value):
+        if inside and own.get(kind) == value.get(kind):
             yield from _differences(own, value, f"{prefix}{key}.")
         elif key not in base or own != value or type(own) is not type(value):
             yield f"{prefix}{key}", _short(value)
-
-
-def _kind(section: Any) -> tuple[Any, ...]:
-    """What tells one alternative of a section from another."""
-    return tuple(section.get(key) for key in ("process", "model", "distribution"))
 
 
 def _short(value: Any) -> Any:

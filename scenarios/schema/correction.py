@@ -12,6 +12,7 @@ from draftcast.frozen import Count, Faults, Frozen, NonEmpty, Seconds, Text, wro
 
 PLAUSIBLE = (0.5, 2.0)
 """A step time off by more than this is a wrong model, device, flag or load, and no matter of calibration."""
+MEASURED_DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _Factor = Annotated[float, Field(ge=PLAUSIBLE[0], le=PLAUSIBLE[1], allow_inf_nan=False)]
 _End = Annotated[float, Field(allow_inf_nan=False)]
 # Interval ends say how sure a value is; they are not held to its range.
@@ -32,6 +33,8 @@ class Correction(Frozen):
     model: NonEmpty
     hardware: NonEmpty
     tensor_parallel_size: Count = 1
+    pipeline_parallel_size: Count = 1
+    data_parallel_size: Count = 1
     quantization: NonEmpty | None = None
     # Sha256 of the profile whose times are corrected; None: not checked.
     profile_checksum: NonEmpty | None = None

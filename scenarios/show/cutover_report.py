@@ -260,15 +260,16 @@ LOGARITHMIC = ("concurrency", "batch", "context", "output")
 MOST_SENTENCES = 3
 RANGE = 1.5
 """Doublings at which the colours of a map end."""
-CONTOUR = "#212529"
+CONTOUR = plots.BASELINE
 
 
-def cutover_figure(answers: Sequence[Cutover]) -> Any:
-    """Advantage against x for every setting, its band, and the crossing with its interval.
+def cutover_figure(answers: Cutover | Sequence[Cutover]) -> Any:
+    """Advantage against x for one setting or several, its band, and the crossing with its interval.
 
     Triangles on the break-even line are loads without a value: one side is overloaded, so only the sign is known.
     Raises InputError: no point was simulated.
     """
+    answers = [answers] if isinstance(answers, Cutover) else answers
     first = answers[0]
     if not any(answer.probes for answer in answers):
         raise InputError("nothing to draw: the budget does not cover one point", file="--budget")
@@ -358,6 +359,12 @@ def map_figure(speedups: SpeedupMap) -> Any:
         **{"zmin": -RANGE, "zmax": RANGE, "xgap": 1, "ygap": 1},
         colorbar={"title": "advantage", **ticks},
     )
+    # A cell without a colour has its mark in one that reads on light and dark.
+    rows = zip(speedups.ys, cells, strict=True)
+    marks = [(x, y, cell["mark"]) for y, row in rows for x, cell in zip(speedups.xs, row, strict=True) if cell["mark"]]
+    style = {"mode": "text", "textfont_color": OFF, "showlegend": False, "hoverinfo": "skip"}
+    xs, ys, text = zip(*marks, strict=True) if marks else ((), (), ())
+    series(figure, "no colour", OFF, xs, ys, text=text, **style)
     points = [(at, crossing) for at, crossing in speedups.contour if crossing.kind == "crosses"]
     if points:
         places, best = [at for at, _ in points], [crossing.best for _, crossing in points]
@@ -372,9 +379,10 @@ def map_figure(speedups: SpeedupMap) -> Any:
 
 
 def _map_cell(cell: MapCell) -> dict[str, Any]:
-    """Colour (doublings of the advantage), text, and text at the mouse."""
+    """Colour (doublings of the advantage), text on it or without it, and text at the mouse."""
     advantage, colour, hover = cell.advantage, RANGE * cell.sign or None, cell.note
     if advantage is not None:
         colour = math.log2(advantage.mean) if 0 < advantage.mean < math.inf else None
         hover = f"{advantage.mean:.3f} ({advantage.low:.3f} to {advantage.high:.3f})"
-    return {"z": colour, "text": cell_text(cell), "customdata": hover}
+    text, mark = ("", cell_text(cell)) if colour is None else (cell_text(cell), "")
+    return {"z": colour, "text": text, "mark": mark, "customdata": hover}

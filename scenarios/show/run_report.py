@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Table
 
 from draftcast.scenarios.compare.comparison import CAUSES, LATENCY, TOKENS, Comparison, RatePoint
-from draftcast.scenarios.compare.slo_answer import slo_answer
+from draftcast.scenarios.compare.slo_answer import measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
 from draftcast.scenarios.run.simulate import RunResult
@@ -266,6 +266,11 @@ def comparison_figure(comparison: Comparison) -> Any:
         figure.add_vrect(x0, x1, fillcolor=LIMIT, opacity=0.15, line_width=0, label=label, row=1, col=1)
     figure.update_xaxes(title_text="request rate, req/s")
     return plots.in_file(figure, title(comparison.scenario), [cutover_line(comparison)], height=760)
+
+
+def run_figure(run: RunResult) -> Any:
+    """`latency_figure` of one run."""
+    return latency_figure({"run": measured_requests(run)}, run.manifest["scenario"]["slo"] or {})
 
 
 def latency_figure(

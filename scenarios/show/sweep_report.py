@@ -75,7 +75,7 @@ def time_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def sweep_figure(result: SweepResult, metric: str) -> Any:
+def sweep_figure(result: SweepResult, metric: str = "mean_e2el_s") -> Any:
     """Both panels side by side, one line for each combination of the axes behind the first; ``metric`` in the second.
 
     Raises InputError: no cell has figures, or none has this one.

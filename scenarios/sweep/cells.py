@@ -152,7 +152,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
     if verdict is not None:
         facts |= {"verdict": verdict.word, "why": verdict.why}
         if (advantage := verdict.advantage) is not None:
-            facts |= {"advantage": advantage.mean, "advantage_low": advantage.low, "advantage_high": advantage.high}
+            facts |= advantage.columns("advantage")
     facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items() if value is not None}
     for name, figure in own.predicted_figures.items():
         facts |= {f"{PREDICTED}{name}_low": figure.low, f"{PREDICTED}{name}_high": figure.high}

@@ -170,13 +170,13 @@ class SweepCell:
         for name, figure in figures.items():
             if (bound := f"{PREDICTED}{name}_low") in row:
                 low, high = row[bound], row[f"{PREDICTED}{name}_high"]
-                found[name] = replace(figure, low=low, high=high, half_width=(high - low) / 2)
+                found[name] = figure.within(low, high)
         if (emitted := found.get("output_throughput")) is not None:
             found[GPU] = emitted.scaled(1 / self.num_gpus)
         if (tpot := found.get("mean_tpot_s")) is not None:
             least, mean, most = 1 / tpot.high, 1 / tpot.mean, 1 / tpot.low if tpot.low else math.inf
             low, high = (figures[USER].mean * each / mean for each in (least, most))
-            found[USER] = replace(figures[USER], low=low, high=high, half_width=(high - low) / 2)
+            found[USER] = figures[USER].within(low, high)
         return replace(self, figures=figures, predicted_figures=found)
 
     @property
@@ -189,6 +189,7 @@ class SweepCell:
 class SweepResult(Plotted):
     """A sweep; ``cells`` in the grid's order, the last axis fastest."""
 
+    picture = "sweep_report.sweep_figure"
     scenario: Scenario
     axes: tuple[Axis, ...]
     cells: tuple[SweepCell, ...]
@@ -225,7 +226,7 @@ class SweepResult(Plotted):
             row |= picked(cell, "verdict why slo_met capacity_rps")
             advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}
             for name, estimate in {**advantage, **cell.shown_figures}.items():
-                row |= {name: estimate.mean, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+                row |= estimate.columns(name)
             rows.append(row)
         return pd.DataFrame(rows)
 

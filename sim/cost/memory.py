@@ -209,7 +209,7 @@ def _stage_budget(
     activations = activation_peak_bytes(config, model, draft)
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
-    graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config))
+    graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config), config.cudagraph_mode)
     one_rank = tp * stages * config.data_parallel_size == 1
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
@@ -403,13 +403,23 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
     return 3.0 * hidden + widest
 
 
-def cuda_graph_bytes(num_layers: int, max_num_seqs: int, k: int = 0, sizes: Sequence[int] | None = None) -> float:
-    """Memory of captured CUDA graphs: piecewise graphs of all sizes and full graphs of the decode sizes.
+def cuda_graph_bytes(
+    num_layers: int,
+    max_num_seqs: int,
+    k: int = 0,
+    sizes: Sequence[int] | None = None,
+    mode: str = "FULL_AND_PIECEWISE",
+) -> float:
+    """Memory of captured CUDA graphs: those of all sizes, and full ones of decode sizes where a mode keeps them apart.
 
     ``sizes``: as of `given_graph_sizes`; None for vLLM's, `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``.
-    vLLM captures as many graphs as it is told to (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)").
+    vLLM captures as many graphs as it is told to (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)"), with
+    ``mode`` PIECEWISE or FULL those of all sizes alone, with FULL_DECODE_ONLY none but the decode sizes (vLLM 0.11 to
+    0.32, ``initialize_cudagraph_keys`` of ``v1/cudagraph_dispatcher.py``).
     """
     decode_rows = max_num_seqs * (1 + k)
-    piecewise = graph_sizes(min(2 * decode_rows, _GRAPH_CEILING)) if sizes is None else sizes
-    full = [size for size in piecewise if size <= decode_rows]
-    return num_layers * (len(piecewise) + len(full)) * _GRAPH_BYTES_PER_LAYER
+    mixed = graph_sizes(min(2 * decode_rows, _GRAPH_CEILING)) if sizes is None else sizes
+    count = len(mixed) if mode != "FULL_DECODE_ONLY" else 0
+    if mode in ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"):
+        count += sum(size <= decode_rows for size in mixed)
+    return num_layers * count * _GRAPH_BYTES_PER_LAYER

@@ -8,7 +8,7 @@ so that ``import draftcast.sim`` stays fast.
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -44,6 +44,14 @@ class Estimate:
         """
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.mean * factor, low, high, self.half_width * abs(factor), self.n, self.confidence)
+
+    def within(self, low: float, high: float) -> "Estimate":
+        """The same mean with other bounds, which need not be equally far."""
+        return replace(self, low=low, high=high, half_width=math.inf if math.isinf(low) else (high - low) / 2)
+
+    def columns(self, name: str) -> dict[str, float]:
+        """Mean and bounds as a row of a table holds them: ``name``, ``name_low`` and ``name_high``."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def __str__(self) -> str:
         return f"{self.mean:.4g}" if math.isnan(self.half_width) else f"{self.mean:.4g} ± {self.half_width:.2g}"

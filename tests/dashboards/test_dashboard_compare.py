@@ -14,11 +14,13 @@ from bench_results import BENCH, bench_file
 from streamlit.testing.v1 import AppTest
 
 from draftcast.calibration.live.imported_runs import import_bench_result
+from draftcast.dashboards.pages import compare
 from draftcast.dashboards.session.link import link_of
-from draftcast.dashboards.session.session import MOST_RUNS, Session, View
+from draftcast.dashboards.session.session import MOST_RUNS, Question, Session, View
 from draftcast.dashboards.session.uploads import MEASURED, receive
+from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.simulate import simulate_together
-from draftcast.scenarios.schema.load import load_scenario, without_speculation
+from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 
 COMPARE = {"page": "compare"}
 
@@ -154,7 +156,7 @@ def test_runs_of_other_requests_are_not_paired(changes: dict[str, object]) -> No
     ("run", "said", "runs"),
     [
         ({"scenario": "nothing"}, "run: scenario = 'nothing': unknown scenario; choose from azure", 0),
-        ({"engine.block_size": "-1"}, "run: engine.block_size: --set: engine.block_size = -1: must be at least 1", 1),
+        ({"engine.block_size": "-1"}, "run: engine.block_size = -1: must be at least 1", 1),
     ],
 )
 def test_a_bad_run_in_a_link_is_named(run: dict[str, str], said: str, runs: int) -> None:
@@ -175,3 +177,55 @@ def test_measured_runs_are_given_one_after_another(tmp_path: Path) -> None:
     # Drafts were counted, and one simulated run has nothing to differ from.
     assert html_of(app).count("speculation on, setting not recorded") == 2
     assert "the simulated runs ask the same" not in html_of(app)
+
+
+def test_a_reference_that_waits_for_its_file_stays_the_reference() -> None:
+    trace = {"workload.arrivals": '{"process": "trace", "path": "upload:gone.csv"}', "workload.lengths": "null"}
+    link = COMPARE | {"run": [json.dumps(SMALL | trace), json.dumps(SMALL)], View.COMPARE_REFERENCE: "B"}
+    app = open_page(link)
+    assert not known(app).warnings
+    assert app.query_params[View.COMPARE_REFERENCE] == "B"
+    assert any("Upload gone.csv on Start" in text for text in told(app.error))
+    assert any("Until B is available, the others are compared with A." in each.value for each in app.info)
+    assert {against for against, _, _ in cells(app)} == {"A"}
+    (known(app).path / "gone.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"2023-11-16 18:15:{i:02},100,20\n" for i in range(40))
+    )
+    app.run()
+    assert {against for against, _, _ in cells(app)} == {"B"}
+
+
+def test_a_bad_measured_run_leaves_the_good_one_of_its_name(alone: Session) -> None:
+    good = json.dumps(BENCH).encode()
+    assert receive(alone, MEASURED, {"bench.json": good}).good
+    figures = read_measured_run(alone.measured_folder("bench.json")).figures
+    for bad in (b"{}", json.dumps(BENCH | {"ttfts": [0.2, "x", 0.0]}).encode()):
+        assert not receive(alone, MEASURED, {"bench.json": bad}).good
+        assert read_measured_run(alone.measured_folder("bench.json")).figures == figures
+    assert (alone.path / "bench.json").read_bytes() == good
+    assert len(list(alone.path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "as A"),
+        ({"engine.speculative_config": None}, "SD off"),
+        ({"engine.speculative_config.num_speculative_tokens": 2, "engine.max_num_seqs": 64}, "eagle3 k=2, batch=64"),
+        ({"workload.arrivals.request_rate_rps": 16.0, "statistics.seed": 9, "hardware": "l4"}, "hardware=l4, rate=16"),
+        ({"acceptance": {"model": "constant", "alpha": 0.6}}, "acceptance=constant 0.6"),
+        ({"workload.arrivals": {"process": "closed_loop", "concurrency": 16}}, "arrivals=closed_loop 16"),
+        ({"slo": {"ttft_ms": 200.0}}, "slo"),
+        ({"workload.lengths": {"path": "/tmp/mine.csv"}}, "lengths.path=/tmp/mine.csv"),
+    ],
+)
+def test_a_run_is_named_by_what_it_changes(changes: dict[str, object], name: str) -> None:
+    question = Question.opening("default")
+    changed = Question("default", with_values(question.scenario, changes))
+    assert compare.about(question, changed).startswith(name)
+    assert ("and 1 more" in compare.about(question, changed)) == (len(changes) > 2)
+
+
+def test_a_run_of_another_scenario_is_named_by_it() -> None:
+    runs = [Question.opening(name) for name in ("default", "ngram-code-editing")]
+    assert compare.about(*runs) == "ngram-code-editing, ngram k=5"

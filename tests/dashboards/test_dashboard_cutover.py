@@ -57,7 +57,9 @@ def test_the_recommended_setting_is_that_of_the_command_line() -> None:
     shown = [each.value for each in app.code]
     assert any(paste_lines(expected, "vllm") in text for text in shown)
     command = next(text for text in shown if text.startswith("draftcast cutover"))
-    assert command.endswith("--over rate --metric e2e")
+    first, second = command.splitlines()
+    assert first.endswith("--over rate --metric e2e")
+    assert second == known(app).question.command("recommend", "--metric", "e2e")
 
 
 def test_a_map_is_drawn_when_asked_for() -> None:

@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
-from draftcast.dashboards.session.session import Session, check_names
+from draftcast.dashboards.session.session import Question, Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
+from draftcast.dashboards.widgets.controls import label_of
 from draftcast.dashboards.widgets.page import Report
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
@@ -358,7 +359,7 @@ def test_a_link_with_another_method_needs_its_acceptance(alone: Session) -> None
     # With it the link holds, and what else is wrong in it takes neither away.
     link = {"engine.speculative_config": [method], "acceptance": [acceptance], "policy.name": ["os:system"]}
     read_link(alone, link)
-    assert [warning.partition(":")[0] for warning in alone.warnings] == ["policy.name"]
+    assert [warning.partition(" = ")[0] for warning in alone.warnings] == ["policy.name"]
     assert alone.question.scenario.method == "ngram"
 
 
@@ -522,3 +523,56 @@ def test_a_file_that_a_scenario_names_is_served_as_the_scenario_says(
     assert alone.question == asked
     assert alone.missing_uploads == []
     assert scenario_hash(alone.question.scenario) == scenario_hash(load_scenario(tmp_path / "my.yaml"))
+
+
+def test_a_bad_file_leaves_the_good_one_of_its_name(alone: Session) -> None:
+    trace = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,100,20\n2023-11-16 18:15:47,100,20\n"
+    assert take_trace(alone, "mine.csv", trace).good
+    asked = scenario_hash(alone.question.scenario)
+    assert not take_trace(alone, "mine.csv", b"a,b\n1,2\n").good
+    assert scenario_hash(alone.question.scenario) == asked
+    assert not take_trace(alone, "other.csv", b"a,b\n1,2\n").good
+    assert [path.name for path in alone.path.iterdir()] == ["mine.csv"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("engine.block_size", "-1", "engine.block_size = -1: must be at least 1; left out"),
+        ("engine.max_num_sequences", "8", "engine.max_num_sequences = 8: unknown key; did you mean max_num_seqs?"),
+        ("acceptance", "[", "acceptance:1: not valid YAML"),
+        ("policy.name", "os:system", "policy.name = 'os:system': the dashboard takes"),
+    ],
+)
+def test_a_warning_of_a_link_names_its_key_once(alone: Session, key: str, value: str, said: str) -> None:
+    read_link(alone, {key: [value]})
+    (warning,) = alone.warnings
+    assert warning.startswith(said)
+    assert warning.count(key) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "label"),
+    [
+        ("workload.arrivals.path", "trace of the arrivals"),
+        ("workload.lengths.output_tokens.min", "output tokens min"),
+        ("engine.block_size", "block size"),
+        ("statistics.seed", "Seed"),
+        ("acceptance", "acceptance"),
+    ],
+)
+def test_a_key_is_called_by_what_it_holds(key: str, label: str) -> None:
+    assert label_of(key) == label
+
+
+def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    app, changes = open_page(), [f"{key}={value}" for key, value in SMALL.items()]
+    late = app._tree.get_widget_states()
+    for button in [each for each in late.widgets if each.HasField("trigger_value")]:
+        late.widgets.remove(button)  # a browser sends one only when it is pressed
+    asked = Question("default", load_scenario("ngram-code-editing", overrides=changes))
+    known(app).ask(asked)
+    app.run()
+    monkeypatch.setattr(app._tree, "get_widget_states", lambda: late)
+    app.run()
+    assert known(app).question == asked

@@ -12,7 +12,7 @@ from app_pages import known, open_page, told
 from draftcast.dashboards.session.uploads import VALIDATION, receive
 from draftcast.scenarios.evidence.summary import scorecard, shipped_forecasts
 from draftcast.scenarios.show.evidence_report import score_rows
-from draftcast.scenarios.show.validation_sweep_summary import shipped_summaries
+from draftcast.scenarios.show.validation_sweep_report import shipped_summaries
 
 
 def test_the_validation_that_ships_is_shown_with_what_it_misses(sweep_report: Path) -> None:

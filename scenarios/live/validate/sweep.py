@@ -103,6 +103,14 @@ class Cutover:
             return True
         return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
 
+    @property
+    def shown(self) -> list[str]:
+        """Measured, forecast and their bounds in words, as JSON has no infinity: users, or beyond which end of them."""
+        bounds = (self.measured, self.forecast, self.low, self.high, self.forecast_low, self.forecast_high)
+        least, most = self.users[0], self.users[-1]
+        beyond = {math.inf: f"above {most:g}", -math.inf: f"below {least:g}"}
+        return [beyond.get(value, f"{value:.3g}") for value in bounds]
+
     def _place(self, users: float) -> float:
         """On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end, a step from it."""
         return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))

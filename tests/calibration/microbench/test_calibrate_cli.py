@@ -19,11 +19,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from draftcast.calibration.microbench import device
+from draftcast.calibration.microbench import device, runner
 from draftcast.calibration.profile.load import read_manifest
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import InputError
-from draftcast.scenarios.cli import calibrate_device
 from draftcast.scenarios.cli.main import app
 
 TINY = {
@@ -79,7 +78,7 @@ def command_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: str) 
                 seen.name, seen.hardware, seen.command = name, hardware.name, command
                 raise typer.Exit
 
-        monkeypatch.setattr(calibrate_device, "Calibration", Spy)
+        monkeypatch.setattr(runner, "Calibration", Spy)
         given = {"--device": "cpu", "--out": str(tmp_path / "out"), "--model": tiny}
         given |= dict(zip(options[::2], options[1::2], strict=True))
         done = CliRunner().invoke(
@@ -177,7 +176,7 @@ def test_a_gpu_is_not_timed_through_tritons_interpreter(command: Command, monkey
 
 def test_on_cuda_both_cache_formats_graphs_and_many_rows(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = device.Device("cuda", "NVIDIA H200", 1, 1, 50 << 20, 140 << 30)
-    monkeypatch.setattr(calibrate_device, "find_device", lambda _kind, _threads: gpu)
+    monkeypatch.setattr(device, "find_device", lambda _kind, _threads: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     seen = command("--device", "cuda", "--model", "Llama-3.1-8B")
     assert seen.hardware == "h200"
@@ -193,7 +192,7 @@ def test_control_c_says_how_to_go_on(command: Command, tmp_path: Path) -> None:
     def interrupted(_self: object) -> None:
         raise KeyboardInterrupt
 
-    calibrate_device.Calibration.measure = interrupted  # type: ignore[method-assign]  # the spy's
+    runner.Calibration.measure = interrupted  # type: ignore[method-assign]  # the spy's
     done = CliRunner().invoke(app, ["calibrate", "--device", "cpu", "--out", str(tmp_path / "out")])
     assert done.exit_code == 130
     assert "the same command continues from here" in done.stderr

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import calibrate as calibrate_command
-from draftcast.scenarios.cli import calibrate_device as calibrate_cli
 from draftcast.scenarios.cli.main import app
 from draftcast.scenarios.cli.options import option_groups
 
@@ -24,7 +23,7 @@ SOURCES = {
     "--import": ["--import", "vidur", "--hardware", "a100-80g", "--out", "there"],
 }
 FUNCTIONS = {
-    "--device": calibrate_cli.calibrate_device,
+    "--device": calibrate_command.calibrate_device,
     "--engine-log": calibrate_command.calibrate_engine_log,
     "--import": calibrate_command.calibrate_import,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,9 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
     assert profile.name == name
     features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     measured_by_degree: dict[tuple[str, int], float] = {}
-    for model in map(load_model, model_names()):
+    # Models of one shape, such as a base and what was distilled into it, have one cost.
+    shapes = {repr(replace(m, name="", max_position_embeddings=1)): m for m in map(load_model, model_names())}
+    for model in shapes.values():
         for tp in (1, 2, 4, 8):
             try:
                 model.check_tensor_parallel(tp)
@@ -103,7 +106,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
             # What the engine adds to its kernels is no profile's.
             extrapolated_s, kernels_s = out["by_origin_s"][2] - out["overhead_s"], device_s - out["overhead_s"]
             measured_by_degree[model.name, tp] = 1.0 - extrapolated_s / kernels_s
-    assert len(measured_by_degree) == 365
+    assert len(measured_by_degree) == 426
     # Most of a dense Llama's kernels rest on measured times, straight or interpolated.
     for tp in (1, 2, 4, 8):
         assert measured_by_degree[LLAMA, tp] > 0.8

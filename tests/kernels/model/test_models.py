@@ -123,6 +123,45 @@ CARDS = {
     "Qwen3.6-27B": 27,
     "Qwen3.6-35B-A3B": 35,
     "gpt-oss-120b": 116.8,
+    "CodeLlama-7B": 6.74,
+    "CodeLlama-34B": 33.7,
+    "DeepSeek-R1-0528-Qwen3-8B": 8.19,
+    "DeepSeek-R1-Distill-Qwen-7B": 7.62,
+    "DeepSeek-R1-Distill-Qwen-14B": 14.8,
+    "DeepSeek-R1-Distill-Qwen-32B": 32.8,
+    "EXAONE-4.0-32B": 32.0,
+    "Falcon3-7B": 7.46,
+    "Falcon3-10B": 10.3,
+    "GLM-4-9B-0414": 9.4,
+    "Hy3": 295,
+    "Llama-3-8B": 8.03,
+    "Llama-3-70B": 70.6,
+    "Mistral-Large-2411": 123,
+    "Mistral-Nemo-12B": 12.2,
+    "Mistral-Small-3.2-24B": 23.6,
+    "Mistral-Small-4-119B": 119,
+    "Moonlight-16B-A3B": 16,
+    "Nemotron-Nano-9B-v2": 8.89,
+    "Nemotron-Nano-12B-v2": 12.31,
+    "OLMo-2-7B": 7.3,
+    "OLMo-2-13B": 13.7,
+    "Phi-3-mini-4k": 3.82,
+    "Phi-3.5-mini": 3.82,
+    "Phi-4-mini": 3.84,
+    "Qwen2.5-VL-7B": 7.61,  # of the language model, as of the next three
+    "Qwen2.5-VL-72B": 72.7,
+    "Qwen3-VL-8B": 8.2,
+    "Qwen3-VL-32B": 32.8,
+    "Qwen3.5-9B": 9,
+    "Qwen3.8-2.4T-A95B": 2400,
+    "SmolLM3-3B": 3.08,
+    "Seed-OSS-36B": 36,
+    "Solar-Open-100B": 102.6,
+    "Vicuna-7B": 6.7,  # LLaMA, arXiv 2302.13971, table 2
+    "Vicuna-13B": 13.0,
+    "Vicuna-33B": 32.5,
+    "opt-13b": 12.85,
+    "opt-66b": 65.7,
 }
 
 
@@ -184,6 +223,8 @@ def test_deepseek_count_by_hand() -> None:
         ("Kimi-K2", 32, 1),
         ("GLM-4.5", 32, 2),
         ("ERNIE-4.5-300B-A47B", 47, 1),
+        ("Qwen3.8-2.4T-A95B", 95, 1),
+        ("Hy3", 21, 1),
     ],
 )
 def test_active_parameters_match_the_model_cards(name: str, billions: float, tolerance: float) -> None:
@@ -236,6 +277,9 @@ def test_quantised_weight_bytes(name: str, dtype: str, gigabytes: float, toleran
         ("RedHatAI/Llama-3.1-8B-Instruct-FP8-dynamic", "Llama-3.1-8B", "fp8"),
         ("nvidia/DeepSeek-V3.2-NVFP4", "DeepSeek-V3.2", "nvfp4"),
         ("anyone/gpt-oss-20b-BF16", "gpt-oss-20b", ""),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2", "DeepSeek-V3", "nvfp4"),
+        ("amd/DeepSeek-R1-MXFP4-Preview", "DeepSeek-V3", "mxfp4"),
+        ("cyankiwi/Qwen3-Next-80B-A3B-Instruct-AWQ-4bit", "Qwen3-Next-80B-A3B", "int4"),
     ],
 )
 def test_a_checkpoint_is_in_the_format_that_its_config_or_its_name_says(name: str, model: str, dtype: str) -> None:
@@ -336,6 +380,10 @@ def test_matrices_of_the_operators_are_the_parameters(name: str) -> None:
         ("zai-org/GLM-4.7", "GLM-4.6"),
         ("Kimi-K2-Thinking", "Kimi-K2.5"),
         ("gemma-3-27b-it", "Gemma-3-27B"),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-30B-A3B-Instruct-2507"),
+        ("lmsys/vicuna-7b-v1.5", "Llama-2-7B"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "Llama-3-8B"),
+        ("unsloth/Llama-3.2-1B-Instruct", "Llama-3.2-1B"),
     ],
 )
 def test_aliases(alias: str, name: str) -> None:
@@ -358,9 +406,11 @@ def test_a_path_to_a_config_or_its_folder(tmp_path: Path) -> None:
         assert load_model(path).num_parameters == 596_049_920
 
 
-def test_unknown_model_lists_the_names() -> None:
-    with pytest.raises(ModelError, match=r"Lama-3.*bundled:.*Llama-3\.1-8B.*config\.json"):
-        load_model("Lama-3")
+def test_an_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(ModelError, match=r"Qwen3-9B'.*mean Qwen3\.5-9B or .*Qwen3-8B.*draftcast models.*config\.json"):
+        load_model("Qwen/Qwen3-9B")
+    with pytest.raises(ModelError, match=r"unheard-of'.*file; draftcast models"):
+        load_model("unheard-of")
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[]", b"3"])

@@ -125,7 +125,7 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
     scenario = load_scenario()
     deployment = deploy(scenario)
     peak, bandwidth = deployment.profile.hardware.ceilings("linear", "bf16")
-    points = [operating_point(scenario, deployment, 16, k, 512.0) for k in range(4)]
+    points = [operating_point(deployment, 16, k, 512.0) for k in range(4)]
     assert [point.rows for point in points] == [16.0, 32.0, 48.0, 64.0]
     # Weights and KV are read once whatever k is: the bytes barely grow, the FLOPs in proportion to the rows.
     assert points[3].flops / points[0].flops == pytest.approx(4.0, rel=0.01)
@@ -134,7 +134,7 @@ def test_verifying_more_drafts_moves_towards_compute() -> None:
     assert points[0].bytes == pytest.approx(weights, rel=0.15)
     assert all(point.bytes / point.seconds < bandwidth for point in points)
     assert points[3].intensity < peak / bandwidth
-    crowded = operating_point(scenario, deployment, 1024, 3, 512.0)
+    crowded = operating_point(deployment, 1024, 3, 512.0)
     assert crowded.flops_per_s / peak > crowded.bytes / crowded.seconds / bandwidth
 
 

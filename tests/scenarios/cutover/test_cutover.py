@@ -33,7 +33,15 @@ from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, Predict
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
-from draftcast.scenarios.show.cutover_report import contour_lines, detail_lines, headline, number, points_table
+from draftcast.scenarios.show.cutover_report import (
+    contour_lines,
+    detail_lines,
+    headline,
+    map_figure,
+    number,
+    points_table,
+)
+from draftcast.scenarios.show.plots import OFF
 from draftcast.sim.acceptance.model import Tree
 from draftcast.sim.statistics.crossing import Crossing, Probe
 
@@ -576,3 +584,14 @@ def test_lines_of_a_map_do_not_speak_of_cells_that_it_cannot_tell(tmp_path: Path
         "everywhere on the map.",
         "wherever the map can tell.",
     ]
+
+
+def test_marks_of_cells_without_a_colour_have_one_that_reads_on_light_and_dark(tmp_path: Path) -> None:
+    found = mapped(easy(tmp_path), against="k", over="concurrency", at=[2, 16], values=[1, 3], budget_requests=2)
+    drawn = map_figure(found)
+    heat, marks = drawn.data[:2]
+    pairs = [zip(*row, strict=True) for row in zip(heat.z, heat.text, strict=True)]
+    assert all(z is not None or not text for row in pairs for z, text in row)
+    assert "?" in marks.text
+    assert len(marks.text) == sum(z is None for row in heat.z for z in row)
+    assert marks.textfont.color == OFF

@@ -254,7 +254,9 @@ def test_a_range_is_of_one_rank_of_a_server() -> None:
 def test_a_correction_is_of_one_engine() -> None:
     correction = {"source": "off.json", **OWN, "step_factor": 1.1}
     calibrated = with_values(SCENARIO, {"correction": correction})
-    for key, value in (("hardware", "h200"), ("engine.quantization", "fp8"), ("engine.tensor_parallel_size", 2)):
+    others = (("hardware", "h200"), ("engine.quantization", "fp8"), ("engine.tensor_parallel_size", 2),
+              ("engine.pipeline_parallel_size", 2), ("engine.data_parallel_size", 2))  # fmt: skip
+    for key, value in others:
         with pytest.raises(ScenarioError, match=r"correction\.\w+.*calibrate to a run of this engine"):
             deploy(with_values(calibrated, {key: value}))
     deploy(with_values(calibrated, {"hardware": "h100", "correction.hardware": "H100-SXM"}))  # names of one device

@@ -9,7 +9,7 @@ import pytest
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
-from draftcast.scenarios.show.validation_sweep_summary import (
+from draftcast.scenarios.show.validation_sweep_report import (
     CutoverSummary,
     bars_line,
     read_summary,

@@ -555,6 +555,8 @@ LATENTS = (OFF, "engine.tensor_parallel_size=8", "engine.max_model_len=16384")
         ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "auto", "bf16", 1152),
         ("DeepSeek-V3.2", "h200", "sglang 0.5.10", "fp8", "fp8", 656),
         ("DeepSeek-V3.2", "mi355x", "sglang 0.5.14", "auto", "bf16", 1152),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "rtx-pro-6000", "vllm 0.32", "fp8", "fp8", 656),
+        ("nvidia/DeepSeek-V3.2-NVFP4", "rtx-pro-6000", "sglang 0.5.10", "bfloat16", "bf16", 1152),
     ],
 )
 def test_sparse_latents_take_the_bytes_of_their_engines_format(
@@ -568,6 +570,14 @@ def test_sparse_latents_take_the_bytes_of_their_engines_format(
     assert found.settings.num_gpu_blocks == found.memory.kv_cache_bytes // (16 * per_token)
     assert any("auto is fp8" in text for text in found.assumed) == (dtype == "fp8" and asked == "auto")
     assert any("take 656 bytes" in text for text in found.assumed) == (layer_bytes == 656)
+
+
+def test_latents_in_16_bits_are_refused_where_vllm_has_none() -> None:
+    wide = ("engine.model=nvidia/DeepSeek-V3.2-NVFP4", "hardware=rtx-pro-6000", "engine.kv_cache_dtype=bfloat16")
+    error = str(refused(*wide, "engine.version=vllm 0.24", *LATENTS))
+    assert error.startswith(
+        "engine.kv_cache_dtype = 'bfloat16': must be auto or fp8: vllm 0.24 has no other latents of"
+    )
 
 
 def test_an_mtp_layer_keeps_its_latents_as_its_target_does() -> None:
@@ -607,6 +617,56 @@ MINIMAX = ("engine.model=MiniMax-M2.5", "hardware=h200", "engine.max_model_len=1
         # 18,432 inputs of a dense layer's down are 576 of each of 32 GPUs, four blocks and a half.
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=32"), False),
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=16"), True),
+        # Qwen's and StepFun's own -FP8 and every -FP8-block are in blocks, others' and vLLM's own fp8 are not.
+        (("engine.model=Qwen/Qwen3-235B-A22B-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8"), False),
+        (("engine.model=Qwen3-235B-A22B-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=4"), True),
+        (("engine.model=Qwen3-235B-A22B-FP8", "engine.tensor_parallel_size=8"), True),
+        (("engine.model=Qwen3-30B-A3B-FP8", "engine.version=sglang 0.5.14", "engine.tensor_parallel_size=4"), False),
+        (
+            (
+                "engine.model=Qwen3-30B-A3B",
+                "engine.quantization=fp8",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            True,
+        ),
+        (
+            (
+                "engine.model=RedHatAI/Qwen3-30B-A3B-FP8-dynamic",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            True,
+        ),
+        (
+            (
+                "engine.model=RedHatAI/Qwen3-30B-A3B-FP8-block",
+                "engine.version=vllm 0.28",
+                "engine.tensor_parallel_size=4",
+            ),
+            False,
+        ),
+        (("engine.model=zai-org/GLM-4.5-Air-FP8", "engine.version=vllm 0.28", "engine.tensor_parallel_size=4"), True),
+        # Shared experts of 512 columns, which are whole only where data-parallel ranks share the experts out.
+        (
+            (
+                "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+                "engine.tensor_parallel_size=8",
+                "engine.enable_expert_parallel=true",
+            ),
+            False,
+        ),
+        (
+            (
+                "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+                "engine.tensor_parallel_size=8",
+                "engine.data_parallel_size=2",
+                "engine.enable_expert_parallel=true",
+            ),
+            True,
+        ),
+        (("engine.model=Step-3.5-Flash-FP8", "engine.tensor_parallel_size=4"), False),
     ],
 )
 def test_ranks_that_cut_fp8_blocks_are_refused_where_the_engine_does(asked: tuple[str, ...], starts: bool) -> None:
@@ -627,6 +687,17 @@ def test_the_refusal_of_cut_blocks_says_what_works() -> None:
     )
 
 
+def test_expert_parallelism_is_not_offered_where_shared_experts_are_cut() -> None:
+    eight = (
+        "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
+        "engine.version=vllm 0.28",
+        "engine.tensor_parallel_size=8",
+    )
+    error = str(refused(*MINIMAX, *eight))
+    assert "leaves 64 inputs of matrix shared_down to a rank" in error
+    assert error.endswith("a smaller one works")
+
+
 def test_cut_experts_run_by_tritons_kernels() -> None:
     eight = (*MINIMAX, "engine.tensor_parallel_size=8")
     assert "fp8" in deployed(*eight).settings.triton_experts
@@ -639,3 +710,14 @@ def test_a_checkpoint_without_blocks_is_cut_anywhere(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     eight = (f"engine.model={tmp_path}", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8")
     assert deployed(*MINIMAX, *eight).settings.weight_dtype == "fp8"
+
+
+def test_blocks_of_compressed_tensors_are_read(tmp_path: Path) -> None:
+    config = json.loads((ROOT / "kernels/models/MiniMax-M2.5.json").read_text())
+    fp8 = {"num_bits": 8, "type": "float"}
+    weights = {**fp8, "strategy": "block", "block_structure": [128, 128]}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": fp8}
+    config["quantization_config"] = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    eight = (f"engine.model={tmp_path}", "engine.version=vllm 0.28", "engine.tensor_parallel_size=8")
+    assert "leaves 192 of an expert's 1536 columns" in str(refused(*MINIMAX, *eight))

@@ -22,6 +22,7 @@ ASKED = {
     },
     "workload.arrivals.request_rate_rps=12": {"workload.arrivals.request_rate_rps": 12.0},
     "statistics.seed=0": {},
+    "engine.model=Qwen3-8B": {"engine.model": "Qwen3-8B"},
 }
 
 

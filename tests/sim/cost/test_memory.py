@@ -137,6 +137,14 @@ def test_graphs_by_hand() -> None:
     assert cuda_graph_bytes(32, 1) == 32 * (2 + 1) * 2**18
 
 
+@pytest.mark.parametrize(
+    ("mode", "graphs"),
+    [("FULL_AND_PIECEWISE", 51 + 35), ("PIECEWISE", 51), ("FULL", 51), ("FULL_DECODE_ONLY", 35), ("NONE", 0)],
+)
+def test_a_mode_holds_the_graphs_that_it_captures(mode: str, graphs: int) -> None:
+    assert budget_of(LLAMA, H100, cudagraph_mode=mode).cuda_graph_bytes == 32 * graphs * 2**18
+
+
 def test_speculation_takes_blocks() -> None:
     off = budget_of(LLAMA, H100)
     assert (off.lost_blocks, off.lost_concurrency(1000)) == (0, 0.0)
@@ -312,6 +320,7 @@ def test_sglang_gives_its_share_of_memory_to_weights_and_kv_cache_alone() -> Non
     assert rest < 0.2 * h100.memory_bytes
     # what does not fit beside that share is taken from it
     whole = budget_of(LLAMA, h100, version="sglang 0.5", gpu_memory_utilization=1.0)
+    rest = whole.activation_bytes + whole.cuda_graph_bytes + whole.non_torch_bytes
     assert whole.kv_cache_bytes == pytest.approx(h100.memory_bytes - whole.weight_bytes - rest)
 
 
