@@ -252,7 +252,7 @@ def _answer(
         word, why = best.verdicts[0].word, best.verdicts[0].why
         reason = f"{word}, {why}" if word == "too close to call" and why else why or reason
     tuned = chosen.candidate.scenario
-    notes = (*serve_command.class_notes(tuned), *assumptions(tuned))
+    notes = (*_not_tried(scenario), *serve_command.class_notes(tuned), *assumptions(tuned))
     loaded = with_values(tuned, loads[-1].values)
     places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
     commands = {
@@ -265,6 +265,19 @@ def _answer(
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
     notes += cliffs(with_values(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
+
+
+def _not_tried(scenario: Scenario) -> tuple[str, ...]:
+    """What the scenario has and no candidate: a policy, and groups of their own speculation beside others without."""
+    notes = []
+    if scenario.policy is not None and scenario.policy.name not in ("fixed", "batch_schedule"):
+        notes.append(
+            f"the scenario's policy {scenario.policy.name} is no candidate: lengths and schedules are; draftcast "
+            "compare ranks policies"
+        )
+    if any(group.engine.get("speculative_config") for group in scenario.cluster.groups):
+        notes.append("off is off in every group, so gains include those of groups with speculation of their own")
+    return tuple(notes)
 
 
 def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> serve_command.ServerCommand | ScenarioError:

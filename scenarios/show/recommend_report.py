@@ -60,7 +60,7 @@ def _with_interval(value: Estimate | None, form: str, factor: float = 1.0) -> st
 def candidates_table(answer: Recommendation) -> Table:
     """One row per candidate, best first; the gain over off in all and, with several loads, at each."""
     loads = answer.loads if len(answer.loads) > 1 else ()
-    ratios = ("closed form", "MBSU", "tokens a round", "c")
+    ratios = ("closed form", "MBSU", "tokens a round", "c") if any(answer.closed_forms.values()) else ()
     rows = [["setting", "gain over off", *(load.label for load in loads), *ratios, ""]]
     for outcome in answer.outcomes:
         verdicts = outcome.verdicts if loads else ()
@@ -70,7 +70,7 @@ def candidates_table(answer: Recommendation) -> Table:
         figures = (form.speedup, form.mbsu, form.block_efficiency, form.cost_ratio) if form is not None else ()
         shown = [f"{value:.3g}" for value in figures] or [""] * len(ratios)
         rows.append([outcome.candidate.label, gain, *gains, *shown, remark(answer, outcome)])
-    return make_table(rows, caption=LOOKS["notes"]["closed form"])
+    return make_table(rows, caption=LOOKS["notes"]["closed form"] if ratios else "")
 
 
 def answer_line(answer: Recommendation) -> str:

@@ -85,7 +85,7 @@ def test_bad_input_is_one_line_and_exit_2(refuse: Callable[..., str], arguments:
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--set", "engine.model=gpt-9"], ["--set: engine.model = 'gpt-9'", "Llama-3.1-8B"]),
+        (["--set", "engine.model=gpt-9"], ["--set: engine.model = 'gpt-9'", "draftcast models"]),
         (["--set", "hardware=h900"], ["h900", "h100-sxm"]),
         (["--set", "profile=none-such"], ["none-such"]),
         (["--set", "engine.model=llama-3.1-405b", "--set", f"{SPEC}.model=null"], ["memory"]),

@@ -461,3 +461,10 @@ def test_closed_forms_stand_beside_the_simulated_gains(paying: Recommendation) -
 def test_loads_are_records() -> None:
     with pytest.raises(InputError, match=r"loads = .*: must be ComparedLoad"):
         recommend(load_scenario(), loads=[10.0])  # type: ignore[list-item]
+
+
+def test_a_policy_of_the_scenario_is_named_as_no_candidate(paying: Recommendation) -> None:
+    answer = recommend(question(f"{RATE}=20", "policy={name: goodput}"))
+    assert answer.chosen.gain == paying.chosen.gain
+    assert [note for note in answer.notes if "the scenario's policy goodput is no candidate" in note]
+    assert not [note for note in paying.notes if "policy" in note]

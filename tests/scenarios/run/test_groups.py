@@ -36,7 +36,7 @@ from draftcast.scenarios.schema.load import (
     with_values,
     without_speculation,
 )
-from draftcast.scenarios.show.recommend_report import paste_lines
+from draftcast.scenarios.show.recommend_report import candidates_table, paste_lines
 from draftcast.scenarios.sweep.cells import run_task, task_of
 from draftcast.sim.cluster.routers import cluster_capacity
 
@@ -321,3 +321,9 @@ def test_a_plan_of_unlike_replicas_is_refused() -> None:
 
 def test_metrics_of_one_engine_are_refused(refused: Callable[..., str]) -> None:
     assert "cluster.groups" in refused("simulate", "default", "--set", f"cluster={{{UNLIKE}}}", "--prometheus=-")
+
+
+def test_a_recommendation_says_that_off_is_off_in_groups_of_their_own_speculation_too() -> None:
+    answer = recommend(cluster(OWN_LENGTH, SHORT, "statistics.replications=2"), max_k=1)
+    assert [note for note in answer.notes if note.startswith("off is off in every group")]
+    assert [column.header for column in candidates_table(answer).columns] == ["setting", "gain over off", ""]
