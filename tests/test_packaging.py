@@ -153,7 +153,7 @@ def test_a_non_editable_install_simulates_and_says_once_that_it_compiles(compile
     assert "compiling" not in run_installed(compiled, tmp_path, *SIMULATE, *small, *others).stderr
     sweep = ["-m", "draftcast", "sweep", "default", "--grid", "k=0,1", "--workers", "1", "--out", "set", *small]
     swept = run_installed(compiled, tmp_path, *sweep)
-    assert swept.returncode == 0, swept.stderr
+    assert swept.returncode == 5, swept.stderr  # so few requests give no figures
     assert "compiling" not in swept.stderr
     code = (
         "import draftcast\n"

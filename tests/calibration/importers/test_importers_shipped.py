@@ -159,6 +159,7 @@ NO_HEADS |= {(4, 2, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128)}  # Gemma's
 NO_HEADS |= {(80, 8, 128), (20, 2, 128), (10, 1, 128)} | {(12, 4, 256), (6, 2, 256)}  # Seed-OSS's and Falcon3's
 NO_HEADS |= {(heads, heads, 128) for heads in (52, 26, 13, 72, 36, 18, 9)}  # Vicuna-33B's and OPT-66b's
 NO_HEADS |= {(heads, heads, 96) for heads in (32, 16, 8, 4)}  # Phi-3-mini's
+NO_HEADS |= {(64, 4, 256)}  # Qwen3.8-2.4T's on one rank, on which it fits nowhere
 NO_HEADS |= {(32 // tp, max(4 // tp, 1), 512) for tp in (1, 2, 4, 8)} | {(2, 1, 512)}  # Gemma 4's
 NO_BLACKWELL_HEADS = {(64 // tp, max(4 // tp, 1), 192) for tp in (1, 2, 4, 8)}  # MiMo-V2-Flash's
 NO_DECODE_HEADS = {(40, 40, 128), (32, 32, 128), (16, 16, 128), (12, 12, 64)}  # more than 8 KV heads
@@ -213,7 +214,8 @@ def test_linear_attention_of_the_bundled_models(frames: dict[str, pd.DataFrame],
     rows = frames[name][frames[name]["operator"] == operator]
     measured = set(rows[["heads", "kv_heads", "k", "n", "kv_dtype"]].itertuples(index=False, name=None))
     for model, tp in sharded():
-        if model.num_linear_layers and model.linear_kind == "gated_delta":
+        # The source did not time Qwen3.8-2.4T's eight value heads a key head.
+        if model.linear_kind == "gated_delta" and model.num_linear_layers and model.name != "Qwen3.8-2.4T-A95B":
             assert (*linear_shape(model, tp).values(), "fp32") in measured, (model.name, tp)
 
 

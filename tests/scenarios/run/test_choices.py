@@ -76,7 +76,7 @@ def test_off_and_on_again() -> None:
 
 def test_a_draft_model_shares_the_vocabulary() -> None:
     scenario = load_scenario()
-    assert choices.draft_models(scenario) == ["Qwama-0.5B", "Llama-3.2-1B", "Llama-3.2-3B"]
+    assert choices.draft_models(scenario) == ["Qwama-0.5B", "Llama-3.2-1B", "SmolLM3-3B", "Llama-3.2-3B"]
     found = choices.with_method(scenario, "draft_model")
     assert found["engine.speculative_config"]["model"] == "Qwama-0.5B"
     lonely = load_scenario(overrides=["engine.model=DeepSeek-V2-Lite"])
