@@ -97,7 +97,8 @@ def scenario_of(
 ) -> Scenario:
     """The recorded model on the H100 of the fit, with blocks for ``max_num_seqs`` requests of ``longest`` tokens."""
     blocks = engine["max_num_seqs"] * (longest // 16 + 1) + 1
-    fixed = {"model": "llama-3.1-8b", "max_model_len": longest, "num_gpu_blocks": blocks}
+    measured = {"model": "llama-3.1-8b", "version": "vllm 0.10"}  # 0.10.1 (arXiv 2601.11580)
+    fixed = {**measured, "max_model_len": longest, "num_gpu_blocks": blocks}
     return load_scenario(
         {
             "schema_version": 1,

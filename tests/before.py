@@ -73,6 +73,19 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, which "
     "runs models with experts so too",
     "test_every_draft_pass_pays_its_overhead": "the same for three versions",
+    **dict.fromkeys(
+        (
+            "test_a_method_that_the_second_runner_lacks_runs_under_the_first[medusa-0.32]",
+            "test_a_method_that_the_second_runner_lacks_runs_under_the_first[pard-0.32]",
+            "test_a_method_that_the_second_runner_lacks_runs_under_the_first[suffix-0.32]",
+            "test_unknown_versions_are_refused_with_the_known_ones[vllm 0.33]",
+        ),
+        "the same with the next version: 0.33 is known",
+    ),
+    "test_a_round_without_a_match_has_the_rows_that_are_scheduled_for_it[ngram-vllm 0.32-1.6]": "the same of the first "
+    "runner; the second's search verifies k rows always",
+    "test_prefix_cache_hit[eagle-4-7.0]": "the same case, with its version",
+    "test_prefix_cache_hit[none-8-6.5]": "the same case, with its version",
     "test_latent_sparse_and_linear_attention_was_slower_in_older_engines": "test_latent_and_sparse_attention_was_"
     "slower_in_older_engines; of linear attention test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off",
     "test_max_steps_counts_outputs_across_python_decisions": "test_a_stop_on_output_counts_outputs_across_"

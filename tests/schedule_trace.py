@@ -1,12 +1,13 @@
 """What the simulated scheduler schedules, call by call: the counterpart of a driver around vLLM's own class.
 
 ``python tests/schedule_trace.py < workload.json`` reads one JSON object and prints one JSON line per call
-of the scheduler, so that the lines can be compared with those of vLLM 0.32's ``Scheduler`` and ``AsyncScheduler``.
+of the scheduler, so that the lines can be compared with those of vLLM's ``Scheduler`` and ``AsyncScheduler``.
 
 Input: ``block_size``, ``num_blocks``, ``max_num_seqs``, ``max_num_batched_tokens``, ``max_model_len``, ``method``
-(a name of ``draftcast.sim.cost.methods``), ``k``; optional ``schedule`` (``[[first, last, k], ...]``), ``policy``
-(``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``, ``max_num_scheduled_tokens``,
-``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false), ``hash_block_tokens``,
+(a name of ``draftcast.sim.cost.methods``), ``k``; optional ``version`` (as ``vllm 0.33``), ``schedule``
+(``[[first, last, k], ...]``), ``policy`` (``fcfs``, ``priority``), ``watermark``, ``long_prefill_token_threshold``,
+``max_num_scheduled_tokens``, ``enable_chunked_prefill``, ``async``, ``prefix_caching`` (default false),
+``hash_block_tokens``,
 ``pipeline_parallel_size`` and ``linear_groups`` (groups of linear attention layers; without prefix caching);
 ``requests``: ``arrival_step``, ``prompt``, ``output``, ``accept`` (drafts accepted in round 0, 1, ..., cycled),
 optional ``priority``, ``hash_ids``, ``session`` (a number: requests of one share prompts and outputs from the first
@@ -25,6 +26,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from draftcast.calibration.profile.engines import DEFAULT_VERSION
 from draftcast.errors import InputError
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.acceptance.chain import Chain
@@ -111,6 +113,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
     ranges = workload.get("schedule") if drafting else None
     is_async = workload.get("async", get_method(workload["method"]).is_async)
     config = EngineConfig(
+        version=workload.get("version", DEFAULT_VERSION),
         block_size=workload["block_size"],
         num_gpu_blocks=workload["num_blocks"],
         fixed_blocks=workload.get("linear_groups", 0) * (1 + k),

@@ -24,6 +24,26 @@ from draftcast.yaml_text import parse_yaml, validated
 
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"
+Rule = Literal[
+    # A request of the lowest priority that preempts itself lets those behind it run.
+    "self_preempted_pass",
+    # A block's hash covers the tokens behind it that EAGLE's and MTP's heads read, so no hit is computed again.
+    "hashes_cover_lookahead",
+    # Blocks are cached with the output that fills them also without asynchronous scheduling, where drafts are made.
+    "caches_outputs",
+    # DFlash and DSpark draft beside the target's rows and need no last prefix block again; a pass of theirs must hold
+    # the rows of all requests that run.
+    "blocks_drafted_apart",
+    # Nothing is drafted in a step behind which nobody can use it.
+    "skips_unused_drafts",
+    # `disable_padded_drafter_batch` leaves scheduling asynchronous.
+    "unpadded_async",
+    # `max_model_len` is at most the draft model's.
+    "draft_bounds_length",
+    # With prefixes cached, blocks beside states of gated DeltaNet hold whole chunks of the kernel that leaves these.
+    "aligns_cached_states",
+]
+"""What a version does that its generation did not from the first, by the name in ``calibration/engines``."""
 CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 Value = TypeVar("Value")
 _VERSION = re.compile(r"(?P<engine>[a-z]+)[ =]+v?(?P<number>\d+(?:\.\d+)*)\S*(?: (?P<runner>v[12]))?", re.IGNORECASE)
@@ -133,7 +153,8 @@ class EngineGeneration(Section):
     runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
     plain_until: str | None = None  # the last version whose models with experts or states the generation before runs
     lacks_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that the one before runs
-    async_since: dict[str, str] = field(default_factory=dict)  # by method, from when it is asynchronous by default
+    # By method, from when it is asynchronous by default where that is not from the first, or not at all otherwise.
+    async_since: dict[str, str] = field(default_factory=dict)
     draft_graphs: Literal["FULL", "PIECEWISE"] = "FULL"  # CUDA graphs of a draft's passes, by default
     graphless_drafts: tuple[str, ...] = ()  # methods that have none: the host launches each kernel of their drafts
     draft_loop_since: str | None = None  # the version from which one graph holds EAGLE's passes behind the first
@@ -155,6 +176,12 @@ class EngineGeneration(Section):
     amd_context_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
     graphs_counted_since: str | None = None
+    # Bytes that it holds for each of `max_num_seqs` and each token of the vocabulary as long as it runs, where they are
+    # counted before the KV cache is sized: by the version from which they are.
+    request_state_bytes: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = field(default_factory=dict)
+    rules_since: dict[Rule, str] = field(default_factory=dict)  # the version from which a rule holds
+    full_drafts: tuple[str, ...] = ()  # methods whose draft passes all run, however few drafts a schedule asks for
+    schedules_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that keeps schedules
     # The version from which compiled steps quantise inputs to fp8 in the norm or activation before a matrix.
     fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
@@ -187,6 +214,10 @@ class EngineGeneration(Section):
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
     multimodal_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
+
+    def follows(self, rule: Rule, version: str) -> bool:
+        """Whether a version does what a rule says."""
+        return is_since(version, self.rules_since.get(rule))
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
@@ -226,6 +257,11 @@ class EngineGeneration(Section):
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""
         lasts = (self.lacks_until.get(method), None if is_plain else self.plain_until)
         return not any(last is not None and _is_until(version, last) for last in lasts)
+
+    def keeps_schedule(self, version: str, method: str) -> bool:
+        """Whether it drafts by a schedule of draft lengths that it is given, or k tokens always."""
+        last = self.schedules_until.get(method)
+        return last is None or _is_until(version, last)
 
     def triton_experts(self, version: str) -> tuple[str, ...]:
         """Formats whose experts a version runs by Triton's kernels."""

@@ -28,7 +28,8 @@ from draftcast.sim.policies.ema_tiers import EmaTiers
 from draftcast.yaml_text import write_yaml
 
 INSTRUCT = "Instruct"
-VLLM = "vLLM 0.32"
+VLLM = ("vLLM 0.32", "vLLM 0.33")
+"""Releases whose flags are written."""
 SERVERS = ("vllm", "sglang", "trtllm")
 ADAPTIVE_FILE, OPTIONS_FILE = "adaptive.json", "trtllm.yaml"
 # What makes a server accept so many tokens a round, whatever the text.
@@ -107,13 +108,13 @@ def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
 
     Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
 
-    Raises ScenarioError: a method that vLLM 0.32 does not have, and why not.
+    Raises ScenarioError: a method that this vLLM does not have, and why not.
     """
     spec = scenario.speculative_config
     if spec is None:
         return None
     method = get_method(spec.resolved_method)
-    _refuse_unknown("vllm", VLLM, spec)
+    _refuse_unknown("vllm", _vllm(scenario), spec)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in COMMANDS["not_vllm"] and value is not None}
     if spec.method in ("p_eagle", "pard"):
@@ -192,7 +193,9 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
             flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
         runner = parse_version(scenario.engine.version)[2]
         env = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))} if runner else {}
-        return ServerCommand(VLLM, ("vllm", "serve", served.target, *flags), env, notes=_common_notes(scenario, server))
+        return ServerCommand(
+            _vllm(scenario), ("vllm", "serve", served.target, *flags), env, notes=_common_notes(scenario, server)
+        )
     table = TABLES[server]
     words, notes = _engine_words(table, scenario)
     words |= _parallel_words(server, scenario)
@@ -414,6 +417,13 @@ def _refuse_unknown(server: str, version: str, spec: SpeculativeConfig) -> None:
         raise ScenarioError(f"{version} cannot run it: {why}", key=f"{SPEC}.method", value=spec.resolved_method)
 
 
+def _vllm(scenario: Scenario) -> str:
+    """The scenario's own release of vLLM where its flags are written, else the first of those."""
+    engine, number, _ = parse_version(scenario.engine.version)
+    own = (version for version in VLLM if engine == "vllm" and number[:2] == _release(version))
+    return next(own, VLLM[0])
+
+
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.rpartition(" ")[2].split("."))
 
@@ -421,7 +431,7 @@ def _release(version: str) -> tuple[int, ...]:
 def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     """Of every server: models to fill in, and what of the scenario stands in no server's command."""
     notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
-    mine = VLLM if server == "vllm" else TABLES[server].version
+    mine = _vllm(scenario) if server == "vllm" else TABLES[server].version
     engine, number, _ = parse_version(version)
     if engine != server or any(own != theirs for own, theirs in zip(number, _release(mine), strict=False)):
         notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.profile.engines import generation_of, graphs_hold_prompts, parse_version
+from draftcast.calibration.profile.engines import generation_of, graphs_hold_prompts, is_since, parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -334,7 +334,8 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
     method, spec, refuse = config.method, engine.speculative_config, partial(_refuse, engine)
     if engine.async_scheduling:
         key, never = "async_scheduling", "cannot schedule asynchronously with"
-        refuse(not method.is_async, key, f"vLLM {never} method {method.name}")
+        may = method.is_async or is_since(engine.version, config.generation.async_since.get(method.name))
+        refuse(not may, key, f"vLLM {never} method {method.name}")
         staged = engine.pipeline_parallel_size > 1 and config.generation.runner != "v2"
         refuse(staged, key, f"vLLM's first model runner {never} pipeline parallelism")
     if spec is None or parse_version(engine.version)[0] != "vllm":
@@ -343,7 +344,10 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
     refuse(misses, "version", f"vLLM's second model runner does not run method {method.name}")
     if engine.async_scheduling:
         unpadded = "speculative_config.disable_padded_drafter_batch"
-        refuse(spec.disable_padded_drafter_batch, key, f"vLLM {never} {unpadded}")
+        waits = spec.disable_padded_drafter_batch and not config.follows("unpadded_async")
+        refuse(waits, key, f"vLLM {never} {unpadded}")
+    unknown = spec.disable_lookahead_block_hashes and not config.follows("hashes_cover_lookahead")
+    refuse(unknown, "speculative_config.disable_lookahead_block_hashes", "only from vLLM 0.33 on")
     for name, of in (("dspark_draft_topk", "dspark"), ("index_share_for_mtp_iteration", "mtp")):
         misplaced = getattr(spec, name) is not None and method.name != of
         refuse(misplaced, f"speculative_config.{name}", f"only with method {of} (vLLM refuses it)")
@@ -391,11 +395,18 @@ def deploy(scenario: Scenario) -> Deployment:
         limit = min(max_model_len, draft.max_position_embeddings) if method.needs_draft_model else max_model_len
         allowed = f"must not exceed {limit}, the lower of the target's and the draft's own (vLLM refuses it)"
         refuse(spec.max_model_len > limit, "speculative_config.max_model_len", allowed)
+    version, is_plain = engine.version, not (model.is_moe or model.is_hybrid)
+    generation = generation_of(version, method.name, is_plain=is_plain)
+    if spec is not None and draft is not None and method.needs_draft_model:
+        drafted = spec.max_model_len or draft.max_position_embeddings
+        if generation.follows("draft_bounds_length", version) and drafted < max_model_len:
+            max_model_len = drafted
+            assumed.append(NOTES["draft_bounds_length"].format(version=version, length=drafted))
     # A flag of one name in the scenario and in the engine is handed on as it is.
     flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
     padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
-    if engine.async_scheduling is None and not padded:
-        flags["async_scheduling"] = False  # vLLM 0.32's default with it
+    if engine.async_scheduling is None and not (padded or generation.follows("unpadded_async", version)):
+        flags["async_scheduling"] = False
     whole = engine.pipeline_parallel_size == engine.decode_context_parallel_size == 1
     if whole and model.has_window_groups and parse_version(engine.version)[0] == "vllm" and not _may_share(scenario):
         # Blocks behind a window that no other request will hit are given to whoever needs one, as vLLM does.
@@ -408,19 +419,21 @@ def deploy(scenario: Scenario) -> Deployment:
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, model, max_model_len),
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            **picked(model, "is_moe is_hybrid is_multimodal sliding_window"),
+            **picked(model, "is_moe is_hybrid is_multimodal sliding_window num_nextn_layers"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
             "temperature": scenario.workload.temperature,
             "window_kind": WINDOWS.index(model.window_kind),
             "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
+            "disable_lookahead_block_hashes": spec is not None and spec.disable_lookahead_block_hashes,
         }
     )
     config, formats = _latent_formats(engine, config, model, draft, hardware)
     assumed += formats
     _check_what_vllm_refuses(engine, config, model)
     pipelined = config.pipeline_parallel_size > 1
-    if config.max_num_batched_tokens <= config.slots:
-        message = f"must exceed the {config.slots} input rows that {method.name} with k = {k} adds per request"
+    needed = config.lookahead if config.follows("blocks_drafted_apart") else config.slots
+    if config.max_num_batched_tokens <= needed:
+        message = f"must exceed the {needed} rows that {method.name} with k = {k} needs for the drafts of a request"
         raise ScenarioError(message, key="engine.max_num_batched_tokens", value=config.max_num_batched_tokens)
     _check_formats(config, model, hardware)
     config = replace(config, cuts_blocks=cut_expert(config, model) > 0)
@@ -438,9 +451,11 @@ def deploy(scenario: Scenario) -> Deployment:
         message = f"leaves room for {memory.num_gpu_blocks} blocks, more than {MOST_BLOCKS}; take a larger block size"
         raise CapacityError(message, key="engine.block_size", value=engine.block_size)
     policy = policy_of(scenario)
-    if engine.data_parallel_size > 1 and scenario.resolved_policy.name == "batch_schedule":
+    keeps_schedule = generation.keeps_schedule(version, method.name)
+    if (engine.data_parallel_size > 1 or not keeps_schedule) and scenario.resolved_policy.name == "batch_schedule":
         policy = load_policy("fixed")
-        assumed.append(NOTES["no_schedule"])
+        why = f"{version}'s first model runner and method {method.name}" if not keeps_schedule else "data parallelism"
+        assumed.append(NOTES["no_schedule"].format(why=why))
     ranks = "data-parallel ranks of a model with experts"
     if config.lockstep_ranks > 1 and policy.is_dynamic and policy.name != "off":
         message = f"{ranks} must draft equally many tokens; this policy lets them differ"
@@ -456,12 +471,20 @@ def deploy(scenario: Scenario) -> Deployment:
         f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
         f"{rows} rows, and its scheduler fails where the threshold cuts them",
     )
+    most_requests = min(config.max_num_seqs, memory.most_requests or config.max_num_seqs)
+    if config.drafts_apart and config.max_num_batched_tokens // config.lookahead < most_requests:
+        most_requests = config.max_num_batched_tokens // config.lookahead
+        assumed.append(
+            NOTES["drafts_bound_requests"].format(version=version, requests=most_requests, rows=config.lookahead)
+        )
     config = replace(
         config,
         **picked(memory, "num_gpu_blocks block_size fixed_blocks window_groups"),
-        max_num_seqs=min(config.max_num_seqs, memory.most_requests or config.max_num_seqs),
+        max_num_seqs=most_requests,
         gpu_memory_utilization=memory_share(config, model, hardware),
         is_dynamic=policy.is_dynamic,
+        # Of vLLM's own schedule. Other policies ask what a runner that can draft less would give.
+        drafts_in_full=policy.name == "batch_schedule" and method.name in generation.full_drafts,
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)

@@ -120,10 +120,16 @@ class MeanStep:
         return self.seconds / self.tokens
 
 
-def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int) -> MeanStep:
-    """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts."""
+def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
+    """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts.
+
+    ``made``: drafts that are made of each, where these are more than are verified.
+    """
     f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
+    if made > k:
+        f["draft_seqs"], f["draft_tokens"], f["draft_passes"] = num_seqs, num_seqs * made, made
+        f["draft_kv"] = num_seqs * asked.context_tokens
     drafted = asked.draft_share(k) if k else 0.0
     if 0.0 < drafted < 1.0 and not cost.params[0]["pads_searches"]:
         bare = st.empty_record(st.FEATURES)
@@ -209,7 +215,9 @@ class Fluid:
         num_seqs = max(1, round(in_system / batches))
         if num_seqs not in self._steps:
             k = self.drafts[min(num_seqs, len(self.drafts) - 1)]
-            self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k)
+            settings = self.deployment.settings
+            made = settings.max_drafts if settings.drafts_in_full else 0
+            self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k, made)
         return self._steps[num_seqs]
 
     def latency_s(self, in_system: float) -> float:

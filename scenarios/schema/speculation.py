@@ -61,6 +61,8 @@ class SpeculativeConfig(Frozen):
     enforce_eager: Annotated[bool | None, UNTIMED] = None
     parallel_drafting: bool = False
     disable_eagle_block_drop: bool = False
+    disable_lookahead_block_hashes: bool = False
+    """vLLM 0.33: compute the last block of a prefix hit again, as the versions before do."""
     prompt_lookup_max: Annotated[Count | None, UNTIMED] = None
     prompt_lookup_min: Annotated[Count | None, UNTIMED] = None
     suffix_decoding_max_tree_depth: Count = 24
@@ -78,7 +80,7 @@ class SpeculativeConfig(Frozen):
     use_local_argmax_reduction: Annotated[bool, UNTIMED] = False
     use_heterogeneous_vocab: Annotated[bool, UNTIMED] = False
     disable_padded_drafter_batch: bool = False
-    """Draft for the exact number of rows; vLLM then does not schedule asynchronously."""
+    """Draft for the exact number of rows; vLLM before 0.33 then does not schedule asynchronously."""
     enable_adaptive_verification: bool = False
     dspark_draft_topk: Annotated[Count | None, UNTIMED] = None
     moe_backend: Annotated[str | None, UNTIMED] = None
@@ -199,7 +201,7 @@ class SpeculativeConfig(Frozen):
         if low is not None and high is not None and low > high:
             yield wrong("prompt_lookup_min", low, f"must not exceed prompt_lookup_max = {high}")
         if self.enable_adaptive_verification and method != "dspark":
-            yield wrong("enable_adaptive_verification", True, "only with method dspark (vLLM 0.32)")
+            yield wrong("enable_adaptive_verification", True, "only with method dspark (vLLM refuses it)")
         if self.enable_adaptive_verification and self.num_speculative_tokens_per_batch_size is not None:
             yield wrong("enable_adaptive_verification", True, "not with num_speculative_tokens_per_batch_size")
         if method != "arctic" and self.enable_suffix_decoding:

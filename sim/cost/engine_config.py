@@ -2,11 +2,18 @@
 
 from dataclasses import dataclass
 
-from draftcast.calibration.profile.engines import DEFAULT_VERSION, EngineGeneration, generation_of, is_since, since
+from draftcast.calibration.profile.engines import (
+    DEFAULT_VERSION,
+    EngineGeneration,
+    Rule,
+    generation_of,
+    is_since,
+    since,
+)
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
-from draftcast.sim.cost.methods import METHODS, Method, by_rule
+from draftcast.sim.cost.methods import METHODS, DraftPlan, Method, by_rule
 
 COUNTS = (
     "tensor_parallel_size pipeline_parallel_size data_parallel_size decode_context_parallel_size "
@@ -31,6 +38,7 @@ class EngineConfig:
     method: Method = METHODS["none"]  # what drafts; of a tree method with its width and nodes
     num_speculative_tokens: int = 0  # the configured k, of a tree its depth; 0 with method ``none``
     is_dynamic: bool = False  # drafts vary by a schedule or policy, so one-token admissions are not padded
+    drafts_in_full: bool = False  # all draft passes run in each step, however few drafts a schedule asks for
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1  # ranks with a scheduler of their own; those of a model with experts step together
@@ -67,6 +75,8 @@ class EngineConfig:
     window_kind: int = 0  # place in `WINDOWS`
     window_groups: int = 0  # groups of such layers that give back blocks behind it (without prefix caching)
     disable_eagle_block_drop: bool = False  # EAGLE family: keep the last block of a prefix hit
+    disable_lookahead_block_hashes: bool = False  # vLLM 0.33: drop it as the versions before
+    num_nextn_layers: int = 0  # MTP modules of the target
 
     def __post_init__(self) -> None:
         """Fill what follows from other fields.
@@ -80,7 +90,8 @@ class EngineConfig:
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         if engine.caches_states_async and self.is_hybrid and self.enable_prefix_caching:
             runs_async &= since(engine.caches_states_async, self.version)
-        runs_async &= self.method.is_async and is_since(self.version, engine.async_since.get(self.method.name, "0"))
+        first_async = engine.async_since.get(self.method.name, "0" if self.method.is_async else None)
+        runs_async &= is_since(self.version, first_async)
         limited = engine.drafting_cudagraph_mode if self.method.drafts else {}
         limited = engine.multimodal_cudagraph_mode if self.is_multimodal else limited
         mode = since(limited or engine.cudagraph_mode, self.version)
@@ -136,7 +147,7 @@ class EngineConfig:
     @property
     def slots(self) -> int:
         """Input rows that the method adds per request."""
-        return by_rule(self.method.slots_rule, self.num_speculative_tokens)
+        return 0 if self.drafts_apart else by_rule(self.method.slots_rule, self.num_speculative_tokens)
 
     @property
     def lookahead(self) -> int:
@@ -162,6 +173,13 @@ class EngineConfig:
         return self.method.proposes_by_match and (bool(self.async_scheduling) or self.generation.pads_searches)
 
     @property
+    def skips_unused_drafts(self) -> bool:
+        """Whether nothing is drafted in a step whose requests all end with it or have prompt left."""
+        alone = self.lookahead > 0 and self.lockstep_ranks == 1  # an idle rank never agrees
+        fixed = self.method.name in self.generation.full_drafts
+        return alone and not fixed and self.follows("skips_unused_drafts")
+
+    @property
     def pads_single_tokens(self) -> bool:
         """Whether one-token admissions are padded to all rows of a round."""
         return not self.is_dynamic and self.max_drafts > 0
@@ -169,7 +187,30 @@ class EngineConfig:
     @property
     def drops_last_hit(self) -> bool:
         """Whether the last block of a prefix hit is computed again."""
-        return self.method.drops_last_prefix_block and not self.disable_eagle_block_drop
+        return self._reads_ahead and self.hash_lookahead == 0
+
+    @property
+    def hash_lookahead(self) -> int:
+        """Tokens behind a block that its hash covers: those that the head reads with it (vLLM 0.33)."""
+        covers = self.follows("hashes_cover_lookahead") and not self.disable_lookahead_block_hashes
+        if not (covers and self._reads_ahead):
+            return 0
+        modules = self.num_nextn_layers if self.method.name == "mtp" else 1
+        return self.num_speculative_tokens if min(modules, self.num_speculative_tokens) > 1 else 1
+
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether the head's KV of a token is made of the next one too, which a prefix hit may not have."""
+        return self.method.drops_last_prefix_block and not (self.drafts_apart or self.disable_eagle_block_drop)
+
+    @property
+    def drafts_apart(self) -> bool:
+        """Whether the rows of a block of drafts do not count among those of the target's step."""
+        return self.method.plan == DraftPlan.CONTEXT_BLOCK and self.follows("blocks_drafted_apart")
+
+    def follows(self, rule: Rule) -> bool:
+        """Whether the version does what a rule of `draftcast.calibration.profile.engines` says."""
+        return self.generation.follows(rule, self.version)
 
 
 def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:

@@ -36,6 +36,9 @@ _GRAPH_BYTES_PER_LAYER = 0.25 * 2**20
 _GRAPH_CEILING = 512
 # Attention kernels read KV in pages of a multiple of so many tokens (FlashAttention, FlashInfer).
 _SMALLEST_PAGE_TOKENS = 16
+# FlashInfer's prefill of gated DeltaNet emits states every so many tokens (vLLM 0.33, attention/backends/gdn_attn.py):
+# on Hopper, and on families 100 and 120 with keys of this size (layers/mamba/gdn/qwen_gdn_linear_attn.py, CUDA 13).
+_CHUNK_TOKENS, _CHUNK_KEYS = 64, 128
 _VLLM_SHARE = 0.92
 # Of SGLang's rules: the fewest tokens of a step, the memory above which a least is kept, the longest short context.
 _LEAST_TOKENS, _LARGE_GIB, _SHORT_CONTEXT = 2048, 60.0, 8192
@@ -51,7 +54,7 @@ class MemoryBudget:
     usable_bytes: float  # device memory x gpu_memory_utilization
     weight_bytes: float  # target
     draft_weight_bytes: float
-    activation_bytes: float
+    activation_bytes: float  # and what the sampler holds of each request
     cuda_graph_bytes: float
     non_torch_bytes: float
     kv_cache_bytes: float  # what is left for blocks; of the given blocks when num_gpu_blocks was given
@@ -207,6 +210,9 @@ def _stage_budget(
     weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
     draft_weights = 0.0 if draft is None else _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
     activations = activation_peak_bytes(config, model, draft)
+    held = config.generation.request_state_bytes
+    if held and stage == stages - 1:  # where it samples
+        activations += since(held, config.version) * config.max_num_seqs * model.vocab_size
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config), config.cudagraph_mode)
@@ -232,7 +238,7 @@ def _stage_budget(
         left -= states
         per_token = kv + draft_kv
     elif model.num_linear_layers:
-        block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv)
+        block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv, hardware)
         per_token *= share
     elif model.kv_compression:
         fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype, packed=packed) / (per_token * block_size))
@@ -304,7 +310,9 @@ def _hybrid_windows(
     return pinned, per_token
 
 
-def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tuple[int, int, float]:
+def _state_pages(
+    config: EngineConfig, model: ModelSpec, draft_kv: float, hardware: HardwareSpec
+) -> tuple[int, int, float]:
     """(tokens of a block, blocks that a running request's states hold, bytes of a block per token).
 
     vLLM 0.32 gives every layer pages of one size and shares one pool of blocks between groups of equally many layers:
@@ -322,6 +330,11 @@ def _state_pages(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tup
         config, model, draft_kv, model.num_attention_layers, model.num_linear_layers
     )
     align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
+    family = int(hardware.compute_capability)
+    in_chunks = family == 9 or (family in (10, 12) and model.linear_key_head_dim == _CHUNK_KEYS)
+    caches = config.enable_prefix_caching and config.follows("aligns_cached_states")
+    if caches and in_chunks and model.linear_kind == "gated_delta":
+        align = math.lcm(align, _CHUNK_TOKENS)
     block_size = align * math.ceil(states / (align * per_layer))
     return block_size, groups * (1 + k), group * per_layer
 

@@ -15,12 +15,15 @@ prompts, sessions), and a key of the request's own otherwise, which only the req
 import numpy as np
 from numba import njit
 
+from draftcast.sim.compiled.random_streams import mix64
 from draftcast.sim.cost.step_time import CHUNKED
 from draftcast.sim.state.engine import BLOCK, Array, Engine
 
 # Keys of blocks that only their own request can hit start here; trace keys and then those of texts stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
 TEXT_KEY = np.int64(1) << np.int64(59)
+# Keys of a trace's block together with the next one.
+PAIR_KEY = np.int64(1) << np.int64(58)
 OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
 EMPTY_SLOT = np.int64(0)
 # twin of a hashed block that the table does not list: only its own request could ask for it, and does not.
@@ -110,18 +113,29 @@ def _evict(s: Engine, block: int) -> None:
     s.cache_key[hole] = EMPTY_SLOT
 
 
+@njit(cache=True, forceinline=True)
+def _pair(first: int, second: int) -> int:
+    """Two hash ids as one of 58 bits."""
+    mixed = mix64(mix64(np.uint64(first)) ^ np.uint64(second))
+    return int(np.int64(mixed >> np.uint64(6)))
+
+
 @njit(cache=True)
 def block_hash(s: Engine, i: int, index: int) -> int:
-    """Key of block ``index`` of request ``i``."""
+    """Key of block ``index`` of request ``i``, and of the tokens behind it that its hash covers."""
     c = s.config[0]
-    if c.num_keys_per_hash > 0:
-        at = index // c.num_keys_per_hash
-        start = s.hash_offsets[i]
-        whole = (index + 1) * c.block_size <= s.requests[i].prompt
-        if whole and start + at < s.hash_offsets[i + 1]:
-            return int(s.hash_ids[start + at] * c.num_keys_per_hash + index % c.num_keys_per_hash + 1)
     r = s.requests[i]
-    text = r.system_text if (index + 1) * c.block_size <= r.system_tokens else r.text
+    end = (index + 1) * c.block_size
+    if c.num_keys_per_hash > 0:
+        n = c.num_keys_per_hash
+        at = s.hash_offsets[i] + index // n
+        left = s.hash_offsets[i + 1] - at
+        if end <= r.prompt and left > 0:
+            if c.hash_lookahead == 0 or ((index + 1) % n != 0 and end + c.hash_lookahead <= r.prompt):
+                return int(s.hash_ids[at] * n + index % n + 1)
+            if left > 1 and end + c.block_size <= r.prompt:
+                return int(PAIR_KEY + _pair(s.hash_ids[at], s.hash_ids[at + 1]))
+    text = r.system_text if end + c.hash_lookahead <= r.system_tokens else r.text
     if text >= 0:
         return int(TEXT_KEY + text * OWN_KEY_BLOCKS + index)
     return int(OWN_KEY + i * OWN_KEY_BLOCKS + index)
@@ -138,7 +152,7 @@ def find_hits(s: Engine, i: int) -> tuple[int, int]:
     """
     c = s.config[0]
     r = s.requests[i]
-    most = (r.tokens - 1) // c.block_size
+    most = (r.tokens - max(c.hash_lookahead, 1)) // c.block_size
     hits = evictable = last_is_free = 0
     while hits < most:
         key = block_hash(s, i, hits)
@@ -185,6 +199,12 @@ def holds(s: Engine, i: int, tokens: int) -> bool:
 def fills_block(s: Engine, i: int, tokens: int) -> bool:
     """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
     return bool(tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size)
+
+
+@njit(cache=True, forceinline=True)
+def hashable(s: Engine, i: int, tokens: int) -> int:
+    """Of so many computed tokens of request ``i`` those whose blocks' hashes are known."""
+    return int(min(tokens, s.requests[i].tokens - s.config[0].hash_lookahead))
 
 
 @njit(cache=True)

@@ -1,6 +1,6 @@
 """The scheduler: which requests run in the next step and how many tokens each computes.
 
-Follows vLLM 0.32 ``v1/core/sched/scheduler.py`` (``Scheduler.schedule``, ``_preempt_request``,
+Follows ``v1/core/sched/scheduler.py`` of vLLM 0.32 and 0.33 (``Scheduler.schedule``, ``_preempt_request``,
 ``_update_after_schedule``) and ``async_scheduler.py`` decision for decision; ``tests/schedule_trace.py`` compares them
 with vLLM's own class line by line. Where the engine is SGLang, admission and preemption follow SGLang's. Encoders,
 LoRA, KV connectors and structured output are not modelled.
@@ -210,6 +210,8 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
                 break
             allocated = blocks.extend(s, i, need)
         if not allocated:
+            if c.self_preempted_pass:
+                continue  # those behind it have a higher priority, and its blocks are free now
             break
 
         drafts = 0
@@ -222,7 +224,7 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
         token_budget -= n
         input_budget -= n + slots
         at += 1
-        known = min(r.computed + n, r.tokens)
+        known = blocks.hashable(s, i, r.computed + n)
         if caching and blocks.fills_block(s, i, known):
             blocks.cache_full_blocks(s, i, known)
 
@@ -310,7 +312,7 @@ def _admit(
         token_budget -= n
         input_budget -= n + c.slots
         if c.enable_prefix_caching:
-            blocks.cache_full_blocks(s, i, min(hit_tokens + n, r.tokens))
+            blocks.cache_full_blocks(s, i, blocks.hashable(s, i, hit_tokens + n))
     for j in range(num_skipped):
         queue.push(s, s.skipped[j])
     return size

@@ -286,8 +286,30 @@ def _time_rejected(s: Engine, slot: int) -> None:
 
 @njit(cache=True)
 def decide_drafts(s: Engine, slot: int) -> None:
-    """Let the compiled policy fill ``next_drafts`` of the batch."""
-    decide(s.config[0].policy, s, slot)
+    """Let the compiled policy fill ``next_drafts`` of the batch, and the engine what it drafts all the same, or not."""
+    c = s.config[0]
+    decide(c.policy, s, slot)
+    size = s.batch[slot].size
+    if c.drafts_in_full:
+        for x in s.entries[slot, :size]:
+            if not x.is_chunk:
+                x.drafted = c.max_drafts
+    elif c.skips_unused_drafts:
+        for x in s.entries[slot, :size]:
+            if not (x.is_chunk or _surely_ends(s, x.request)):
+                return
+        for x in s.entries[slot, :size]:
+            x.drafted = 0
+
+
+@njit(cache=True)
+def _surely_ends(s: Engine, i: int) -> bool:
+    """Whether request ``i`` ends with the step being scheduled though all its drafts be rejected.
+
+    vLLM 0.33, ``Scheduler._drafts_unused``.
+    """
+    r = s.requests[i]
+    return bool(r.tokens + 1 + (r.placeholders > 0) >= r.prompt + r.max_tokens)
 
 
 @njit(cache=True)
@@ -439,7 +461,7 @@ def collect(s: Engine) -> int:
     c = s.config[0]
     e = s.engine[0]
     is_async = c.async_scheduling != 0
-    caching = c.enable_prefix_caching != 0
+    caching = c.enable_prefix_caching != 0 and c.caches_outputs != 0
     slot = e.first_batch
     batch = s.batch[slot]
     entries = s.entries[slot]
@@ -499,11 +521,12 @@ def collect(s: Engine) -> int:
                 gaps = 0
             gaps += 1
         r.last_emission_s = now
-        if is_async:
-            if not is_stale:
-                r.placeholders -= count
-            known = r.computed - r.placeholders
-            if caching and r.status == RUNNING and blocks.fills_block(s, i, known):
+        if is_async and not is_stale:
+            r.placeholders -= count
+        if caching and r.status == RUNNING:
+            cut_off = accepted + 1 - count  # by the output's limit
+            known = blocks.hashable(s, i, r.computed - r.in_flight - cut_off)
+            if blocks.fills_block(s, i, known):
                 blocks.cache_full_blocks(s, i, known)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING

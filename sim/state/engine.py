@@ -151,6 +151,11 @@ CONFIG = record_type(
     ("retracts", "i1"),
     ("reserves_outputs", "i1"),  # room is kept for outputs when requests are admitted
     ("drops_last_hit", "i1"),
+    ("hash_lookahead", "i4"),  # tokens behind a block that its hash covers
+    ("caches_outputs", "i1"),  # blocks are cached with the output that fills them, not in the next step alone
+    ("self_preempted_pass", "i1"),
+    ("skips_unused_drafts", "i1"),
+    ("drafts_in_full", "i1"),
     ("sliding_window", "i4"),
     ("window_kind", "i4"),
     ("window_groups", "i4"),
@@ -265,6 +270,8 @@ def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Arr
     chooses = WINDOWS[config.window_kind] == "top_k"
     follows = {
         "priority": config.scheduling_policy == "priority",
+        "self_preempted_pass": config.scheduling_policy == "priority" and config.follows("self_preempted_pass"),
+        "caches_outputs": config.async_scheduling or (config.max_drafts > 0 and config.follows("caches_outputs")),
         # With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
         "reserves_outputs": config.generation.retracts and (not config.sliding_window or chooses),
         # Of asynchronous scheduling the pipeline's stages.

@@ -1,6 +1,7 @@
 """The simulated scheduler against vLLM's own classes, line by line, over random workloads (``workloads.py``).
 
-In-process, because loading vLLM takes longer than hundreds of workloads. Needs the environment of ``make live-env``.
+In-process, because loading vLLM takes longer than hundreds of workloads; the next vLLM's, of which ``make live-env``
+fetches the Python alone, in one process of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,6 +31,7 @@ REFERENCE = shared_data("reference/vllm_schedule.py")
 # What the reference script does not take.
 NOT_IN_REFERENCE = ("max_num_scheduled_tokens", "enable_chunked_prefill")
 AT_ONCE = 40
+NEXT_VLLM = Path(sys.prefix) / "vllm-0.33"
 
 
 def load(name: str) -> ModuleType:
@@ -85,6 +89,33 @@ def test_schedules_what_vllm_schedules(drive: Any, start: int, options: dict[str
         )
     assert lines > 40 * AT_ONCE, "the workloads are too small to say anything"
     assert preempted, "no workload preempts: blocks are never scarce"
+
+
+def test_schedules_what_the_next_vllm_schedules() -> None:
+    pytest.importorskip("vllm", reason="make live-env")
+    every: dict[str, Any] = {"methods": workloads.NEXT_METHODS}
+    kinds = [{}, every, *({**every, "window_kind": kind} for kind in ("sliding", "chunked"))]
+    kinds += [{**every, "linear_groups": 2}, {**every, "stages": 2}]
+    kinds += [{**every, "prefix_caching": True}, {**every, "sessions": True}] * 3
+    asked = [
+        workloads.random_workload(1000 * index + number, version=workloads.NEXT, **kind)
+        for index, kind in enumerate(kinds)
+        for number in range(AT_ONCE)
+    ]
+    done = subprocess.run(
+        [sys.executable, HERE / "vllm_scheduler_driver.py"],
+        input="\n".join(map(json.dumps, asked)),
+        env=os.environ | {"PYTHONPATH": str(NEXT_VLLM)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    version, *traces = done.stdout.splitlines()
+    assert version == workloads.NEXT, "another vLLM was driven"
+    for number, (workload, theirs) in enumerate(zip(asked, map(json.loads, traces), strict=True)):
+        compare(number, workload, theirs, schedule_trace.trace(workload))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Drive vLLM's own V1 scheduler, without a model, over a JSON workload: what draftcast's scheduler is compared with.
 
 Reads the workloads of ``python tests/schedule_trace.py`` and yields the same records. ``hash_ids`` become
-prompt tokens, so that vLLM's own prefix cache sees equal prefixes where the workload says so. vLLM 0.32.
+prompt tokens, so that vLLM's own prefix cache sees equal prefixes where the workload says so. vLLM 0.32 and 0.33.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
+import vllm
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -173,7 +174,11 @@ def _prompt(w: dict[str, Any], i: int) -> list[int]:
 def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield one record per call of vLLM's ``schedule()``; every request ends at its output length."""
     scheduler, is_async = _scheduler(w)
-    hasher = get_request_block_hasher(w["block_size"], sha256) if w.get("prefix_caching") else None
+    # Of vLLM 0.33 and later: what each block's hash covers behind it.
+    ahead = getattr(scheduler.vllm_config, "num_hash_lookahead_tokens", 0)
+    hasher = None
+    if w.get("prefix_caching"):
+        hasher = get_request_block_hasher(w["block_size"], sha256, *([ahead] if ahead else []))
     requests = w["requests"]
     order = deque(sorted(range(len(requests)), key=lambda i: (requests[i]["arrival_step"], i)))
     rounds = [0] * len(requests)
@@ -251,5 +256,6 @@ def drive(w: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    print("vllm", vllm.__version__.rpartition(".")[0])
     for workload in map(json.loads, sys.stdin):
         print(json.dumps(list(drive(workload))))

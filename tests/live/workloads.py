@@ -8,6 +8,7 @@ from typing import Any
 METHODS = ("none", "ngram", "draft_model")
 HIDDEN_STATES = ("eagle", "eagle3", "mtp", "dflash", "dspark", "p_eagle")
 EVERY_METHOD = (*METHODS, *HIDDEN_STATES, "pard", "ngram_gpu", "medusa", "suffix")
+NEXT, NEXT_METHODS = "vllm 0.33", tuple(method for method in EVERY_METHOD if method != "medusa")
 
 
 def random_workload(
@@ -19,12 +20,14 @@ def random_workload(
     linear_groups: int = 0,
     stages: int = 1,
     window_kind: str = "",
+    version: str = "",
 ) -> dict[str, Any]:
     """Workload number ``seed``; the same number is the same workload everywhere.
 
     ``linear_groups``: groups of linear attention layers, whose states take blocks of every request. ``window_kind``:
     one to three groups of "sliding" or "chunked" layers, which give back blocks behind their window. ``sessions``:
-    some requests are turns of a few sessions, which begin with one of two system prompts.
+    some requests are turns of a few sessions, which begin with one of two system prompts. ``version``: of the engine,
+    as ``vllm 0.33``, whose second runner searches n-grams asynchronously too.
     """
     rng = Random(seed)
     block_size = rng.choice([4, 8, 16, 32])
@@ -109,4 +112,8 @@ def random_workload(
         workload["max_num_batched_tokens"] = max(workload["max_num_batched_tokens"], max_model_len + 8)
         workload["max_num_scheduled_tokens"] = workload["max_num_batched_tokens"]
         workload.pop("long_prefill_token_threshold", None)
+    if version:
+        workload["version"] = version
+        if method == "ngram":
+            workload["async"] = seed % 2 == 0
     return workload

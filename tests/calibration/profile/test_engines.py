@@ -33,18 +33,18 @@ def test_a_version_has_one_generation(version: str, plain: str, other: str) -> N
 
 @pytest.mark.parametrize(
     ("method", "last"),
-    [("draft_model", "0.30"), ("ngram", "0.31"), ("suffix", "0.32"), ("medusa", "0.32"), ("pard", "0.32")],
+    [("draft_model", "0.30"), ("ngram", "0.31"), ("suffix", "0.33"), ("medusa", "0.33"), ("pard", "0.33")],
 )
 def test_a_method_that_the_second_runner_lacks_runs_under_the_first(method: str, last: str) -> None:
-    """vLLM 0.25.1 to 0.32.0, config/vllm.py: use_v2_model_runner."""
+    """vLLM 0.25.1 to 0.33.0, config/vllm.py: use_v2_model_runner."""
     assert generation_of(f"vllm {last}", method).name == "vllm-v1-async"
     assert generation_of(f"vllm {last}", "eagle3").name == "vllm-v2-runner"
-    if last != "0.32":
+    if last != "0.33":
         assert generation_of("vllm 0.32", method).name == "vllm-v2-runner"
 
 
 @pytest.mark.parametrize(
-    "version", ["vllm", "0.32", "vllm 0.33", "vllm 1", "vllm 0.10 v2", "sglang 0.3", "trtllm 1.0", "vllm x", ""]
+    "version", ["vllm", "0.32", "vllm 0.34", "vllm 1", "vllm 0.10 v2", "sglang 0.3", "trtllm 1.0", "vllm x", ""]
 )
 def test_unknown_versions_are_refused_with_the_known_ones(version: str) -> None:
     with pytest.raises(HardwareError, match=r"known: vllm 0\.1 to 0\.7, vllm 0\.8 to 0\.13, .*sglang 0\.4 to 0\.5"):
@@ -75,6 +75,8 @@ def test_every_method_that_a_file_names_is_known() -> None:
             *each.lacks_until,
             *each.async_since,
             *each.graphless_drafts,
+            *each.full_drafts,
+            *each.schedules_until,
             *(m for own in of_constants for m in own),
         }
         assert named <= METHODS.keys(), each.name

@@ -68,7 +68,12 @@ def test_a_head_reads_the_lm_head_that_it_shares_or_its_own(method: str) -> None
 
 @pytest.mark.parametrize(
     ("method", "version", "rows"),
-    [("ngram", "vllm 0.32", 1.6), ("ngram", "sglang 0.5", 4), ("ngram_gpu", "vllm 0.32", 4)],
+    [
+        ("ngram", "vllm 0.32 v1", 1.6),
+        ("ngram", "vllm 0.32", 4),
+        ("ngram", "sglang 0.5", 4),
+        ("ngram_gpu", "vllm 0.32", 4),
+    ],
 )
 def test_a_round_without_a_match_has_the_rows_that_are_scheduled_for_it(method: str, version: str, rows: float) -> None:
     scenario = with_values(
@@ -203,3 +208,14 @@ def test_cliffs_are_told_where_they_are_met() -> None:
     assert any("only piecewise CUDA graphs" in each for each in cliffs([first]))
     ngram = drafting("ngram", num_speculative_tokens_per_batch_size=schedule)
     assert cliffs([with_values(ngram, {RATE: 1.0})]) == ()
+
+
+def test_a_schedule_leaves_no_pass_of_the_second_runner_s_draft_model_out() -> None:
+    shorter = {f"{SPEC}.num_speculative_tokens_per_batch_size": [[1, 64, 1]]}
+    draft = {}
+    for version in ("vllm 0.32 v1", "vllm 0.32"):
+        scenario = with_values(drafting("draft_model", model="llama-3.2-1b"), {"engine.version": version})
+        whole, short = (Fluid.of(each).step(8).times["draft_s"] for each in (scenario, with_values(scenario, shorter)))
+        draft[version] = short / whole
+    assert draft["vllm 0.32 v1"] < 0.5
+    assert draft["vllm 0.32"] == pytest.approx(1.0, rel=0.01)  # its first pass takes the target's fewer rows

@@ -226,6 +226,7 @@ DRAFT_FIELDS: dict[str, Any] = {
     "max_model_len": 2048,
     "enforce_eager": True,
     "disable_eagle_block_drop": True,
+    "disable_lookahead_block_hashes": True,
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
     "suffix_decoding_max_tree_depth": 12,

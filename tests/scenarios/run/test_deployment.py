@@ -168,6 +168,18 @@ def test_batch_limits_follow_engine_and_version(overrides: tuple[str, ...], limi
             ("engine.speculative_config.index_share_for_mtp_iteration=true",),
             ("index_share_for_mtp_iteration = True", "only with method mtp"),
         ),
+        (
+            ("engine.speculative_config.disable_lookahead_block_hashes=true",),
+            ("disable_lookahead_block_hashes = True", "only from vLLM 0.33 on"),
+        ),
+        (
+            (
+                "engine.speculative_config={method: medusa, num_speculative_tokens: 3}",
+                "acceptance={model: constant, alpha: 0.5}",
+                "engine.version=vllm 0.33",
+            ),
+            ("medusa", "vLLM 0.33 no longer has Medusa heads"),
+        ),
         (("engine.max_model_len=131073",), ("engine.max_model_len = 131073", "the model's own maximum of 131072")),
         (("engine.long_prefill_token_threshold=3",), ("engine.long_prefill_token_threshold = 3", "at least 1 + the 3")),
         (
@@ -176,7 +188,7 @@ def test_batch_limits_follow_engine_and_version(overrides: tuple[str, ...], limi
                 "acceptance={model: constant, alpha: 0.5}",
                 "engine.max_num_batched_tokens=8",
             ),
-            ("engine.max_num_batched_tokens = 8", "8 input rows"),
+            ("engine.max_num_batched_tokens = 8", "8 rows"),
         ),
         (
             (
@@ -196,8 +208,55 @@ def test_what_vllm_refuses_is_refused(overrides: tuple[str, ...], parts: tuple[s
 
 
 def test_a_draft_of_exact_rows_is_scheduled_synchronously() -> None:
+    unpadded = "engine.speculative_config.disable_padded_drafter_batch=true"
     assert deployed().settings.async_scheduling
-    assert not deployed("engine.speculative_config.disable_padded_drafter_batch=true").settings.async_scheduling
+    assert not deployed(unpadded).settings.async_scheduling
+    # vLLM 0.33: only under the first runner.
+    assert not deployed(unpadded, "engine.version=vllm 0.33 v1").settings.async_scheduling
+    assert deployed(unpadded, "engine.version=vllm 0.33").settings.async_scheduling
+    assert deployed(unpadded, "engine.version=vllm 0.33", "engine.async_scheduling=true").settings.async_scheduling
+
+
+NEXT = "engine.version=vllm 0.33"
+
+
+def test_the_draft_model_s_own_maximum_bounds_the_length() -> None:
+    """vLLM 0.33.0, config/vllm.py: _limit_max_model_len_to_draft, of the second runner."""
+    short = (DRAFT.replace("}", ", max_model_len: 4096}"), FOUR)
+    for version, length in ((NEXT, 4096), (f"{NEXT} v1", 131_072), ("engine.version=vllm 0.32", 131_072)):
+        found = deployed(*short, version, "engine.max_model_len=131072")
+        assert found.settings.max_model_len == length
+        assert ("vllm 0.33 lowers max_model_len to 4096 tokens, the draft model's own maximum" in found.assumed) == (
+            length == 4096
+        )
+
+
+def test_rows_of_a_block_of_drafts_bound_the_requests() -> None:
+    """vLLM 0.33.0, config/vllm.py: the draft pass has k + 1 rows of max_num_batched_tokens for each request."""
+    dflash = "engine.speculative_config={method: dflash, num_speculative_tokens: 15}"
+    rates = f"acceptance.rates={[0.7] * 15}"
+    found = deployed(dflash, rates, NEXT, "engine.model=Qwen3-8B")
+    assert found.settings.max_num_seqs == 8192 // 16
+    assert any("runs at most 512 requests at once: its draft pass needs 16 of" in note for note in found.assumed)
+    assert deployed(dflash, rates, "engine.model=Qwen3-8B").settings.max_num_seqs == 1024
+    error = refused(dflash, rates, NEXT, "engine.model=Qwen3-8B", "engine.max_num_batched_tokens=16")
+    assert "must exceed the 16 rows" in str(error)
+
+
+def test_a_schedule_that_the_first_runner_ignores_is_named() -> None:
+    """vLLM 0.33.0, config/vllm.py: _maybe_disable_dynamic_sd_for_v1."""
+    schedule = "num_speculative_tokens: 4, num_speculative_tokens_per_batch_size: [[1, 8, 4], [9, 64, 1]]"
+    suffix = f"engine.speculative_config={{method: suffix, {schedule}}}"
+    given = (suffix, "acceptance={model: constant, alpha: 0.5, match_probability: 0.5}")
+    assert deployed(*given).policy.name == "batch_schedule"
+    found = deployed(*given, NEXT)
+    assert found.policy.name == "fixed"
+    assert any("vLLM ignores num_speculative_tokens_per_batch_size" in note for note in found.assumed)
+    # A draft model of the second runner makes all its drafts, whatever vLLM's own schedule asks for.
+    draft = DRAFT.replace("num_speculative_tokens: 4", schedule)
+    assert deployed(draft, FOUR).settings.drafts_in_full
+    assert not deployed(draft, FOUR, "engine.version=vllm 0.32 v1").settings.drafts_in_full
+    assert not deployed(DRAFT, FOUR, "policy={name: goodput}").settings.drafts_in_full
 
 
 @pytest.mark.parametrize(("k", "runs"), [(1, True), (2, True), (3, False), (4, True)])

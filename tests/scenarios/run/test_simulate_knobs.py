@@ -171,6 +171,11 @@ KNOBS = [
     Knob("SpeculativeConfig.parallel_drafting", (f"{SPEC}.parallel_drafting=true", RATES)),
     Knob("SpeculativeConfig.disable_eagle_block_drop", f"{SPEC}.disable_eagle_block_drop=true", MOONCAKE),
     Knob(
+        "SpeculativeConfig.disable_lookahead_block_hashes",
+        f"{SPEC}.disable_lookahead_block_hashes=true",
+        ("workload.system_prompt={tokens: 168}", "engine.version=vllm 0.33"),  # half of its last block is the prompt's
+    ),
+    Knob(
         "SpeculativeConfig.suffix_decoding_max_tree_depth",
         f"{SPEC}.suffix_decoding_max_tree_depth=2",
         (f"{SPEC}={{method: suffix}}", NGRAM_ACCEPTANCE),

@@ -218,6 +218,13 @@ DIRECTIONS = [
         "prefix_cache_hit_rate",
         (RATES, "workload.system_prompt={tokens: 160}"),
     ),
+    Direction(
+        "disable_lookahead_block_hashes",
+        EAGLE3 + "disable_lookahead_block_hashes: true}",
+        EAGLE3 + "}",
+        "prefix_cache_hit_rate",
+        (RATES, "workload.system_prompt={tokens: 168}", "engine.version=vllm 0.33"),
+    ),
     # ... and a host that waits for the drafts' exact rows.
     Direction(
         "disable_padded_drafter_batch",

@@ -374,6 +374,39 @@ def test_a_method_is_scheduled_asynchronously_from_its_version_on(method: str, f
     assert EngineConfig(version="vllm 0.20", async_scheduling=True, **on).async_scheduling
 
 
+def test_the_second_runner_searches_n_grams_asynchronously_from_0_33_on() -> None:
+    """vLLM 0.33.0, config/vllm.py: only the first runner's methods are limited."""
+    on = {"method": get_method("ngram"), "num_speculative_tokens": 3}
+    versions = ("vllm 0.32", "vllm 0.33 v1", "vllm 0.33")
+    assert [EngineConfig(version=version, **on).async_scheduling for version in versions] == [False, False, True]
+    # Without a match it verifies the last token k times in either version, the first runner's host search nothing.
+    versions = ("vllm 0.32 v1", "vllm 0.32", "vllm 0.33 v1", "vllm 0.33")
+    assert [EngineConfig(version=version, **on).pads_searches for version in versions] == [False, True, False, True]
+
+
+def test_a_block_of_drafts_stands_apart_from_0_33_on() -> None:
+    """vLLM 0.33.0, config/speculative.py: max_num_new_slots_for_drafting, needs_eagle_block_drop."""
+    for method, before in (("dflash", 4), ("dspark", 3)):
+        on = {"method": get_method(method), "num_speculative_tokens": 4}
+        old, new = (EngineConfig(version=f"vllm 0.{minor}", **on) for minor in (32, 33))
+        assert (old.slots, old.drops_last_hit) == (before, True)
+        assert (new.slots, new.drops_last_hit, new.hash_lookahead) == (0, False, 0)
+        assert old.lookahead == new.lookahead
+
+
+def test_hashes_cover_what_a_head_reads_from_0_33_on() -> None:
+    """vLLM 0.33.0, config/vllm.py: num_hash_lookahead_tokens; MTP of several modules reads as far as it drafts."""
+    flags: dict[str, Any] = {"version": "vllm 0.33", "num_speculative_tokens": 3}
+    eagle, mtp = ({**flags, "method": get_method(name)} for name in ("eagle3", "mtp"))
+    assert EngineConfig(**eagle).hash_lookahead == 1
+    assert EngineConfig(**mtp, num_nextn_layers=1).hash_lookahead == 1
+    assert EngineConfig(**mtp, num_nextn_layers=3).hash_lookahead == 3
+    dropped = EngineConfig(**eagle, disable_lookahead_block_hashes=True)
+    assert (dropped.hash_lookahead, dropped.drops_last_hit) == (0, True)
+    kept = EngineConfig(**eagle, disable_eagle_block_drop=True)
+    assert (kept.hash_lookahead, kept.drops_last_hit) == (0, False)
+
+
 def test_sglang_s_cache_of_states_switches_the_overlap_scheduler_off() -> None:
     """SGLang 0.5.5 to 0.5.14, server_args.py: MambaRadixCache, until its extra_buffer."""
     versions = [f"sglang 0.5.{patch}" for patch in (5, 6, 13, 14)]

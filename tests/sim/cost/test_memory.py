@@ -124,7 +124,8 @@ def test_activations_by_hand() -> None:
     assert peak(drafters.HeadConfig("a head", "eagle3").build(LLAMA, 1)) - forward == 2048 * 3 * 4096 * 2
     # Sampling comes after the forward pass, beside the hidden states; it decides where requests are many.
     hidden, logits = 2048 * 4096 * 2, 1024 * 128_256
-    assert peak(max_num_seqs=1024) == hidden + logits * 6
+    for version, per_logit in (("0.27", 6), ("0.32", 2), ("0.33", 14)):  # of the second runner
+        assert peak(max_num_seqs=1024, version=f"vllm {version} v2") == hidden + logits * per_logit
     assert peak(max_num_seqs=1024, version="vllm 0.24") == hidden + logits * 14
     assert peak(max_num_seqs=1024, version="vllm 0.20") == hidden + logits * 34
 
@@ -259,6 +260,18 @@ def test_blocks_of_linear_attention_layers() -> None:
     assert off.kv_bytes_per_token == 12 * 2048
     assert off.num_gpu_blocks == int(off.kv_cache_bytes // (544 * 12 * 2048))
     assert off.max_concurrency(5000) == (off.num_gpu_blocks - 1) / (10 + 3)
+    # From 0.33 on in whole chunks of 64, where states of cached prefixes are left behind by FlashInfer's kernel.
+    later = {"version": "vllm 0.33"}
+    assert budget_of(load_model("Qwen3-Next-80B-A3B"), h200, **later).block_size == 576
+    assert budget_of(load_model("Qwen3-Next-80B-A3B"), h200, **later, enable_prefix_caching=False).block_size == 544
+    mi300x = replace(load_hardware("mi300x"), memory_bytes=400 * GIB)
+    assert budget_of(load_model("Qwen3-Next-80B-A3B"), mi300x, **later).block_size == 544
+
+
+def test_the_second_runner_counts_tokens_of_every_request() -> None:
+    # A count of 32 bits and a mask of 1 bit for each request and token of the vocabulary.
+    first, second = (budget_of(LLAMA, H100, version=f"vllm 0.32 {runner}", max_num_seqs=256) for runner in ("v1", "v2"))
+    assert second.activation_bytes - first.activation_bytes == 256 * 128_256 * 4.125
 
 
 def test_states_of_drafts_enlarge_and_fix_blocks() -> None:

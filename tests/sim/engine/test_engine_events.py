@@ -21,7 +21,7 @@ from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.engine.replica import check_fits
 from draftcast.sim.output.results import TIME_COLUMNS
-from draftcast.sim.policies.schedule import Off
+from draftcast.sim.policies.schedule import BatchSchedule, Off
 from draftcast.sim.state.engine import STOP_FINISHED, STOP_IDLE, STOP_OUTPUT
 
 SYNC = {"async_scheduling": False}
@@ -513,6 +513,24 @@ def test_eagle_with_no_drafts_still_runs_its_first_pass(build_case: Any) -> None
     drafting = build_case([4], [2], method="eagle", k=2, cost=cost)
     # Two drafts are made in each step: 1.5 + 0.25 + 2 * 0.5, then 3 rows: 1.375 + 1.25.
     assert rows_and_ends(drafting.log()) == [(2.75, {0: (4, 0, 0)}), (5.375, {0: (3, 2, 0)})]
+    # vLLM 0.33's second runner makes none behind the step that surely ends the request.
+    later = build_case([4], [2], method="eagle", k=2, cost=cost, version="vllm 0.33")
+    assert rows_and_ends(later.log()) == [(2.75, {0: (4, 0, 0)}), (4.375, {0: (3, 2, 0)})]
+    first_runner = build_case([4], [2], method="eagle", k=2, cost=cost, version="vllm 0.33 v1")
+    assert rows_and_ends(first_runner.log()) == [(2.75, {0: (4, 0, 0)}), (5.375, {0: (3, 2, 0)})]
+
+
+def test_a_draft_model_of_the_second_runner_makes_all_drafts_of_a_schedule(build_case: Any) -> None:
+    cost, schedule = {"draft_s": 0.25, "draft_token_s": 0.5}, BatchSchedule([(1, 64, 1)])
+    asked: dict[str, Any] = {"method": "draft_model", "k": 3, "policy": schedule, "cost": cost}
+    # One draft is verified; one more row with its draft, or with three: 0.5 each.
+    short = build_case([4], [4], **asked).log()
+    whole = build_case([4], [4], drafts_in_full=True, **asked).log()
+    assert [s.next_drafts for s in short] == [s.next_drafts for s in whole]
+    ends = [[end for end, _ in rows_and_ends(log)] for log in (short, whole)]
+    assert [late - early for early, late in zip(*ends, strict=True)] == [
+        1.0 * step for step in range(1, len(short) + 1)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -609,16 +627,33 @@ SAME_PROMPT: dict[str, Any] = {"arrival_s": [0.0, 5.0], "hash_ids": [[1, 2, 3], 
 
 
 @pytest.mark.parametrize(
-    ("method", "hit_tokens", "finish_s"),
+    ("method", "version", "hit_tokens", "finish_s"),
     [
-        ("none", 8, 6.5),  # the last token is always computed, so two of three blocks hit: 4 rows, 1.5 s
-        ("eagle", 4, 7.0),  # and EAGLE's head needs the hidden states of the last hit block again: 8 rows, 2 s
+        ("none", "vllm 0.32", 8, 6.5),  # the last token is always computed, so two of three blocks hit: 4 rows, 1.5 s
+        ("eagle", "vllm 0.32", 4, 7.0),  # and EAGLE's head needs the states of the last hit block again: 8 rows, 2 s
+        ("eagle", "vllm 0.33", 8, 6.5),  # the hash covers the token behind the block
+        ("dflash", "vllm 0.32", 4, 7.0),
+        ("dflash", "vllm 0.33", 8, 6.5),
     ],
 )
-def test_prefix_cache_hit(build_case: Any, method: str, hit_tokens: int, finish_s: float) -> None:
-    case = build_case([12, 12], [1, 1], method=method, k=int(method != "none"), **SAME_PROMPT)
+def test_prefix_cache_hit(build_case: Any, method: str, version: str, hit_tokens: int, finish_s: float) -> None:
+    case = build_case([12, 12], [1, 1], method=method, k=int(method != "none"), version=version, **SAME_PROMPT)
     assert rows_and_ends(case.log()) == [(2.5, {0: (12, 0, 0)}), (finish_s, {1: (12 - hit_tokens, 0, 0)})]
     assert case.requests()["cached_tokens"].tolist() == [0, hit_tokens]
+
+
+def test_a_hash_that_covers_the_next_token_tells_other_ones_apart(build_case: Any) -> None:
+    """Two prompts share two of three blocks: the second one's hash covers a token that they do not share."""
+    other: dict[str, Any] = {"arrival_s": [0.0, 5.0], "hash_ids": [[1, 2, 3], [1, 2, 4]], "method": "eagle", "k": 1}
+    found = {}
+    for version in ("vllm 0.32", "vllm 0.33"):
+        case = build_case([12, 12], [1, 1], version=version, **other)
+        case.log()
+        found[version] = case.requests()["cached_tokens"].tolist()
+    assert found == {"vllm 0.32": [0, 4], "vllm 0.33": [0, 4]}
+    kept = build_case([12, 12], [1, 1], version="vllm 0.33", disable_eagle_block_drop=True, **other)
+    kept.log()
+    assert kept.requests()["cached_tokens"].tolist() == [0, 8]
 
 
 def test_no_hit_without_prefix_caching(build_case: Any) -> None:

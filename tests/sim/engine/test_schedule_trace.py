@@ -13,8 +13,9 @@ import pytest
 import schedule_trace
 from paths import DATA, TESTS
 
-RECORDED = json.loads(gzip.decompress((DATA / "schedule_traces.json.gz").read_bytes()))
-TRACES = RECORDED["traces"]
+VERSIONS = ("0.32", "0.33")
+RECORDED = [json.loads(gzip.decompress((DATA / f"schedule_traces_{name}.json.gz").read_bytes())) for name in VERSIONS]
+TRACES = [trace for recorded in RECORDED for trace in recorded["traces"]]
 SMALL: dict[str, Any] = {
     "block_size": 4,
     "num_blocks": 6,
@@ -41,9 +42,9 @@ def test_schedules_what_vllm_schedules(number: int) -> None:
 
 def test_the_record_is_wide_enough() -> None:
     workloads = [t["workload"] for t in TRACES]
-    assert RECORDED["vllm"] == "0.32.0"
-    assert RECORDED["date"] >= "2026-11-21"
-    assert len(workloads) >= 100
+    assert [recorded["vllm"] for recorded in RECORDED] == ["0.32.0", "0.33.0"]
+    assert min(recorded["date"] for recorded in RECORDED) >= "2026-11-21"
+    assert len(workloads) >= 200
     methods = {w["method"] for w in workloads}
     assert methods >= {"none", "ngram", "draft_model", "eagle", "eagle3", "mtp", "p_eagle", "pard", "dflash", "dspark"}
     assert methods >= {"medusa", "suffix", "ngram_gpu"}
