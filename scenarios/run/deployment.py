@@ -397,6 +397,9 @@ def deploy(scenario: Scenario) -> Deployment:
         refuse(spec.max_model_len > limit, "speculative_config.max_model_len", allowed)
     version, is_plain = engine.version, not (model.is_moe or model.is_hybrid)
     generation = generation_of(version, method.name, is_plain=is_plain)
+    if generation.runner == "v2" and not parse_version(version)[2] and "cpu" in hardware.name:
+        version = f"{version} v1"  # the second runner's kernels are Triton's, which CPUs lack (config/vllm.py)
+        generation = generation_of(version, method.name, is_plain=is_plain)
     if spec is not None and draft is not None and method.needs_draft_model:
         drafted = spec.max_model_len or draft.max_position_embeddings
         if generation.follows("draft_bounds_length", version) and drafted < max_model_len:
@@ -414,6 +417,7 @@ def deploy(scenario: Scenario) -> Deployment:
     config = EngineConfig(
         **{name: value for name, value in flags.items() if value is not None}
         | {
+            "version": version,
             "method": method,
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,

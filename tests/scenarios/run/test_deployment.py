@@ -220,6 +220,13 @@ def test_a_draft_of_exact_rows_is_scheduled_synchronously() -> None:
 NEXT = "engine.version=vllm 0.33"
 
 
+def test_a_cpu_has_no_triton_and_runs_the_first_runner() -> None:
+    """vLLM 0.32.0, config/vllm.py: use_v2_model_runner asks for Triton."""
+    on_cpu = deployed("hardware=cpu", "engine.model=testbed-250M", "engine.dtype=float32", OFF).settings
+    assert (on_cpu.version, on_cpu.generation.runner) == ("vllm 0.32 v1", "v1")
+    assert deployed().settings.generation.runner == "v2"
+
+
 def test_the_draft_model_s_own_maximum_bounds_the_length() -> None:
     """vLLM 0.33.0, config/vllm.py: _limit_max_model_len_to_draft, of the second runner."""
     short = (DRAFT.replace("}", ", max_model_len: 4096}"), FOUR)
