@@ -475,6 +475,10 @@ def deploy(scenario: Scenario) -> Deployment:
         f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
         f"{rows} rows, and its scheduler fails where the threshold cuts them",
     )
+    # Of vLLM's own schedule. Other policies ask what a runner that can draft less would give.
+    in_full = policy.name == "batch_schedule" and method.name in generation.full_drafts
+    if in_full:
+        assumed.append(NOTES["all_drafts_made"].format(version=version, k=k))
     most_requests = min(config.max_num_seqs, memory.most_requests or config.max_num_seqs)
     if config.drafts_apart and config.max_num_batched_tokens // config.lookahead < most_requests:
         most_requests = config.max_num_batched_tokens // config.lookahead
@@ -487,8 +491,7 @@ def deploy(scenario: Scenario) -> Deployment:
         max_num_seqs=most_requests,
         gpu_memory_utilization=memory_share(config, model, hardware),
         is_dynamic=policy.is_dynamic,
-        # Of vLLM's own schedule. Other policies ask what a runner that can draft less would give.
-        drafts_in_full=policy.name == "batch_schedule" and method.name in generation.full_drafts,
+        drafts_in_full=in_full,
     )
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)

@@ -261,7 +261,9 @@ def test_a_schedule_that_the_first_runner_ignores_is_named() -> None:
     assert any("vLLM ignores num_speculative_tokens_per_batch_size" in note for note in found.assumed)
     # A draft model of the second runner makes all its drafts, whatever vLLM's own schedule asks for.
     draft = DRAFT.replace("num_speculative_tokens: 4", schedule)
-    assert deployed(draft, FOUR).settings.drafts_in_full
+    whole = deployed(draft, FOUR)
+    assert whole.settings.drafts_in_full
+    assert any("vllm 0.32 makes all 4 drafts of a draft model in each step" in note for note in whole.assumed)
     assert not deployed(draft, FOUR, "engine.version=vllm 0.32 v1").settings.drafts_in_full
     assert not deployed(DRAFT, FOUR, "policy={name: goodput}").settings.drafts_in_full
 
