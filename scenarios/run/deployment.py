@@ -397,8 +397,10 @@ def deploy(scenario: Scenario) -> Deployment:
         refuse(spec.max_model_len > limit, "speculative_config.max_model_len", allowed)
     version, is_plain = engine.version, not (model.is_moe or model.is_hybrid)
     generation = generation_of(version, method.name, is_plain=is_plain)
-    if generation.runner == "v2" and not parse_version(version)[2] and "cpu" in hardware.name:
-        version = f"{version} v1"  # the second runner's kernels are Triton's, which CPUs lack (config/vllm.py)
+    # The second runner's kernels are Triton's, which CPUs lack, and it knows one vocabulary (config/vllm.py of 0.32).
+    lacks = "cpu" in hardware.name or (spec is not None and spec.use_heterogeneous_vocab)
+    if generation.runner == "v2" and not parse_version(version)[2] and lacks:
+        version = f"{version} v1"
         generation = generation_of(version, method.name, is_plain=is_plain)
     if spec is not None and draft is not None and method.needs_draft_model:
         drafted = spec.max_model_len or draft.max_position_embeddings
