@@ -207,9 +207,9 @@ class EngineGeneration(Section):
     no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
-    # The most requests of a captured batch, where rows are not limited instead: a GPU's GiB of memory below which a row
-    # holds, of fewer than four GPUs, of four or more.
-    max_graph_requests: tuple[tuple[float, int, int], ...] = ()
+    # The most requests of a captured batch, where rows are not limited instead, by the version from which it holds: a
+    # GPU's GiB of memory below which a row holds, of fewer than four GPUs, of four or more.
+    max_graph_requests: dict[str, tuple[tuple[float, int, int], ...]] = field(default_factory=dict)
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)

@@ -301,7 +301,8 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
         width, nodes = spec.tree.tree_width, spec.tree.verify_nodes(spec.k)
         terms |= {"width": width, "nodes": nodes, "narrowest": spec.tree.min_tree_width or width}
     words = table.method_words(method, terms)
-    if method in ("dflash", "dspark") and server == "sglang" and scenario.engine.data_parallel_size > 1:
+    shares_attention = scenario.engine.data_parallel_size > 1 and model.is_moe  # what SGLang has this flag for
+    if method in ("dflash", "dspark") and server == "sglang" and shares_attention:
         words |= {"enable-dp-lm-head": True}
     notes = [table.method_notes[method]] if method in table.method_notes else []
     for name in sorted(spec.model_fields_set.difference(COMMANDS["drafts_apart"])):

@@ -256,7 +256,8 @@ def sizes_up_to(largest: int, limit: int) -> set[int]:
 def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
     """Requests of the largest batch that an engine captures by default on a GPU; None: it limits rows instead."""
     few = config.tensor_parallel_size * config.lockstep_ranks < 4
-    limits = config.generation.max_graph_requests
+    known = config.generation.max_graph_requests
+    limits = since(known, config.version) if known else ()
     return next((less if few else more for below, less, more in limits if memory_gib < below), None)
 
 

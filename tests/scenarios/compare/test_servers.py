@@ -384,6 +384,16 @@ def test_parallelism_that_a_method_does_not_take_is_refused() -> None:
     )
 
 
+def test_a_block_of_drafts_shares_lm_head_over_attention_ranks_alone() -> None:
+    """SGLang 0.5.20 and 0.5.23: --enable-dp-lm-head asks for data-parallel attention, which dense models do not get."""
+    ranks = {"engine.data_parallel_size": 2}
+    dense = server_command(with_values(drafting("dflash"), ranks), "sglang").line
+    assert "--dp-size 2" in dense
+    assert "--enable-dp-lm-head" not in dense
+    experts = {key: value for key, value in EXPERTS.items() if key != SPEC} | ranks
+    assert "--enable-dp-lm-head" in server_command(with_values(drafting("dflash"), experts), "sglang").line
+
+
 def test_a_command_of_ones_own_is_read() -> None:
     text = """export_is_not_needed='' # a comment
     """

@@ -112,6 +112,8 @@ def test_a_step_gets_longer_by_the_seconds_of_a_correction(version: str) -> None
         (("hardware=a100-80g", SGLANG, OFF), (2048, 8192)),
         (("hardware=l40s", SGLANG, OFF), (2048, 4096)),
         (("hardware=l40s", "engine.version=sglang 0.5.2", OFF), (2048, 8192)),
+        (("hardware=rtx-4090", "engine.version=sglang 0.5.19", OFF), (2048, 2048)),
+        (("hardware=rtx-4090", "engine.version=sglang 0.5.20", OFF), (2048, 4096)),
         (("hardware=a100-80g", SGLANG), (48, 8192)),
         (("hardware=h200", SGLANG, *MTP), (48, 8192)),
         (("hardware=h200", SGLANG, *MTP, "engine.data_parallel_size=4"), (12, 2048)),

@@ -53,6 +53,15 @@ def test_all_but_the_first_request_of_a_text_hit_its_whole_blocks(
         assert np.count_nonzero(cached == 0) == variants
 
 
+@pytest.mark.parametrize(("system", "whole"), [(96, 5), (97, 6), (100, 6), (9, 0)])
+def test_a_hash_of_vllm_0_33_covers_the_token_behind_its_block(system: int, whole: int) -> None:
+    """The last whole block of a text is hit where one more token of the text stands behind it."""
+    lengths = "workload.lengths={prompt_tokens: 40, output_tokens: 20}"
+    text = f"workload.system_prompt={{tokens: {system}, variants: 1}}"
+    cached = simulate(scenario(lengths, text, "engine.version=vllm 0.33")).requests["cached_tokens"].tolist()
+    assert cached == [0, *[16 * whole] * (len(cached) - 1)]
+
+
 def test_classes_share_the_workloads_text_and_nobody_elses() -> None:
     classes = (
         "workload.classes=[{name: a, share: 0.4}, {name: b, share: 0.3},"
