@@ -478,7 +478,7 @@ def deploy(scenario: Scenario) -> Deployment:
         f"{rows} rows, and its scheduler fails where the threshold cuts them",
     )
     # Of vLLM's own schedule. Other policies ask what a runner that can draft less would give.
-    in_full = policy.name == "batch_schedule" and method.name in generation.full_drafts
+    in_full = policy.name == "batch_schedule" and config.makes_all_drafts
     if in_full:
         assumed.append(NOTES["all_drafts_made"].format(version=version, k=k))
     most_requests = min(config.max_num_seqs, memory.most_requests or config.max_num_seqs)

@@ -176,8 +176,12 @@ class EngineConfig:
     def skips_unused_drafts(self) -> bool:
         """Whether nothing is drafted in a step whose requests all end with it or have prompt left."""
         alone = self.lookahead > 0 and self.lockstep_ranks == 1  # an idle rank never agrees
-        fixed = self.method.name in self.generation.full_drafts
-        return alone and not fixed and self.follows("skips_unused_drafts")
+        return alone and not self.makes_all_drafts and self.follows("skips_unused_drafts")
+
+    @property
+    def makes_all_drafts(self) -> bool:
+        """Whether the runner makes k drafts in each step, however few a schedule asks for."""
+        return self.method.name in self.generation.full_drafts
 
     @property
     def pads_single_tokens(self) -> bool:

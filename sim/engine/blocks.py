@@ -1,6 +1,6 @@
 """Paged KV blocks: allocation, and prefix caching by block hashes with LRU eviction.
 
-Follows vLLM 0.32's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_manager.py`` (full attention) and
+Follows vLLM 0.32's and 0.33's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_manager.py`` (full attention) and
 ``block_pool.py``: blocks without a hash are reused last-in first-out, blocks with a hash least recently used
 first, equal hashes may sit in several blocks, and a hit pins its blocks. Without prefix caching no step reads a
 block's identity, so only counts are kept; the counts are the same. Blocks that a request holds besides its context's
@@ -10,6 +10,7 @@ back blocks behind their window) are only counted: they go without prefix cachin
 A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
 (``num_keys_per_hash`` KV blocks each), the text it is of and its place there where requests share texts (system
 prompts, sessions), and a key of the request's own otherwise, which only the request itself can hit, after a preemption.
+Where a hash also covers tokens behind its block (``hash_lookahead``, vLLM 0.33), the key is of both.
 """
 
 import numpy as np
