@@ -8,7 +8,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Where bytecode is not kept, each of the tests' many processes compiles all sources anew.
 export PYTHONDONTWRITEBYTECODE =
-.PHONY: help demo dashboard docs pictures test lint format pytest compiled live-env test-live bench clean
+.PHONY: help demo dashboard docs pictures test lint format pytest compiled collected live-env test-live bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -55,12 +55,16 @@ test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
 
 # A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once. Three processes
 # keep two cores busy while some wait for a browser or a server.
-pytest: compiled
+pytest: compiled collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
 # The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
 compiled: $(VENV)/.test
 	$(BIN)/python -c 'from draftcast import load_scenario, simulate; simulate(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))'
+
+# The tests' bytecode, made once and not by each of the processes that run them, which also say what cannot be imported.
+collected: $(VENV)/.test
+	$(BIN)/python -m pytest --collect-only -q tests > /dev/null || true
 
 live-env: $(LIVE)/.stamp  ## the environment with vLLM (CPU build) that the live tests run in
 

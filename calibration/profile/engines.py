@@ -42,6 +42,8 @@ Rule = Literal[
     "draft_bounds_length",
     # With prefixes cached, blocks beside states of gated DeltaNet hold whole chunks of the kernel that leaves these.
     "aligns_cached_states",
+    # No larger batch is captured than the limit on running requests, where that was asked for.
+    "request_limit_cuts_graphs",
 ]
 """What a version does that its generation did not from the first, by the name in ``calibration/engines``."""
 CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
@@ -210,6 +212,7 @@ class EngineGeneration(Section):
     # The most requests of a captured batch, where rows are not limited instead, by the version from which it holds: a
     # GPU's GiB of memory below which a row holds, of fewer than four GPUs, of four or more.
     max_graph_requests: dict[str, tuple[tuple[float, int, int], ...]] = field(default_factory=dict)
+    latent_prompt_rows: dict[str, int] = field(default_factory=dict)  # the most of a captured prompt's latents
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
@@ -282,6 +285,7 @@ class EngineGeneration(Section):
         return digest(asdict(self))
 
 
+@functools.cache
 def generation_of(version: str, method: str = "none", *, is_plain: bool = True) -> EngineGeneration:
     """The generation of an engine's version, as ``vllm 0.32``, ``sglang 0.5.6`` or, with its runner, ``vllm 0.32 v1``.
 
@@ -303,6 +307,7 @@ def generation_of(version: str, method: str = "none", *, is_plain: bool = True) 
     return max(covering, key=lambda each: _number(each.first))
 
 
+@functools.cache
 def parse_version(version: str) -> tuple[str, tuple[int, ...], str]:
     """Engine, number and runner ("" where none is named). Raises HardwareError where it is no engine and version."""
     found = _VERSION.fullmatch(version.strip())
@@ -335,6 +340,7 @@ def since(values: Mapping[str, Value], version: str) -> Value:
     return next(value for first, value in reversed(list(values.items())) if number >= _number(first))
 
 
+@functools.cache
 def _number(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 

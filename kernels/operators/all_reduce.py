@@ -109,7 +109,7 @@ class Team:
 
         Raises RuntimeError: other messages were loaded since, or a rank is gone.
         """
-        if messages is not self._messages:
+        if self._messages is None or messages is not self._messages:
             raise RuntimeError("another all-reduce was prepared since this one")
         out.copy_(messages[0])
         self._group.allreduce([out]).wait()

@@ -399,14 +399,19 @@ def deploy(scenario: Scenario) -> Deployment:
     generation = generation_of(version, method.name, is_plain=is_plain)
     # The second runner's kernels are Triton's, which CPUs lack, and it knows one vocabulary (config/vllm.py of 0.32).
     lacks = "cpu" in hardware.name or (spec is not None and spec.use_heterogeneous_vocab)
-    if generation.runner == "v2" and not parse_version(version)[2] and lacks:
+    if generation.runner == "v2" and lacks:
+        why = "vLLM's second model runner runs neither on CPUs nor with a draft model of another vocabulary"
+        refuse(parse_version(version)[2] == "v2", "version", f"{why} (vLLM refuses it)")
         version = f"{version} v1"
         generation = generation_of(version, method.name, is_plain=is_plain)
-    if spec is not None and draft is not None and method.needs_draft_model:
+    bounds_length = method.needs_draft_model and generation.follows("draft_bounds_length", version)
+    if spec is not None and draft is not None and bounds_length:
         drafted = spec.max_model_len or draft.max_position_embeddings
-        if generation.follows("draft_bounds_length", version) and drafted < max_model_len:
+        if drafted < max_model_len:
             max_model_len = drafted
             assumed.append(NOTES["draft_bounds_length"].format(version=version, length=drafted))
+    elif spec is not None and spec.max_model_len is not None:
+        assumed.append(NOTES["no_draft_length"].format(version=version))
     # A flag of one name in the scenario and in the engine is handed on as it is.
     flags = {flag.name: getattr(engine, flag.name, None) for flag in fields(EngineConfig)}
     padded = spec is None or not spec.disable_padded_drafter_batch or parse_version(engine.version)[0] != "vllm"
@@ -424,6 +429,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, model, max_model_len),
+            "request_limit": engine.max_num_seqs,
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
             **picked(model, "is_moe is_hybrid is_multimodal sliding_window num_nextn_layers"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),

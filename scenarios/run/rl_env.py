@@ -36,7 +36,7 @@ except ModuleNotFoundError:
 OBSERVED = ("running", "waiting", "kv_usage", "context", "prefill", "acceptance", "drafts")
 
 
-class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):  # type: ignore[misc]  # read as Any
     """Serve a scenario's requests, choosing in each step how many drafts every request makes.
 
     Action: 0..num_speculative_tokens drafts, made in this step and verified in the next.

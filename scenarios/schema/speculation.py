@@ -57,7 +57,7 @@ class SpeculativeConfig(Frozen):
     draft_tensor_parallel_size: Count | None = None
     quantization: NonEmpty | None = None
     kv_cache_dtype: NonEmpty | None = None
-    max_model_len: Annotated[Count | None, UNTIMED] = None
+    max_model_len: Count | None = None
     enforce_eager: Annotated[bool | None, UNTIMED] = None
     parallel_drafting: bool = False
     disable_eagle_block_drop: bool = False

@@ -53,6 +53,7 @@ class EngineConfig:
     cuts_blocks: bool = False  # whether ranks cut the blocks of experts in fp8, which Triton's kernels alone run
     max_model_len: int = 8192
     max_num_seqs: int = 256
+    request_limit: int | None = None  # ``max_num_seqs`` where it was asked for, None: the engine's default
     max_num_batched_tokens: int = 8192
     max_num_scheduled_tokens: int = 0  # 0: ``max_num_batched_tokens``
     block_size: int = 16
@@ -262,7 +263,10 @@ def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
     few = config.tensor_parallel_size * config.lockstep_ranks < 4
     known = config.generation.max_graph_requests
     limits = since(known, config.version) if known else ()
-    return next((less if few else more for below, less, more in limits if memory_gib < below), None)
+    most = next((less if few else more for below, less, more in limits if memory_gib < below), None)
+    if most is None or config.request_limit is None or not config.follows("request_limit_cuts_graphs"):
+        return most
+    return min(most, config.request_limit * config.lockstep_ranks)  # SGLang's limit is one of all ranks
 
 
 def _kv_dtype(name: str, dtype: str) -> str:

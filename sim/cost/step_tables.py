@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftcast.calibration.profile.engines import GRAPH_KERNELS, is_since
+from draftcast.calibration.profile.engines import GRAPH_KERNELS, is_since, since
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.errors import ScenarioError
@@ -44,7 +44,6 @@ MAX_ROWS = 2**22  # 100 MB a table
 # host time: some 12 that Triton's autotuner looks up (fla/ops/gated_delta_rule/chunk.py in vLLM and SGLang). The
 # time to the first token of one request of Qwen3-Next on 8 B200 leaves 33 a layer (SGLang 0.5.6). Provisional.
 CHUNK_KERNELS = 30
-LATENT_GRAPH_ROWS = 2048  # docs.sglang.io, Piecewise CUDA Graph: the limit of MLA; of other models a whole chunk
 # How uniform decode batches and all others run inside the captured sizes, by vLLM's CUDA graph mode.
 MODES = {
     "NONE": (st.UNCAPTURED, st.UNCAPTURED),
@@ -174,7 +173,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     compiles = constants.uncaptured_launch_s is not None
     uncaptured = st.UNCAPTURED if compiles and not config.enforce_eager else st.EAGER
     if engine.prompts_alone and mixed == st.PIECEWISE_GRAPHS:
-        p["prompt_graph_rows"] = min(config.max_num_batched_tokens, LATENT_GRAPH_ROWS if model.is_mla else MAX_ROWS)
+        most = since(engine.latent_prompt_rows, config.version) if model.is_mla else MAX_ROWS
+        p["prompt_graph_rows"] = min(config.max_num_batched_tokens, most)
     p["uncaptured_mode"] = uncaptured
     p["uniform_mode"] = uncaptured if uniform == st.UNCAPTURED else uniform
     p["mixed_mode"] = uncaptured if mixed == st.UNCAPTURED else mixed

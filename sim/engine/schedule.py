@@ -126,7 +126,8 @@ def _share_outputs(s: Engine, preempted: bool) -> None:
     """The share after a decode step: a little less, and after a preemption what the running have shown to need."""
     e = s.engine[0]
     if not preempted:
-        e.output_share = max(e.output_share - (FIRST_SHARE - LEAST_SHARE) / SHARE_STEPS, LEAST_SHARE)
+        first, least = s.config[0].conservativeness * FIRST_SHARE, s.config[0].conservativeness * LEAST_SHARE
+        e.output_share = max(e.output_share - (first - least) / SHARE_STEPS, least)
         return
     done, most = RETRACT_STEPS * e.num_running, 1
     for i in s.running[: e.num_running]:
@@ -247,7 +248,7 @@ def _admit(
     num_already_running = size
     num_skipped = 0
     if e.num_running == 0:
-        e.output_share = FIRST_SHARE
+        e.output_share = c.conservativeness * FIRST_SHARE
     reserved = _reserved_blocks(s) if c.reserves_outputs and e.num_waiting > 0 else 0.0
     while token_budget > 0 and e.num_waiting > 0 and input_budget > c.slots and e.num_running < c.max_num_seqs:
         i = s.queue[0]

@@ -150,6 +150,7 @@ CONFIG = record_type(
     ("prompts_alone", "i1"),  # prompts run in steps of their own, before all decoding
     ("retracts", "i1"),
     ("reserves_outputs", "i1"),  # room is kept for outputs when requests are admitted
+    ("conservativeness", "f8"),  # how much of it: SGLang's `schedule_conservativeness`
     ("drops_last_hit", "i1"),
     ("hash_lookahead", "i4"),  # tokens behind a block that its hash covers
     ("caches_outputs", "i1"),  # blocks are cached with the output that fills them, not in the next step alone
@@ -274,6 +275,8 @@ def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Arr
         "caches_outputs": config.async_scheduling or (config.max_drafts > 0 and config.follows("caches_outputs")),
         # With windows SGLang looks at the pool of full attention (``PrefillAdder.rem_total_tokens``), not at theirs.
         "reserves_outputs": config.generation.retracts and (not config.sliding_window or chooses),
+        # With attention in ranks: server_args.py of 0.4.8 to 0.5.17, arg_groups/parallel_hook.py of 0.5.23.
+        "conservativeness": 0.3 if config.lockstep_ranks > 1 else 1.0,
         # Of asynchronous scheduling the pipeline's stages.
         "decode_stagger": config.pipeline_parallel_size if config.async_scheduling else 1,
         "watermark_blocks": int(config.watermark * config.num_gpu_blocks),

@@ -29,7 +29,7 @@ def processors(tensor: torch.Tensor) -> int:
     """Multiprocessors of the tensor's device."""
     if not tensor.is_cuda:
         return _INTERPRETED_PROCESSORS
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
 def dot_type(element_bytes: int) -> Any:

@@ -125,6 +125,15 @@ def test_batch_limits_follow_engine_and_version(overrides: tuple[str, ...], limi
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == limits
 
 
+def test_a_limit_on_requests_leaves_sglang_more_memory() -> None:
+    def tokens(version: str, *limit: str) -> int:
+        return deployed("hardware=h200", f"engine.version={version}", OFF, *limit).memory.kv_tokens
+
+    limit = "engine.max_num_seqs=48"
+    assert tokens("sglang 0.5.21", limit) == tokens("sglang 0.5.21") == tokens("sglang 0.5.22")
+    assert tokens("sglang 0.5.22", limit) > tokens("sglang 0.5.22")
+
+
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
@@ -227,6 +236,10 @@ def test_a_cpu_has_no_triton_and_runs_the_first_runner() -> None:
     on_cpu = deployed("hardware=cpu", "engine.model=testbed-250M", "engine.dtype=float32", OFF).settings
     assert (on_cpu.version, on_cpu.generation.runner) == ("vllm 0.32 v1", "v1")
     assert deployed().settings.generation.runner == "v2"
+    why = "engine.version = 'vllm 0.32 v2': vLLM's second model runner runs neither on CPUs nor with"
+    on_cpu = ("hardware=cpu", "engine.model=testbed-250M", "engine.dtype=float32", OFF)
+    for overrides in (on_cpu, (DRAFT.replace("}", ", use_heterogeneous_vocab: true}"), FOUR)):
+        assert str(refused(*overrides, "engine.version=vllm 0.32 v2")).startswith(why)
 
 
 def test_the_draft_model_s_own_maximum_bounds_the_length() -> None:
@@ -235,9 +248,10 @@ def test_the_draft_model_s_own_maximum_bounds_the_length() -> None:
     for version, length in ((NEXT, 4096), (f"{NEXT} v1", 131_072), ("engine.version=vllm 0.32", 131_072)):
         found = deployed(*short, version, "engine.max_model_len=131072")
         assert found.settings.max_model_len == length
-        assert ("vllm 0.33 lowers max_model_len to 4096 tokens, the draft model's own maximum" in found.assumed) == (
-            length == 4096
-        )
+        lowered = "vllm 0.33 lowers max_model_len to 4096 tokens, the draft model's own maximum"
+        without = "engine.speculative_config.max_model_len has no effect on simulated time with "
+        assert (lowered in found.assumed) == (length == 4096)
+        assert any(note.startswith(without) for note in found.assumed) == (length != 4096)
 
 
 def test_rows_of_a_block_of_drafts_bound_the_requests() -> None:

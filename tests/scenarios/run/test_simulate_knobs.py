@@ -439,6 +439,7 @@ EXEMPT = {
         ),
         "widen the prediction interval, tested in tests/scenarios/compare/test_model_error.py",
     ),
+    "SpeculativeConfig.max_model_len": "bounds requests in some versions, tested in test_deployment.py",
     **{
         f"SpeculativeConfig.{key}": "named to the user as without effect"
         for key, field in SpeculativeConfig.model_fields.items()

@@ -313,6 +313,7 @@ def test_a_parameter_works_in_the_direction_of_its_source(direction: Direction) 
 
 def test_every_parameter_of_a_method_has_its_direction() -> None:
     apart = {"method", "enable_suffix_decoding", "suffix_cache_max_depth"}  # above
+    apart |= {"max_model_len"}  # bounds requests in some versions, tested in test_deployment.py
     fields = SpeculativeConfig.model_fields
     timed = {name for name in fields if UNTIMED not in fields[name].metadata}
     assert {direction.field for direction in DIRECTIONS} == timed - apart

@@ -509,7 +509,7 @@ def test_another_vocabulary_goes_with_a_greedy_draft_model(given: dict[str, Any]
 
 
 def test_keys_that_change_no_simulated_time_are_named() -> None:
-    given = {"max_model_len": 4096, "rejection_sample_method": "block", "suffix_decoding_max_tree_depth": 8}
+    given = {"enforce_eager": True, "rejection_sample_method": "block", "suffix_decoding_max_tree_depth": 8}
     spec = SpeculativeConfig(method="suffix", num_speculative_tokens=3, **given)
     assert set(spec.without_effect) == set(given)
     assert SpeculativeConfig(method="suffix", suffix_decoding_max_tree_depth=8).without_effect == ()

@@ -177,6 +177,10 @@ def test_sglang_holds_prompts_in_graphs_up_to_a_chunk() -> None:
     new, latent = {"version": "sglang 0.5.10"}, {"model": "deepseek-v3", "tensor_parallel_size": 8}
     assert [modes(rows, **new) for rows in (64, 8192)] == [st.PIECEWISE_GRAPHS] * 2
     assert [modes(rows, **new, **latent) for rows in (2048, 2049)] == [st.PIECEWISE_GRAPHS, st.EAGER]
+    assert [modes(8192, version=f"sglang 0.5.{patch}", **latent) for patch in (22, 23)] == [
+        st.EAGER,
+        st.PIECEWISE_GRAPHS,
+    ]
     drafting = {"method": "eagle3", "k": 3}
     assert modes(64, **new, **drafting) == st.EAGER
     assert modes(64, version="sglang 0.5.11", **drafting) == st.PIECEWISE_GRAPHS

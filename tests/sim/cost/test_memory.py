@@ -339,6 +339,7 @@ def test_sglang_gives_its_share_of_memory_to_weights_and_kv_cache_alone() -> Non
 
 # GiB that SGLang's own rule keeps free (server_args.py of the version), worked out by hand.
 H100_TOKENS = 0.5 + 8192 * 1.5 / 1024
+RANKS: dict[str, Any] = {"data_parallel_size": 8, "is_moe": True, "max_num_batched_tokens": 1024}
 EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens": 3}
 
 
@@ -358,6 +359,12 @@ EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens"
         ("0.5.15", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
         ("0.5.6", "h100-sxm", LLAMA, {"max_cudagraph_capture_size": 64}, H100_TOKENS + 1 / 8 + 1 / 8),
         ("0.5.6", "h100-sxm", LLAMA, EAGLE | {"max_cudagraph_capture_size": 256}, H100_TOKENS + 1 / 8 + 1 / 8 + 2),
+        ("0.5.21", "h100-sxm", LLAMA, {"request_limit": 64}, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
+        ("0.5.22", "h100-sxm", LLAMA, {"request_limit": 64}, H100_TOKENS + 1 / 8 + 1 / 8 + 58 * 8 / 1024),
+        ("0.5.22", "h100-sxm", LLAMA, {"request_limit": 1024}, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
+        # Eight ranks of 16 requests: chunks of all, 128 captured by each (512 of 4.5 MiB by default), 8 GPUs.
+        ("0.5.22", "h200-sxm", LLAMA, RANKS | {"request_limit": 16}, 0.5 + 12 + 128 * 26 / 1024 + 1),
+        ("0.5.22", "h200-sxm", LLAMA, RANKS, 0.5 + 12 + 512 * 38 / 1024 + 1),
     ],
 )
 def test_sglang_s_own_share_of_memory(

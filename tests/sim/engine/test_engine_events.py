@@ -405,6 +405,14 @@ def test_sglang_keeps_room_for_outputs_when_it_admits(build_case: Any, blocks: i
     assert 1 in vllm.log()[1].rows
 
 
+@pytest.mark.parametrize(("ranks", "admits"), [(1, False), (2, True)])
+def test_sglang_with_attention_in_ranks_keeps_less_room(build_case: Any, ranks: int, admits: bool) -> None:
+    # Request 1 needs three of four free blocks. Of request 0's 7 tokens 0.7 are 1.23 blocks, and 0.3 x 0.7 are 0.37.
+    engine = {"version": "sglang 0.5.6", "is_moe": True, "data_parallel_size": ranks, "num_gpu_blocks": 6}
+    case = build_case([4, 4], [8, 6], arrival_s=[0.0, 0.5], **engine, **SYNC)
+    assert (1 in case.log()[1].rows) == admits
+
+
 def test_sglang_preempts_the_shortest_output_which_waits_behind_the_others(build_case: Any) -> None:
     # A window: no room is kept for outputs.
     case = build_case(
