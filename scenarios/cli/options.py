@@ -82,7 +82,7 @@ class Subject:
 
         statistics = {"seed": self.seed, "replications": replications}
         changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
-        engine, keep = None, tuple[str, ...]()
+        engine, keep, read = None, tuple[str, ...](), None
         if self.serve_command is not None:
             from draftcast.scenarios.compare.read_command import read_command
 
@@ -90,8 +90,6 @@ class Subject:
                 raise InputError("give --speculative-config or --serve-command, not both", file="--serve-command")
             given = self.serve_command
             read = read_command(read_text(given) if os.path.isfile(given) else given)
-            for note in read.notes:
-                print(f"draftcast: note: {note}", file=sys.stderr)
             engine, keep = read.engine, read.silent
             policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
             changes = [*policy, *changes]
@@ -109,6 +107,8 @@ class Subject:
             if statistics.get(option) is None:
                 raise
             raise error.at(file=f"--{option}") from None
+        for note in read.notes_under(scenario.engine.version) if read is not None else ():
+            print(f"draftcast: note: {note}", file=sys.stderr)
         if not calibrate_to:
             return scenario
         from draftcast.scenarios.live import calibrate_to as live

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from draftcast.calibration.profile.engines import parse_version
 from draftcast.errors import InputError, ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.kernels.model.catalog import load_model
@@ -47,6 +48,12 @@ class ReadCommand:
     policy: dict[str, Any] | None  # where the server adapts the draft length to acceptance
     unread: tuple[str, ...]  # flags and keys that nothing simulated follows from
     assumed: tuple[str, ...] = ()  # sentences on what the command leaves open
+    server: str = "vllm"
+
+    def notes_under(self, version: str) -> list[str]:
+        """`notes` of a scenario, and that its ``engine.version`` is another engine's where it is."""
+        is_other = parse_version(version)[0] != self.server
+        return [*([COMMANDS["other_engine"][self.server].format(version=version)] if is_other else []), *self.notes]
 
     @property
     def notes(self) -> list[str]:
@@ -104,7 +111,7 @@ def read_command(text: str) -> ReadCommand:
         told: Words | None = {} if adaptive else None
         if tiers:
             told = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
-        return _Reader(table, flags, flags, environment, told, flags.pop("model-path", None)).answer()
+        return _Reader(server, table, flags, flags, environment, told, flags.pop("model-path", None)).answer()
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
     drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
@@ -116,7 +123,7 @@ def read_command(text: str) -> ReadCommand:
         for name, inside in keys.items()
         for key, value in (inside.items() if isinstance(inside, dict) else [("", inside)])
     }
-    return _Reader(table, words_given, drafts, environment, None, plain[0] if plain else None).answer()
+    return _Reader(server, table, words_given, drafts, environment, None, plain[0] if plain else None).answer()
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
@@ -288,6 +295,7 @@ def _refuse_lost_drafts(words: Words) -> None:
 class _Reader:
     """One command in a table's words."""
 
+    server: str
     table: Server
     words: Words
     drafts: Words
@@ -305,8 +313,7 @@ class _Reader:
         rows = 1 + (spec or {}).get("max_tree_nodes", config.k if config is not None else 0)
         units = {"block_size": 1.0, "per_rows": 1 / rows}
         for name, row in self.table.engine.items():
-            absent = row.drafting if spec is not None and row.drafting is not None else row.default
-            self._take(name, row, self.words.get(row.name, absent), units, engine, read)
+            self._take(name, row, self.words.get(row.name, row.default), units, engine, read)
             units["block_size"] = _whole(engine, "block_size", 16)
         self._parallelism(engine, read)
         if spec is not None:
@@ -318,7 +325,7 @@ class _Reader:
         for name in unread:
             if "." not in name:  # sections of TensorRT-LLM's file have many more keys than are read
                 _refuse_misspelt(name, name, self.table.names | read | _FILES)
-        return ReadCommand(engine, silent, policy, unread, self._whole_prompts(engine))
+        return ReadCommand(engine, silent, policy, unread, self._whole_prompts(engine), self.server)
 
     def _whole_prompts(self, engine: Words) -> tuple[str, ...]:
         """Without chunked prefill a step must hold a whole prompt, and the server refuses longer ones when they come.

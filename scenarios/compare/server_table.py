@@ -29,7 +29,6 @@ class Row(Frozen):
     values: dict[str, Any] | None = None
     resolved: bool = False
     default: int | None = None
-    drafting: int | None = None
     times: Literal["block_size", "per_rows"] | None = None
     note: str = ""
 

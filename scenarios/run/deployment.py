@@ -429,7 +429,7 @@ def deploy(scenario: Scenario) -> Deployment:
             "num_speculative_tokens": k,
             "max_model_len": max_model_len,
             **_batch_limits(engine, hardware, model, max_model_len),
-            "request_limit": engine.max_num_seqs,
+            "request_limit": engine.max_num_seqs if generation.follows("request_limit_cuts_graphs", version) else None,
             "api_server_count": engine.api_server_count or engine.data_parallel_size,
             **picked(model, "is_moe is_hybrid is_multimodal sliding_window num_nextn_layers"),
             "graphs_hold_prompts": graphs_hold_prompts(model, hardware),

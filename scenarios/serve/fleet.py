@@ -214,15 +214,16 @@ class Fleet:
 
     async def _listen(self, index: int, link: _Link) -> None:
         try:
-            while (line := await link.reader.readline()).endswith(b"\n"):  # the last may be cut off
-                kind, *content = json.loads(line)
-                if kind == "counts":
-                    self.metrics.counts[index] = content[0]
-                    link.counted.set()
-                else:
-                    self._deliver(index, *content)
-        except OSError:
-            pass
+            with suppress(OSError):
+                while (line := await link.reader.readline()).endswith(b"\n"):  # the last may be cut off
+                    kind, *content = json.loads(line)
+                    if kind == "counts":
+                        self.metrics.counts[index] = content[0]
+                        link.counted.set()
+                    else:
+                        self._deliver(index, *content)
+            left = sum(other.alive for other in self._links) - 1
+            print(f"draftcast: replica {index} has died; {left} of {len(self._links)} left", file=sys.stderr)
         finally:
             link.alive = False
             link.counted.set()

@@ -173,6 +173,29 @@ class Held:
             compiled = self._compiled[function, *kinds] = function.compile((self._kind, *kinds))
         return partial(compiled, self._memory.ctypes.data)
 
+    def address(self, function: Any) -> int:
+        """Where the compiled ``function(ref, integer)``, which returns nothing, stands: what `call_at` takes."""
+        self.bind(function, types.int64)
+        compiled = function.overloads[self._kind, types.int64]
+        return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
+
+
+def _call_at_typed(typingctx: Any, address: Any, ref: Any, argument: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = signature.args[1:]
+        layout = context.call_conv.get_function_type(types.none, kinds)
+        function = builder.inttoptr(args[0], layout.as_pointer())
+        status, _ = context.call_conv.call_function(builder, function, types.none, kinds, args[1:])
+        with cgutils.if_unlikely(builder, status.is_error):
+            context.call_conv.return_status_propagate(builder, status)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, ref, types.int64), codegen
+
+
+call_at: Any = intrinsic(_call_at_typed)
+"""``call_at(address, ref, integer)`` in compiled code: what `Held.address` is of, which is compiled by itself."""
+
 
 @infer_getattr
 class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]

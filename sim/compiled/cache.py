@@ -26,7 +26,7 @@ COMPILED = (
     "sim/state",
 )
 STAMP = "draftcast-sources"
-COMPILING = "compiling the engine, once (one to two minutes)"
+COMPILING = "compiling the engine, once (half a minute to a minute)"
 
 
 def source_stamp(package: Path) -> str:
@@ -98,5 +98,5 @@ engine_compilation = EngineCompilation()
 
 
 def tell_of_compiling() -> None:
-    """Say on standard error when the engine is compiled, before that takes its minutes."""
+    """Say on standard error when the engine is compiled, before that takes its minute."""
     engine_compilation.tell = lambda text: print(f"draftcast: {text}", file=sys.stderr, flush=True)

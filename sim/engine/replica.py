@@ -21,7 +21,6 @@ from draftcast.sim.engine import step
 from draftcast.sim.engine.blocks import free_list
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
-from draftcast.sim.policies.registry import number_of
 from draftcast.sim.state import engine as state
 from draftcast.sim.state.engine import FINISHED, RUNNING, Array, Engine, aligned_zeros
 from draftcast.sim.workload.request_table import RequestTable
@@ -140,7 +139,7 @@ class Replica:
         self.config = config
         self._policy = policy
         arrays = Engine(
-            config=state.config_row(config, table.hash_block_tokens if has_hashes else 0, number_of(policy)),
+            config=state.config_row(config, table.hash_block_tokens if has_hashes else 0),
             engine=np.zeros(1, state.ENGINE),
             requests=rows,
             running=np.zeros(seqs, np.uint32),
@@ -171,6 +170,8 @@ class Replica:
         )
         arrays.engine["free_blocks"], arrays.engine["num_free_tables"] = config.num_gpu_blocks - 1, seqs
         self._hold(arrays)
+        for name, function in (("rule", type(policy).rule), ("learn", type(policy).learn)):
+            arrays.config[name] = self._held.address(function) if function is not None else 0
 
     def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""

@@ -10,13 +10,13 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance.compiled import accepted_drafts, drafts_of_head, proposed_drafts
+from draftcast.sim.compiled.borrowed import call_at
 from draftcast.sim.compiled.itl_histogram import ITL_BIN_OFFSET, ITL_BIN_SHIFT, ITL_BINS
 from draftcast.sim.cost.step_time import EXTRAPOLATED, fill_times, window_of_decode, window_of_prompt
 from draftcast.sim.engine import blocks, queue
 from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.policies.registry import PYTHON, decide, learn
 from draftcast.sim.state import engine as state
 from draftcast.sim.state.engine import FINISHED, RUNNING, WAITING, Engine
 
@@ -288,7 +288,7 @@ def _time_rejected(s: Engine, slot: int) -> None:
 def decide_drafts(s: Engine, slot: int) -> None:
     """Let the compiled policy fill ``next_drafts`` of the batch, and the engine what it drafts all the same, or not."""
     c = s.config[0]
-    decide(c.policy, s, slot)
+    call_at(c.rule, s, slot)
     size = s.batch[slot].size
     if c.drafts_in_full:
         for x in s.entries[slot, :size]:
@@ -548,7 +548,8 @@ def collect(s: Engine) -> int:
     batch.rejections = rejections
     batch.sampled = sampled
     batch.emitted = emitted
-    learn(c.policy, s, int(slot))
+    if c.learn != 0:
+        call_at(c.learn, s, int(slot))
     if s.steps.size:
         _record(s, slot, now)
     return ended
@@ -611,7 +612,7 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, stop_on_output: boo
             if size > 0:
                 draw(s, slot)
                 e.phase = state.PHASE_DECIDE
-                if c.policy == PYTHON:
+                if c.rule == 0:  # it decides in Python
                     show_batch(s, slot)
                     return state.STOP_DECIDE
                 decide_drafts(s, slot)
@@ -629,7 +630,7 @@ def advance(s: Engine, until_s: float, stop_on_finish: bool, stop_on_output: boo
                 return state.STOP_STUCK
         if e.phase == state.PHASE_DECIDE:
             slot = (e.first_batch + e.in_flight) & c.last_slot
-            if c.policy == PYTHON:
+            if c.rule == 0:  # it decides in Python
                 take_decision(s, slot)
             launch(s, slot)
             e.phase = state.PHASE_COLLECT if e.in_flight == c.depth else state.PHASE_SCHEDULE

@@ -1,17 +1,12 @@
-"""The built-in policies by name, their compiled rules by number, and policies of the user's own by import path."""
+"""The built-in policies by name, and policies of the user's own by import path."""
 
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from numba import types
-from numba.extending import intrinsic
-
 from draftcast.errors import ScenarioError
-from draftcast.sim.compiled.borrowed import typeof
 from draftcast.sim.policies import BUILT_IN
 from draftcast.sim.policies.base import Policy
 
@@ -59,43 +54,3 @@ def _import_policy(path: str) -> type[Policy]:
 POLICIES = {name: _import_policy(f"{__package__}.{place}") for name, place in BUILT_IN.items()}
 for _name, _policy in POLICIES.items():
     _policy.name = _name
-
-PYTHON = -1  # number of a policy that decides in Python
-_CLASSES = list({policy.rule: policy for policy in POLICIES.values()}.values())
-
-
-def call_by_number(functions: Sequence[Any]) -> Callable[[int, Any, int], None]:
-    """A function ``call(number, ref, slot)`` for compiled code: ``functions[number](ref, slot)``, nothing where None.
-
-    numba has no list of functions that it can inline from.
-    """
-
-    def typed(context: Any, number: Any, ref: Any, slot: Any) -> Any:
-        kinds = [None if function is None else typeof(function) for function in functions]
-        signatures = [kind and context.resolve_function_type(kind, (ref, slot), {}) for kind in kinds]
-
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            for place, (kind, called) in enumerate(zip(kinds, signatures, strict=True)):
-                if kind is not None:
-                    chosen = builder.icmp_signed("==", args[0], context.get_constant(signature.args[0], place))
-                    with builder.if_then(chosen):
-                        context.get_function(kind, called)(builder, args[1:])
-            return context.get_dummy_value()
-
-        return types.none(number, ref, slot), codegen
-
-    made: Any = intrinsic(typed)
-    call: Callable[[int, Any, int], None] = made
-    return call
-
-
-decide = call_by_number([policy.rule for policy in _CLASSES])
-"""Let a rule fill ``next_drafts`` and ``drafted`` of the batch in a slot; chunks of a prefill draft nothing."""
-learn = call_by_number([policy.learn for policy in _CLASSES])
-"""Let a rule learn from the batch in a slot, whose output has been collected."""
-
-
-def number_of(policy: Policy) -> int:
-    """What the engine calls the policy's rule by."""
-    rules = [known.rule for known in _CLASSES]
-    return rules.index(type(policy).rule) if type(policy).rule is not None else PYTHON

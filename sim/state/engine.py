@@ -172,7 +172,9 @@ CONFIG = record_type(
     ("last_slot", "i4"),  # batches are kept in a ring of one more than this, a power of two
     ("decode_stagger", "i4"),  # calls of the scheduler between two decode steps of a request
     ("num_keys_per_hash", "i4"),  # KV blocks in one trace hash block, 0: prompts share nothing
-    ("policy", "i4"),  # number of the compiled rule, see draftcast.sim.policies.registry
+    # Addresses of the policy's compiled rule (0: it decides in Python) and of what learns from outputs (0: nothing).
+    ("rule", "i8"),
+    ("learn", "i8"),
 )
 
 # Counters and queue heads of a replica, one row.
@@ -266,7 +268,7 @@ def num_slots(config: EngineConfig) -> int:
     return max(2, 1 << (config.depth - 1).bit_length())
 
 
-def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Array:
+def config_row(config: EngineConfig, hash_block_tokens: int) -> Array:
     """``CONFIG[1]``; ``hash_block_tokens``: of the trace, 0 where prompts share nothing."""
     chooses = WINDOWS[config.window_kind] == "top_k"
     follows = {
@@ -282,7 +284,8 @@ def config_row(config: EngineConfig, hash_block_tokens: int, policy: int) -> Arr
         "watermark_blocks": int(config.watermark * config.num_gpu_blocks),
         "last_slot": num_slots(config) - 1,
         "num_keys_per_hash": hash_block_tokens // config.block_size,
-        "policy": policy,
+        "rule": 0,
+        "learn": 0,
     }
     row = np.zeros(1, CONFIG)
     holders = (config, config.method, config.generation)

@@ -457,7 +457,7 @@ def test_a_page_that_waits_for_the_engine_to_be_compiled_says_so(running: bool) 
 
     app = AppTest.from_function(page, args=(running,), default_timeout=WAIT_S).run()
     assert not app.exception
-    said = ["Compiling the engine, once (one to two minutes)."] if running else []
+    said = ["Compiling the engine, once (half a minute to a minute)."] if running else []
     assert [info.value for info in app.info] == said
 
 

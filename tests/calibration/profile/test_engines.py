@@ -86,13 +86,15 @@ def test_a_bad_file_is_refused_by_name_and_key(tmp_path, monkeypatch: pytest.Mon
     text = (engines.FOLDER / "vllm-v1.yaml").read_text()
     (tmp_path / "own.yaml").write_text(text.replace("host_step_s:\n    value: ", "host_step_s:\n    value: -1.0 #"))
     monkeypatch.setattr(engines, "FOLDER", tmp_path)
-    generations.cache_clear()
+    for kept in (generations, generation_of):
+        kept.cache_clear()
     try:
         with pytest.raises(HardwareError, match=r"own\.yaml.*constants\.host_step_s\.value = -1\.0"):
             generation_of("vllm 0.10")
     finally:
         monkeypatch.undo()
-        generations.cache_clear()
+        for kept in (generations, generation_of):
+            kept.cache_clear()
 
 
 def test_the_checksum_covers_every_number() -> None:

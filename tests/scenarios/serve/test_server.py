@@ -306,6 +306,8 @@ def test_the_documented_server_loses_a_replica_and_ends_at_a_signal() -> None:
         replica = server.replicas()[-1]
         server.stop()
         wait_until(lambda: not Path(f"/proc/{replica}").exists())
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == "draftcast: replica 0 has died; 1 of 2 left\n"
 
 
 # ---- addresses, the end ----

@@ -14,19 +14,19 @@ import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.compiled.borrowed import Held, reference
+from draftcast.sim.compiled.borrowed import Held, call_at, reference
 from draftcast.sim.policies import ema_tiers, goodput
-from draftcast.sim.policies.base import Policy
+from draftcast.sim.policies.base import Policy, draft_alike
 from draftcast.sim.policies.ema_tiers import EmaTiers, Tier
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
-from draftcast.sim.policies.registry import POLICIES, PYTHON, learn, load_policy, number_of
+from draftcast.sim.policies.registry import POLICIES, load_policy
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
 
 
 @njit(cache=True)
 def learn_from_first(engine: Any) -> None:
-    learn(engine.config[0].policy, reference(engine), 0)
+    call_at(engine.config[0].learn, reference(engine), 0)
 
 
 def observe(engine: Any, rounds: int, accepted: int, rejections: int, sampled: int) -> None:
@@ -245,8 +245,25 @@ def test_a_python_policy_is_cut_to_k(build_case: Any) -> None:
 
 
 def test_compiled_policies_have_no_python_hook() -> None:
-    assert all(number_of(policy) != PYTHON for policy in (Off(), Fixed(), Goodput(), EmaTiers(), Oracle()))
-    assert number_of(EveryOther()) == PYTHON
+    assert all(policy.rule is not None for policy in (Off, Fixed, Goodput, EmaTiers, Oracle))
+    assert EveryOther.rule is None
+
+
+@njit
+def draft_one(s: Any, slot: int) -> None:
+    if s.batch[slot].size > 2:
+        raise ValueError("three at once")
+    draft_alike(s, slot, 1)
+
+
+def test_a_rule_of_ones_own_is_compiled_and_its_error_is_the_callers(build_case: Any) -> None:
+    class One(Policy):
+        rule = draft_one
+
+    case = build_case([4, 4], [6, 6], method="ngram", k=2, policy=One(), accept=Chain(alpha=0.0))
+    assert max(decisions(case)) == 1
+    with pytest.raises(ValueError, match="three at once"):
+        build_case([4] * 3, [6] * 3, method="ngram", k=2, policy=One(), accept=Chain(alpha=0.0)).log()
 
 
 def test_a_policy_from_a_file_runs_in_a_scenario(tmp_path: Path) -> None:
