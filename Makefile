@@ -58,9 +58,9 @@ test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
 pytest: compiled collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
-# The engine's machine code, made while mypy has the other core: a fresh clone's test processes would each make their own.
+# While mypy has the other core.
 compiled: $(VENV)/.test
-	$(BIN)/python -c 'from draftcast import load_scenario, simulate; simulate(load_scenario(overrides=["workload.num_requests=20", "statistics.replications=1"]))'
+	$(BIN)/python tests/compile_engine.py
 
 # The tests' bytecode, made once and not by each of the processes that run them, which also say what cannot be imported.
 collected: $(VENV)/.test
