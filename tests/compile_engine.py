@@ -1,4 +1,4 @@
-"""Makes the machine code of the engine and of all policies: each of a fresh clone's test processes would make its own."""
+"""Makes the machine code of the engine and of all policies, which each process of a fresh clone would make for itself."""
 
 from __future__ import annotations
 
