@@ -1,4 +1,4 @@
-"""Makes the machine code of the engine and of all policies, which each process of a fresh clone would make for itself."""
+"""Makes the machine code of the engine and its policies, which each process of a fresh clone would make for itself."""
 
 from __future__ import annotations
 
