@@ -212,7 +212,7 @@ class EngineGeneration(Section):
     # The most requests of a captured batch, where rows are not limited instead, by the version from which it holds: a
     # GPU's GiB of memory below which a row holds, of fewer than four GPUs, of four or more.
     max_graph_requests: dict[str, tuple[tuple[float, int, int], ...]] = field(default_factory=dict)
-    latent_prompt_rows: dict[str, int] = field(default_factory=dict)  # the most of a captured prompt's latents
+    latent_prompt_rows: dict[str, int] = field(default_factory=dict)  # the most of a captured prompt with latents
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
     # `graphs_hold_prompts` excludes, prompts are in no graph of an engine that runs them alone.
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)

@@ -177,6 +177,8 @@ class Held:
         """Where the compiled ``function(ref, integer)``, which returns nothing, stands: what `call_at` takes."""
         self.bind(function, types.int64)
         compiled = function.overloads[self._kind, types.int64]
+        if compiled.signature.return_type != types.none:
+            raise TypeError(f"{function.__name__} must return nothing")
         return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 

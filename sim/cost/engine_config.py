@@ -53,7 +53,7 @@ class EngineConfig:
     cuts_blocks: bool = False  # whether ranks cut the blocks of experts in fp8, which Triton's kernels alone run
     max_model_len: int = 8192
     max_num_seqs: int = 256
-    request_limit: int | None = None  # ``max_num_seqs`` where it was asked for, None: the engine's default
+    request_limit: int | None = None  # ``max_num_seqs`` where no larger batch is captured because it was asked for
     max_num_batched_tokens: int = 8192
     max_num_scheduled_tokens: int = 0  # 0: ``max_num_batched_tokens``
     block_size: int = 16
@@ -264,7 +264,7 @@ def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
     known = config.generation.max_graph_requests
     limits = since(known, config.version) if known else ()
     most = next((less if few else more for below, less, more in limits if memory_gib < below), None)
-    if most is None or config.request_limit is None or not config.follows("request_limit_cuts_graphs"):
+    if most is None or config.request_limit is None:
         return most
     return min(most, config.request_limit * config.lockstep_ranks)  # SGLang's limit is one of all ranks
 

@@ -359,7 +359,6 @@ EAGLE: dict[str, Any] = {"method": get_method("eagle"), "num_speculative_tokens"
         ("0.5.15", "h100-sxm", LLAMA, {"enforce_eager": True}, H100_TOKENS + 1 / 8),
         ("0.5.6", "h100-sxm", LLAMA, {"max_cudagraph_capture_size": 64}, H100_TOKENS + 1 / 8 + 1 / 8),
         ("0.5.6", "h100-sxm", LLAMA, EAGLE | {"max_cudagraph_capture_size": 256}, H100_TOKENS + 1 / 8 + 1 / 8 + 2),
-        ("0.5.21", "h100-sxm", LLAMA, {"request_limit": 64}, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
         ("0.5.22", "h100-sxm", LLAMA, {"request_limit": 64}, H100_TOKENS + 1 / 8 + 1 / 8 + 58 * 8 / 1024),
         ("0.5.22", "h100-sxm", LLAMA, {"request_limit": 1024}, H100_TOKENS + 0.5 + 1 / 8 + 58 * 8 / 1024),
         # Eight ranks of 16 requests: chunks of all, 128 captured by each (512 of 4.5 MiB by default), 8 GPUs.

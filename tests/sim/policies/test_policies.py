@@ -256,6 +256,12 @@ def draft_one(s: Any, slot: int) -> None:
     draft_alike(s, slot, 1)
 
 
+@njit
+def draft_two(s: Any, slot: int) -> int:
+    draft_alike(s, slot, 2)
+    return 2
+
+
 def test_a_rule_of_ones_own_is_compiled_and_its_error_is_the_callers(build_case: Any) -> None:
     class One(Policy):
         rule = draft_one
@@ -264,6 +270,9 @@ def test_a_rule_of_ones_own_is_compiled_and_its_error_is_the_callers(build_case:
     assert max(decisions(case)) == 1
     with pytest.raises(ValueError, match="three at once"):
         build_case([4] * 3, [6] * 3, method="ngram", k=2, policy=One(), accept=Chain(alpha=0.0)).log()
+    One.rule = draft_two
+    with pytest.raises(TypeError, match="draft_two must return nothing"):
+        build_case([4], [6], method="ngram", k=2, policy=One())
 
 
 def test_a_policy_from_a_file_runs_in_a_scenario(tmp_path: Path) -> None:
