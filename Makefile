@@ -58,7 +58,7 @@ test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
 pytest: compiled collected
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m 'not live' tests
 
-# While mypy has the other core.
+# The engine's machine code, made while mypy has the other core.
 compiled: $(VENV)/.test
 	$(BIN)/python tests/compile_engine.py
 

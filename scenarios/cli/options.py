@@ -90,6 +90,8 @@ class Subject:
                 raise InputError("give --speculative-config or --serve-command, not both", file="--serve-command")
             given = self.serve_command
             read = read_command(read_text(given) if os.path.isfile(given) else given)
+            for note in read.notes:
+                print(f"draftcast: note: {note}", file=sys.stderr)
             engine, keep = read.engine, read.silent
             policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
             changes = [*policy, *changes]
@@ -107,7 +109,7 @@ class Subject:
             if statistics.get(option) is None:
                 raise
             raise error.at(file=f"--{option}") from None
-        for note in read.notes_under(scenario.engine.version) if read is not None else ():
+        if read is not None and (note := read.note_under(scenario.engine.version)):
             print(f"draftcast: note: {note}", file=sys.stderr)
         if not calibrate_to:
             return scenario

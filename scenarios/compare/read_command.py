@@ -50,10 +50,10 @@ class ReadCommand:
     assumed: tuple[str, ...] = ()  # sentences on what the command leaves open
     server: str = "vllm"
 
-    def notes_under(self, version: str) -> list[str]:
-        """`notes` of a scenario, and that its ``engine.version`` is another engine's where it is."""
-        is_other = parse_version(version)[0] != self.server
-        return [*([COMMANDS["other_engine"][self.server].format(version=version)] if is_other else []), *self.notes]
+    def note_under(self, version: str) -> str:
+        """What to know where a scenario's ``engine.version`` is another engine's; empty where it is the command's."""
+        is_own = parse_version(version)[0] == self.server
+        return "" if is_own else str(COMMANDS["other_engine"][self.server].format(version=version))
 
     @property
     def notes(self) -> list[str]:
@@ -111,7 +111,7 @@ def read_command(text: str) -> ReadCommand:
         told: Words | None = {} if adaptive else None
         if tiers:
             told = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
-        return _Reader(server, table, flags, flags, environment, told, flags.pop("model-path", None)).answer()
+        return _Reader(server, flags, flags, environment, told, flags.pop("model-path", None)).answer()
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
     drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
@@ -123,7 +123,7 @@ def read_command(text: str) -> ReadCommand:
         for name, inside in keys.items()
         for key, value in (inside.items() if isinstance(inside, dict) else [("", inside)])
     }
-    return _Reader(server, table, words_given, drafts, environment, None, plain[0] if plain else None).answer()
+    return _Reader(server, words_given, drafts, environment, None, plain[0] if plain else None).answer()
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
@@ -296,12 +296,15 @@ class _Reader:
     """One command in a table's words."""
 
     server: str
-    table: Server
     words: Words
     drafts: Words
     environment: Mapping[str, str]
     tiers: Mapping[str, Any] | None  # SGLang's adaptive file; empty: its defaults
     model: str | None
+
+    @property
+    def table(self) -> Server:
+        return TABLES[self.server]
 
     def answer(self) -> ReadCommand:
         read = {"model-path"}

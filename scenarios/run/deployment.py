@@ -404,12 +404,12 @@ def deploy(scenario: Scenario) -> Deployment:
         refuse(parse_version(version)[2] == "v2", "version", f"{why} (vLLM refuses it)")
         version = f"{version} v1"
         generation = generation_of(version, method.name, is_plain=is_plain)
-    bounds_length = method.needs_draft_model and generation.follows("draft_bounds_length", version)
-    if spec is not None and draft is not None and bounds_length:
+    drafted, bounds = max_model_len, generation.follows("draft_bounds_length", version)
+    if spec is not None and draft is not None and method.needs_draft_model and bounds:
         drafted = spec.max_model_len or draft.max_position_embeddings
-        if drafted < max_model_len:
-            max_model_len = drafted
-            assumed.append(NOTES["draft_bounds_length"].format(version=version, length=drafted))
+    if drafted < max_model_len:
+        max_model_len = drafted
+        assumed.append(NOTES["draft_bounds_length"].format(version=version, length=drafted))
     elif spec is not None and spec.max_model_len is not None:
         assumed.append(NOTES["no_draft_length"].format(version=version))
     # A flag of one name in the scenario and in the engine is handed on as it is.

@@ -174,7 +174,12 @@ class Held:
         return partial(compiled, self._memory.ctypes.data)
 
     def address(self, function: Any) -> int:
-        """Where the compiled ``function(ref, integer)``, which returns nothing, stands: what `call_at` takes."""
+        """Where the compiled ``function(ref, integer)`` stands: what `call_at` takes.
+
+        Raises TypeError: numba does not compile it, or it returns something; numba's own errors.
+        """
+        if not hasattr(function, "overloads"):
+            raise TypeError(f"{function.__name__} is no function of numba.njit")
         self.bind(function, types.int64)
         compiled = function.overloads[self._kind, types.int64]
         if compiled.signature.return_type != types.none:
@@ -196,7 +201,7 @@ def _call_at_typed(typingctx: Any, address: Any, ref: Any, argument: Any) -> Any
 
 
 call_at: Any = intrinsic(_call_at_typed)
-"""``call_at(address, ref, integer)`` in compiled code: what `Held.address` is of, which is compiled by itself."""
+"""``call_at(address, ref, integer)`` in compiled code calls the function at an address of `Held.address`."""
 
 
 @infer_getattr

@@ -1,15 +1,17 @@
 """A replica: the arrays of one engine, and the few calls a cluster makes on it."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 from numba import types
+from numba.core.errors import NumbaError
 from numpy.typing import NDArray
 
-from draftcast.errors import CapacityError, SimulationError
+from draftcast.errors import CapacityError, ScenarioError, SimulationError
 from draftcast.kernels.arrays import BoolArray, IntArray
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import Held
@@ -112,6 +114,8 @@ class Replica:
         policy: one that decides in Python is called as it is, see `Policy.fresh`.
         seed: of the policy's own random choices.
         record_steps: keep one row a step.
+
+    Raises CapacityError: blocks that do not divide the trace's; ScenarioError: a policy's rule that cannot be compiled.
     """
 
     def __init__(
@@ -171,7 +175,12 @@ class Replica:
         arrays.engine["free_blocks"], arrays.engine["num_free_tables"] = config.num_gpu_blocks - 1, seqs
         self._hold(arrays)
         for name, function in (("rule", type(policy).rule), ("learn", type(policy).learn)):
-            arrays.config[name] = self._held.address(function) if function is not None else 0
+            try:
+                arrays.config[name] = self._held.address(function) if function is not None else 0
+            except (TypeError, NumbaError) as error:
+                reason = " ".join(re.sub(r"\x1b\[\d*m", "", str(error)).split())  # numba's comes in colours
+                message = f"its {name} cannot be compiled: {reason[:200]}"
+                raise ScenarioError(message, key="policy.name", value=type(policy).__name__) from error
 
     def submit(self, requests: NDArray[np.uint32] | list[int]) -> None:
         """Send requests (row numbers, by arrival time, none earlier than those sent before)."""

@@ -410,8 +410,8 @@ def test_a_command_of_ones_own_is_read() -> None:
     assert (read.engine["tensor_parallel_size"], read.engine["gpu_memory_utilization"]) == (2, 0.75)
     assert read.engine["block_size"] == 1  # SGLang's own default
     assert "max_num_seqs" not in read.engine  # a version's default, which the simulation knows
-    assert read.notes_under("vllm 0.32")[0].startswith("the command is SGLang's and is forecast as vllm 0.32; give")
-    assert read.notes_under("sglang 0.5.6") == read.notes
+    assert read.note_under("vllm 0.32").startswith("the command is SGLang's and is forecast as vllm 0.32; give")
+    assert read.note_under("sglang 0.5.6") == ""
     assert read.engine["speculative_config"] == {
         "method": "eagle_tree",
         "num_speculative_tokens": 5,

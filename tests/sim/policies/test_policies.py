@@ -244,9 +244,12 @@ def test_a_python_policy_is_cut_to_k(build_case: Any) -> None:
     assert max(decisions(case)) == 2
 
 
-def test_compiled_policies_have_no_python_hook() -> None:
-    assert all(policy.rule is not None for policy in (Off, Fixed, Goodput, EmaTiers, Oracle))
-    assert EveryOther.rule is None
+def test_compiled_policies_have_no_python_hook(build_case: Any) -> None:
+    def is_compiled(policy: Policy) -> bool:
+        return bool(build_case([4], [2], method="ngram", k=2, policy=policy).replicas[0].state.config[0]["rule"])
+
+    assert all(map(is_compiled, (Off(), Fixed(), Goodput(), EmaTiers(), Oracle())))
+    assert not is_compiled(EveryOther())
 
 
 @njit
@@ -270,9 +273,26 @@ def test_a_rule_of_ones_own_is_compiled_and_its_error_is_the_callers(build_case:
     assert max(decisions(case)) == 1
     with pytest.raises(ValueError, match="three at once"):
         build_case([4] * 3, [6] * 3, method="ngram", k=2, policy=One(), accept=Chain(alpha=0.0)).log()
-    One.rule = draft_two
-    with pytest.raises(TypeError, match="draft_two must return nothing"):
-        build_case([4], [6], method="ngram", k=2, policy=One())
+
+
+@njit
+def draft_nothing_known(s: Any, slot: int) -> None:
+    s.nothing[slot] = 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (draft_two, "draft_two must return nothing"),
+        (draft_two.py_func, "draft_two is no function of numba.njit"),
+        (draft_nothing_known, ".*Unknown attribute 'nothing'"),
+    ],
+)
+def test_a_rule_that_cannot_be_compiled_is_refused_in_a_line(build_case: Any, rule: Any, why: str) -> None:
+    kind = type("Mine", (Policy,), {"rule": staticmethod(rule)})
+    with pytest.raises(ScenarioError, match=rf"policy\.name = 'Mine': its rule cannot be compiled: {why}") as caught:
+        build_case([4], [6], method="ngram", k=2, policy=kind())
+    assert str(caught.value).isprintable()
 
 
 def test_a_policy_from_a_file_runs_in_a_scenario(tmp_path: Path) -> None:
