@@ -51,7 +51,7 @@ format: $(VENV)/.test  ## let ruff rewrite the code
 	$(BIN)/ruff format .
 
 test: $(VENV)/.test  ## lint, and every test that needs neither a GPU nor vLLM
-	$(MAKE) --no-print-directory --jobs 2 lint pytest
+	$(MAKE) --no-print-directory --jobs 3 lint pytest
 
 # A file's tests stay in one process: what they share (a browser, a wheel, recorded runs) is made once. Three processes
 # keep two cores busy while some wait for a browser or a server.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 from draftcast import load_scenario, simulate
 from draftcast.sim.policies import BUILT_IN
 
@@ -13,7 +15,13 @@ SCENARIO = (
     "acceptance={model: chain, alpha: 0.7, confidence_discrimination: 0.5}",
 )
 
+
+def run(policy: str) -> None:
+    simulate(load_scenario(overrides=[*SCENARIO, f"policy={{name: {policy}}}"]))
+
+
 if __name__ == "__main__":
-    for name in BUILT_IN:
-        if name != "batch_schedule":  # needs a schedule; its rule is that of `fixed`
-            simulate(load_scenario(overrides=[*SCENARIO, f"policy={{name: {name}}}"]))
+    first, *others = (name for name in BUILT_IN if name != "batch_schedule")  # whose rule is that of `fixed`
+    run(first)  # the engine, which the others share
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(run, others, chunksize=1)

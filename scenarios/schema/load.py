@@ -5,7 +5,6 @@ Every way in ends in the same validation, and every failure is one ``ScenarioErr
 reads them (``scenarios/schema/references.py`` says where they are looked for).
 """
 
-import copy
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from pydantic_core import ErrorDetails
 from draftcast.calibration.acceptance.references import reference
 from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
-from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, sections, value_at
+from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, copied, sections, value_at
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
@@ -46,7 +45,7 @@ def origin(key: str, file: str, places: Mapping[str, str]) -> str:
 
 def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> dict[str, Any]:
     """The mapping with the rates of each acceptance that names a published measurement in their place."""
-    result = copy.deepcopy(dict(data))
+    result = copied(data)
     for holders in ("", "workload.classes.*", "cluster.groups.*"):
         for place, holder in sections(result, holders):
             section = holder.get("acceptance")
@@ -130,7 +129,7 @@ def load_scenario(
     """
     overrides = [overrides] if isinstance(overrides, str) else overrides
     data, file = _read(source)
-    read = copy.deepcopy(data)
+    read = copied(data)
     if trace is not None:
         _use_trace(data, str(Path(trace).absolute()))
     if engine is not None:
@@ -159,7 +158,7 @@ def given_at(overrides: Iterable[str], *, trace: Any, engine: Any, speculative_c
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of a scenario's raw mapping with ``a.b=3`` assignments made in order (not yet validated)."""
-    result = copy.deepcopy(dict(data))
+    result = copied(data)
     for assignment in overrides:
         key, equals, text = assignment.partition("=")
         if not equals or not all(part.strip() for part in key.split(".")):
@@ -177,7 +176,7 @@ def with_values(scenario: Scenario, values: Mapping[str, Any], places: Mapping[s
     """
     places = places or {}
     before = to_mapping(scenario)
-    data = copy.deepcopy(before)
+    data = copied(before)
     for key, value in values.items():
         assign(data, key, value.tolist() if hasattr(value, "tolist") else value, "scenario")
     acceptance_follows(before, data, values, places.get("engine.speculative_config", "scenario"))
@@ -392,7 +391,7 @@ def scenario_hash(scenario: Scenario) -> str:
 def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Raw mapping and the name errors give it."""
     if isinstance(source, Mapping):
-        return copy.deepcopy(dict(source)), "scenario"
+        return copied(source), "scenario"
     embedded, file = embedded_scenarios(), str(source)
     is_embedded = file in embedded and not os.path.isfile(source)
     if not is_embedded and not os.path.exists(source):

@@ -9,6 +9,13 @@ from draftcast.yaml_text import yaml_beside
 NAMES, MESSAGES = (yaml_beside(__file__, name) for name in ("keys.yaml", "messages.yaml"))
 
 
+def copied(data: Any) -> Any:
+    """A copy of plain data: its mappings and lists anew, a fraction of the time of `copy.deepcopy`."""
+    if isinstance(data, Mapping):
+        return {key: copied(value) for key, value in data.items()}
+    return [copied(value) for value in data] if isinstance(data, list) else data
+
+
 def sections(data: Any, path: str, place: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every mapping at a dotted path, in which ``*`` is each entry of a list, with its place: a prefix of its keys."""
     key, _, rest = path.partition(".")

@@ -40,8 +40,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 def free_list(num_blocks: int) -> Array:
     """``BLOCK[num_blocks + 1]``: all free, in order, none hashed; block 0 is vLLM's null block and never handed out."""
     blocks = np.zeros(num_blocks + 1, BLOCK)
-    ring = np.append(np.arange(1, num_blocks), num_blocks)
-    blocks["next"][ring], blocks["prev"][ring] = np.roll(ring, -1), np.roll(ring, 1)
+    blocks["next"][1:-1], blocks["next"][-1] = np.arange(2, num_blocks + 1), min(num_blocks, 1)
+    blocks["prev"][2:], blocks["prev"][1:2] = np.arange(1, num_blocks), num_blocks
     return blocks
 
 
