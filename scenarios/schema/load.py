@@ -45,7 +45,7 @@ def origin(key: str, file: str, places: Mapping[str, str]) -> str:
 
 def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -> dict[str, Any]:
     """The mapping with the rates of each acceptance that names a published measurement in their place."""
-    result = copied(data)
+    result: dict[str, Any] = copied(data)
     for holders in ("", "workload.classes.*", "cluster.groups.*"):
         for place, holder in sections(result, holders):
             section = holder.get("acceptance")
@@ -158,7 +158,7 @@ def given_at(overrides: Iterable[str], *, trace: Any, engine: Any, speculative_c
 
 def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """A copy of a scenario's raw mapping with ``a.b=3`` assignments made in order (not yet validated)."""
-    result = copied(data)
+    result: dict[str, Any] = copied(data)
     for assignment in overrides:
         key, equals, text = assignment.partition("=")
         if not equals or not all(part.strip() for part in key.split(".")):
