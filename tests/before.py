@@ -73,6 +73,8 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_a_version_has_one_generation[vllm 0.32-vllm-v2-runner-vllm-v1-async]": "the same of 0.28 and 0.29, which "
     "runs models with experts so too",
     "test_every_draft_pass_pays_its_overhead": "the same for three versions",
+    "test_what_two_runs_differ_by_is_followed_where_forecasts_are_less_sure[h100-sxm-1.01-1.025]": "the same of "
+    "an H200, of which no other profile disagrees",
     **dict.fromkeys(
         (
             "test_a_method_that_the_second_runner_lacks_runs_under_the_first[medusa-0.32]",

@@ -143,7 +143,7 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     while sizes[-1] < most:  # every one to 16, then steps of a sixteenth
         sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
     made = longest if settings.makes_all_drafts else 0
-    steps = [[mean_step(deployment.cost, asked, size, k, made) for k in range(longest + 1)] for size in sizes]
+    steps = [[mean_step(deployment, asked, size, k, made) for k in range(longest + 1)] for size in sizes]
     seconds = np.array([[step.seconds_per_token for step in of_size] for of_size in steps])
     chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
     firsts = {k: sizes[chosen.index(k)] for k in dict.fromkeys(chosen)}

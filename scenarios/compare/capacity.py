@@ -172,7 +172,7 @@ LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
 QUICK_REQUESTS, QUICK_REPLICATIONS = LENGTHS[0], 4
 HIGHEST_UTILISATION = 0.97
 """Closer to the capacity no run of the longest of `LENGTHS` settles."""
-WARM = 0.04
+WARM = 0.034
 """By how much the latency of a run may fall short of the steady state, were nothing cut, for its warm-up to end within
 the first half: on the bundled scenario at 10 to 85 % of the capacity."""
 TURNS = 20

@@ -109,12 +109,11 @@ def _limits(fluid: Fluid, in_system: float, kv_share: float) -> Limits:
         flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
         compute_s += float(work.flops) / flops_per_s
         memory_s += float(work.bytes) / bytes_per_s
-    draft_s, target_s, sample_s = (float(step.times[part]) for part in ("draft_s", "target_s", "sample_s"))
     shares: dict[Limit, float] = {
         "memory bandwidth": memory_s / step.seconds,
         "compute": compute_s / step.seconds,
-        "draft": draft_s / step.seconds,
-        "host": max(step.seconds - (draft_s + target_s + sample_s), 0.0) / step.seconds,
+        "draft": step.draft_s / step.seconds,
+        "host": max(step.seconds - (step.draft_s + step.target_s + step.sample_s), 0.0) / step.seconds,
     }
     slots = fluid.engines * fluid.deployment.settings.max_num_seqs
     limit = max(shares, key=lambda name: shares[name])

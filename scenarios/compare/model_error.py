@@ -166,13 +166,9 @@ def latency_curve(fluid: Fluid, capacity_rps: float | None) -> Curve:
 
     ``capacity_rps``: as simulated, which the estimate's is scaled to; None: its own.
     """
-    counts = np.unique(np.geomspace(fluid.engines, max(fluid.slots, fluid.engines), 48).round())
-    seconds = np.maximum.accumulate([fluid.latency_s(count) for count in counts])
-    rates = counts / seconds
-    most_rps = capacity_rps or float(rates.max())
-    rates *= most_rps / rates.max()
-    rising = np.concatenate(([True], np.diff(np.maximum.accumulate(rates)) > 0))
-    log_rates, log_seconds = np.log(rates[rising]), np.log(seconds[rising])
+    most_rps = capacity_rps or fluid.capacity_rps()
+    shares, log_seconds = fluid.log_latencies
+    log_rates = np.log(shares * most_rps)
     return lambda rate_rps: np.where(rate_rps < most_rps, np.interp(np.log(rate_rps), log_rates, log_seconds), np.inf)
 
 

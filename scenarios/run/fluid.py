@@ -1,12 +1,13 @@
 """The cutover without simulating: one engine as a fluid that serves mean requests in mean steps.
 
 In the mean step of a busy engine every decoding request verifies k drafts and makes k new ones; prompts arrive as fast
-as outputs are finished, so each step carries its share of prefill rows as well. In a steady state an engine decodes N
+as outputs are finished, so a share of the steps carries prefill rows as well. In a steady state an engine decodes N
 requests at once, each for ``output / tokens per step`` steps, and new ones come as fast as old ones end: so N follows
-from the rate, and latency from N. Knows neither queues nor the spread of anything; a first guess that tells a search
-where to look and a reader what the step cost alone implies.
+from the rate, and latency from N. Knows nothing of the spread of requests; a first guess that tells a search where to
+look and a reader what the step cost alone implies.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -110,7 +111,9 @@ class MeanStep:
     """A mean step: its seconds and what they go to."""
 
     seconds: float  # of the step, the host's where it does not hide behind the device
-    times: st.Record  # of its parts, hidden or not, a record of `draftcast.sim.cost.step_time.TIMES`
+    draft_s: float  # of its parts, hidden or not, as in `draftcast.sim.cost.step_time.TIMES`
+    target_s: float
+    sample_s: float
     tokens: float  # output tokens of a request
     features: st.Record  # what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`
 
@@ -120,12 +123,17 @@ class MeanStep:
         return self.seconds / self.tokens
 
 
-def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
+def mean_step(deployment: Deployment, asked: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
     """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts.
+
+    Prompts come independently of each other: some steps carry several, others none, and these may run as full graphs.
+    All ranks that step together take as long as the one with most prompts. Of an engine that computes prompts by
+    themselves the time from one decoding step to the next counts.
 
     ``made``: drafts that are made of each, where these are more than are verified.
     """
-    f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
+    cost = deployment.cost
+    f = st.empty_record(st.FEATURES)
     st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
     if made > k:
         f["draft_seqs"], f["draft_tokens"], f["draft_passes"] = num_seqs, num_seqs * made, made
@@ -141,6 +149,36 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int, made: in
         st.expect_ahead(f, asked.kept_share(k))
     tokens = asked.tokens_per_round(k)
     rows = num_seqs * tokens * asked.prefill_tokens / asked.output_tokens
+    settings = deployment.settings
+    room = max(settings.max_num_batched_tokens - float(f["tokens"]), 1.0)
+    prompts, ranks, alone = rows / asked.prefill_tokens, settings.lockstep_ranks, settings.generation.prompts_alone
+    most_rows = asked.prefill_tokens * _most(prompts, ranks)
+    with_prompts = min(max(-math.expm1(-ranks * prompts), most_rows / room), 1.0)
+    others = _with_prompts(st.empty_record(st.FEATURES) if alone else f, cost, asked, most_rows / with_prompts)
+    kinds = ((1.0 if alone else 1.0 - with_prompts, f), (with_prompts, others))
+    seconds, parts = 0.0, np.zeros(3)
+    for share, features in kinds:
+        out = st.empty_record(st.TIMES)
+        st.step_time(cost, features, out)
+        seconds += share * float(st.step_seconds(cost, out))
+        parts += share * np.array([out["draft_s"], out["target_s"], out["sample_s"]])
+    draft_s, target_s, sample_s = parts.tolist()
+    return MeanStep(seconds, draft_s, target_s, sample_s, tokens, _with_prompts(f, cost, asked, rows))
+
+
+def _most(prompts: float, ranks: int) -> float:
+    """Prompts on the rank that has most of them, where ``prompts`` come to each on average and are spread evenly."""
+    if ranks == 1:
+        return prompts
+    from scipy.special import pdtr
+
+    numbers = np.arange(math.ceil(prompts + 10.0 * math.sqrt(prompts) + 10.0))
+    return float((1.0 - pdtr(numbers * ranks, ranks * prompts)).sum())
+
+
+def _with_prompts(decodes: st.Record, cost: st.StepCost, asked: Traffic, rows: float) -> st.Record:
+    """The features of a step that also computes ``rows`` tokens of mean prompts."""
+    f = decodes.copy()
     f["tokens"] += rows
     f["seqs"] += rows / asked.prefill_tokens
     f["prefill_seqs"] += rows / asked.prefill_tokens
@@ -153,8 +191,7 @@ def mean_step(cost: st.StepCost, asked: Traffic, num_seqs: int, k: int, made: in
         cached = asked.prompt_tokens - asked.prefill_tokens
         _, pairs = st.window_of_prompt(cost.params[0]["window_kind"], window, cached, asked.prefill_tokens)
         f["win_prefill_qkv"] += rows * pairs / asked.prefill_tokens
-    st.step_time(cost, f, out)
-    return MeanStep(float(st.step_seconds(cost, out)), out, tokens, f)
+    return f
 
 
 SAMPLE_REQUESTS = 2000
@@ -217,7 +254,7 @@ class Fluid:
             k = self.drafts[min(num_seqs, len(self.drafts) - 1)]
             settings = self.deployment.settings
             made = settings.max_drafts if settings.drafts_in_full else 0
-            self._steps[num_seqs] = mean_step(self.deployment.cost, self.traffic, num_seqs, k, made)
+            self._steps[num_seqs] = mean_step(self.deployment, self.traffic, num_seqs, k, made)
         return self._steps[num_seqs]
 
     def latency_s(self, in_system: float) -> float:
@@ -233,19 +270,36 @@ class Fluid:
         return max(self.rate_rps(n) for n in self._counts())
 
     def in_system(self, rate_rps: float) -> float:
-        """Requests in the system at a rate; infinite above the capacity."""
-        counts = self._counts()
-        above = next((index for index, count in enumerate(counts) if self.rate_rps(count) >= rate_rps), None)
-        if above is None:
+        """Mean requests in the system at a rate, those that wait for a slot included; infinite from the capacity on.
+
+        They come and go one by one, and as many end per second as `rate_rps` says of their number: the balance of such
+        a processor-sharing queue has a product form (Baskett et al. 1975, doi 10.1145/321879.321887).
+        """
+        ends_rps = self._ends_rps
+        use = rate_rps / float(ends_rps[-1])
+        if use >= 1.0:
             return math.inf
-        if above == 0:
-            # Less than one request an engine: a step is that of one, and requests follow the rate.
-            return rate_rps * self.latency_s(counts[0])
-        low, high = counts[above - 1], counts[above]
-        for _ in range(20):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.rate_rps(middle) >= rate_rps else (middle, high)
-        return high
+        numbers = np.arange(ends_rps.size + 1)
+        logs = np.concatenate(([0.0], np.cumsum(np.log(rate_rps / ends_rps))))
+        shares = np.exp(logs - logs.max())
+        waiting = float(shares[-1]) * use / (1.0 - use)
+        whole = float(shares @ numbers) + waiting * (ends_rps.size + 1.0 / (1.0 - use))
+        return whole / (float(shares.sum()) + waiting)
+
+    @functools.cached_property
+    def _ends_rps(self) -> FloatArray:
+        """Requests per second that end with 1, 2, ... of them in the system, up to `slots`; never falling."""
+        counts = self._counts()
+        rates = np.maximum.accumulate([self.rate_rps(count) for count in counts])
+        numbers = np.arange(1.0, max(self.slots, self.engines) + 1.0)
+        return np.asarray(np.interp(numbers, [0.0, *counts], [0.0, *rates]))
+
+    @functools.cached_property
+    def log_latencies(self) -> tuple[FloatArray, FloatArray]:
+        """Loads as shares of the capacity, ascending, and the logarithm of the seconds of a request in the system."""
+        shares = 1.0 - np.geomspace(0.999, 0.001, 64)
+        rates_rps = shares * self.capacity_rps()
+        return shares, np.log([self.in_system(rate_rps) / rate_rps for rate_rps in rates_rps])
 
     def session_requests(self, rate_rps: float) -> float:
         """Requests after which the warm-up of sessions has ended within the first half; 0 without sessions."""

@@ -215,7 +215,7 @@ def test_a_schedule_leaves_no_pass_of_the_second_runner_s_draft_model_out() -> N
     draft = {}
     for version in ("vllm 0.32 v1", "vllm 0.32"):
         scenario = with_values(drafting("draft_model", model="llama-3.2-1b"), {"engine.version": version})
-        whole, short = (Fluid.of(each).step(8).times["draft_s"] for each in (scenario, with_values(scenario, shorter)))
+        whole, short = (Fluid.of(each).step(8).draft_s for each in (scenario, with_values(scenario, shorter)))
         draft[version] = short / whole
     assert draft["vllm 0.32 v1"] < 0.5
     assert draft["vllm 0.32"] == pytest.approx(1.0, rel=0.01)  # its first pass takes the target's fewer rows

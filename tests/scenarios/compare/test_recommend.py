@@ -105,7 +105,7 @@ def test_the_schedule_is_the_best_length_at_every_batch_size() -> None:
     loss = []
     for first, last, k in schedule:
         for size in {first, (first + last) // 2, last}:
-            seconds = [mean_step(deployment.cost, asked, size, other).seconds_per_token for other in range(4)]
+            seconds = [mean_step(deployment, asked, size, other).seconds_per_token for other in range(4)]
             loss.append(seconds[k] / min(seconds) - 1)
     assert np.mean(loss) < 0.01
     assert max(loss) < 0.05
@@ -118,7 +118,7 @@ def test_the_steady_step_agrees_with_the_simulated_one() -> None:
     for k in (1, 3):
         tuned = with_values(scenario, {"engine.speculative_config.num_speculative_tokens": k})
         deployment = deploy(tuned)
-        expected = mean_step(deployment.cost, Fluid.of(tuned, deployment).traffic, 32, k).seconds_per_token
+        expected = mean_step(deployment, Fluid.of(tuned, deployment).traffic, 32, k).seconds_per_token
         rates = [r["output_throughput"] for r in simulate(tuned).replications]
         assert 32 / np.mean(rates) == pytest.approx(expected, rel=0.10)
 

@@ -85,11 +85,11 @@ def test_a_hidden_factor_is_found_within_its_interval(tmp_path: Path, arrivals: 
     assert (found.source, found.runs, found.step_s) == ("off.json", 1, 0.0)
 
 
-@pytest.mark.parametrize(("hardware", "least", "most"), [("h100-sxm", 1.01, 1.025), ("h20", 1.025, 1.035)])
+@pytest.mark.parametrize(("hardware", "least", "most"), [("h200", 1.01, 1.025), ("h20", 1.025, 1.035)])
 def test_what_two_runs_differ_by_is_followed_where_forecasts_are_less_sure(
     tmp_path: Path, hardware: str, least: float, most: float
 ) -> None:
-    """Kernels of an H100 were measured, of an H20 none; a tenth more is followed on either."""
+    """Kernels of an H200 were measured, of an H20 none; a tenth more is followed on either."""
     scenario = with_values(SCENARIO, {"hardware": hardware})
     for more, low, high in ((1.03, least, most), (1.13, 1.11, 1.14)):
         file = measured(tmp_path / "off.json", closed(8), {"step_factor": more}, 200, scenario)
