@@ -44,6 +44,10 @@ MAX_ROWS = 2**22  # 100 MB a table
 # host time: some 12 that Triton's autotuner looks up (fla/ops/gated_delta_rule/chunk.py in vLLM and SGLang). The
 # time to the first token of one request of Qwen3-Next on 8 B200 leaves 33 a layer (SGLang 0.5.6). Provisional.
 CHUNK_KERNELS = 30
+# More kernels of a gated DeltaNet layer that verifies drafts beside prompts: both are picked apart (6), drafts go
+# through the convolution and the delta rule by themselves (4), and both are put together (2). Counted in vLLM 0.11 to
+# 0.33, _forward_core of layers/mamba/gdn/qwen_gdn_linear_attn.py.
+SPLIT_KERNELS = 12
 # How uniform decode batches and all others run inside the captured sizes, by vLLM's CUDA graph mode.
 MODES = {
     "NONE": (st.UNCAPTURED, st.UNCAPTURED),
@@ -188,6 +192,8 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
     p["target_launch_s"] = device.eager_launches(model) * constants.eager_launch_s.value
     p["prompt_launch_s"] = CHUNK_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
+    if engine.engine == "vllm" and model.linear_kind == "gated_delta":
+        p["split_launch_s"] = SPLIT_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
     verify = constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s
     p["verify_s"] = verify.value
     p["expands"] = engine.batch_expansion

@@ -107,7 +107,8 @@ PARAMS = record_type(
     ("draft_mode_s", "f8", (4,)),  # seconds that each mode adds to a pass of the draft
     ("target_launch_s", "f8"),  # host seconds to launch every kernel of an eager target pass
     ("prompt_launch_s", "f8"),  # to launch what is in no graph but in the target's passes with a prompt
-    ("draft_launch_s", "f8"),  # the same for one pass of the draft
+    ("split_launch_s", "f8"),  # and to verify drafts beside it
+    ("draft_launch_s", "f8"),  # to launch every kernel of one pass of the draft
     ("draft_host_s", "f8"),  # the same where no graph holds what the engine compiled
     ("draft_pass_s", "f8"),  # a draft pass besides its kernels
     ("draft_later_s", "f8"),  # the same of an autoregressive draft's passes behind the first
@@ -325,6 +326,7 @@ def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_
         seconds += prefill_s
     mode = out.graph_mode
     floor = p.prompt_launch_s if f.prefill_tokens > 0.0 else 0.0
+    floor += p.split_launch_s if f.prefill_tokens > 0.0 and decode_rows > f.decode_seqs else 0.0
     floor += p.target_launch_s if mode == EAGER else 0.0
     kernels = seconds
     seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)

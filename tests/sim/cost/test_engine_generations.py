@@ -232,6 +232,16 @@ def test_what_is_launched_eagerly_hangs_on_the_layers() -> None:
     assert cost_of(version=NEW).params[0]["prompt_launch_s"] == 0.0
 
 
+@pytest.mark.parametrize(("version", "more"), [(NEW, 12), ("sglang 0.5.16", 0)])
+def test_drafts_beside_a_prompt_are_launched_apart(version: str, more: int) -> None:
+    """By vLLM in layers of gated DeltaNet; SGLang runs prompts alone."""
+    shared: dict[str, Any] = {"version": version, "tensor_parallel_size": 4}
+    cost = cost_of("qwen3-next-80b-a3b", "h200", "mtp", 2, **shared)
+    alone, beside = (float(decode(cost, 8, k, 16)["launching_s"]) for k in (0, 2))
+    assert beside - alone == pytest.approx(36 * more * 35e-6)
+    assert decode(cost, 8, 2)["launching_s"] == 0.0
+
+
 def test_a_padded_step_costs_what_the_padded_size_costs() -> None:
     cost = cost_of()
     tables = cost.target.sum(axis=1)
