@@ -296,10 +296,11 @@ class Fluid:
 
     @functools.cached_property
     def log_latencies(self) -> tuple[FloatArray, FloatArray]:
-        """Loads as shares of the capacity, ascending, and the logarithm of the seconds of a request in the system."""
+        """Shares of the capacity, and the logarithm of the seconds of a request in the system there; neither falls."""
         shares = 1.0 - np.geomspace(0.999, 0.001, 64)
         rates_rps = shares * self.capacity_rps()
-        return shares, np.log([self.in_system(rate_rps) / rate_rps for rate_rps in rates_rps])
+        latencies_s = np.maximum.accumulate([self.in_system(rate_rps) / rate_rps for rate_rps in rates_rps])
+        return shares, np.log(latencies_s)
 
     def session_requests(self, rate_rps: float) -> float:
         """Requests after which the warm-up of sessions has ended within the first half; 0 without sessions."""
