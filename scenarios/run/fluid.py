@@ -151,17 +151,19 @@ def mean_step(deployment: Deployment, asked: Traffic, num_seqs: int, k: int, mad
     rows = num_seqs * tokens * asked.prefill_tokens / asked.output_tokens
     settings = deployment.settings
     room = max(settings.max_num_batched_tokens - float(f["tokens"]), 1.0)
-    prompts, ranks, alone = rows / asked.prefill_tokens, settings.lockstep_ranks, settings.generation.prompts_alone
+    prompts, ranks = rows / asked.prefill_tokens, settings.lockstep_ranks
     most_rows = asked.prefill_tokens * _most(prompts, ranks)
-    with_prompts = min(max(-math.expm1(-ranks * prompts), most_rows / room), 1.0)
-    others = _with_prompts(st.empty_record(st.FEATURES) if alone else f, cost, asked, most_rows / with_prompts)
-    kinds = ((1.0 if alone else 1.0 - with_prompts, f), (with_prompts, others))
+    share = min(max(-math.expm1(-ranks * prompts), most_rows / room), 1.0)  # of the steps that carry prompts
+    if settings.generation.prompts_alone:
+        kinds = ((1.0, f), (share, _with_prompts(st.empty_record(st.FEATURES), cost, asked, most_rows / share)))
+    else:
+        kinds = ((1.0 - share, f), (share, _with_prompts(f, cost, asked, most_rows / share)))
     seconds, parts = 0.0, np.zeros(3)
-    for share, features in kinds:
+    for weight, features in kinds:
         out = st.empty_record(st.TIMES)
         st.step_time(cost, features, out)
-        seconds += share * float(st.step_seconds(cost, out))
-        parts += share * np.array([out["draft_s"], out["target_s"], out["sample_s"]])
+        seconds += weight * float(st.step_seconds(cost, out))
+        parts += weight * np.array([out["draft_s"], out["target_s"], out["sample_s"]])
     draft_s, target_s, sample_s = parts.tolist()
     return MeanStep(seconds, draft_s, target_s, sample_s, tokens, _with_prompts(f, cost, asked, rows))
 
@@ -267,7 +269,7 @@ class Fluid:
 
     def capacity_rps(self) -> float:
         """Largest rate at any number of requests in the system."""
-        return max(self.rate_rps(n) for n in self._counts())
+        return float(self._ends_rps[-1])
 
     def in_system(self, rate_rps: float) -> float:
         """Mean requests in the system at a rate, those that wait for a slot included; infinite from the capacity on.

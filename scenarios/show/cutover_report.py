@@ -117,7 +117,7 @@ def detail_lines(answer: Cutover) -> list[str]:
     lines = []
     if answer.estimate is not None:
         estimate = "no cutover" if math.isnan(answer.estimate) else f"{number(answer.estimate)} {answer.unit}"
-        how = "as if all ran to the end together" if answer.over == "batch" else "from mean steps, without simulation"
+        how = "as if all ran to the end together" if answer.over == "batch" else "without simulation"
         lines.append(f"Step-level estimate, {how}: {estimate}.")
     if answer.over == "batch":
         lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")

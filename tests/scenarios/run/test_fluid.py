@@ -35,6 +35,17 @@ def test_the_mean_step_is_that_of_a_run(case: str, speculates: bool) -> None:
     assert fluid.latency_s(1.0) == pytest.approx(decoding_s, rel=0.05)
 
 
+def test_ranks_in_lockstep_wait_for_each_other_s_prompts() -> None:
+    """A prompt on one rank makes the steps of all eight longer, and some rank has one in most steps."""
+    ranks = ("engine.data_parallel_size=8", "engine.enable_expert_parallel=true")
+    load = ("workload.arrivals.request_rate_rps=20", "workload.num_requests=2000", "statistics.replications=1")
+    overrides = [*load, *ranks, "engine.model=DeepSeek-V3", "hardware=h200", "engine.speculative_config=null"]
+    scenario = load_scenario(overrides=overrides)
+    (run,) = simulate_together([scenario])
+    latency_s = run.summary["figures"]["mean_e2el_s"].mean
+    assert Fluid.of(scenario).in_system(20.0) / 20.0 == pytest.approx(latency_s, rel=0.1)
+
+
 class Queue(Fluid):
     """An engine of 400 slots in which as many requests end per second as ``ends_rps`` says of their number."""
 
