@@ -38,3 +38,10 @@ def known(app: AppTest) -> Session:
     assert not app.exception, app.exception
     found: Session = app.session_state["session"]
     return found
+
+
+def control_of(app: AppTest, widgets: Iterable[Any], name: str) -> Any:
+    """The page's control of this name, whatever its key has become (`control_key`)."""
+    count = known(app).asked + known(app).followed[name]
+    (found,) = [each for each in widgets if each.key == (f"control:{name}:{count}" if count else f"control:{name}")]
+    return found

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -164,6 +165,8 @@ class Session:
     views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
     warnings: list[str] = field(default_factory=list)  # what a link asked for and could not get
     asked: int = 0  # how often another question took the place of the one before
+    followed: Counter[str] = field(default_factory=Counter)  # how often a control's value followed another one's change
+    typed: str = ""  # the control whose reader changed it and that was not drawn since
     before_off: Mapping[str, Any] = field(default_factory=dict)  # changes that bring back the speculation of k > 0
     refused: str = ""  # why the last change of a control was not made
     wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given

@@ -53,20 +53,30 @@ def control(
     **options: Any,
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
+    session: Session = st.session_state["session"]
+    if st.session_state.get(control_key(name), value) != value and session.typed != name:
+        session.followed[name] += 1
+    session.typed = "" if session.typed == name else session.typed
     key = control_key(name)
     st.session_state[key] = value
 
     def changed() -> None:
         if key == control_key(name):
+            session.typed = name
             write(st.session_state[key])
 
     widget(key=key, on_change=changed, **{**(look or LOOKS[name]), **options})
 
 
 def control_key(name: str) -> str:
-    """Another one for every question asked anew: what a browser sends of the last one, late, must not change it."""
-    asked = st.session_state["session"].asked
-    return f"control:{name}:{asked}" if asked else f"control:{name}"
+    """The widget's key: another one for every question asked anew, and for a value that followed another control.
+
+    A browser sends all controls as it shows them, also where it only looks whether a search has ended: what it sends
+    late, under the last key, must change nothing.
+    """
+    session: Session = st.session_state["session"]
+    count = session.asked + session.followed[name]
+    return f"control:{name}:{count}" if count else f"control:{name}"
 
 
 def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:

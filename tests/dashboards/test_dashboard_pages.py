@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import APP, SMALL, WAIT_S, html_of, known, open_page, told
+from app_pages import APP, SMALL, WAIT_S, control_of, html_of, known, open_page, told
 from samples import SHORT_REQUESTS
 from streamlit.delta_generator import DeltaGenerator
 from streamlit.testing.v1 import AppTest
@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
-from draftcast.dashboards.session.session import Question, Session, check_names
+from draftcast.dashboards.session.session import NUM_REQUESTS, Question, Session, check_names
 from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import label_of
@@ -30,6 +30,7 @@ from draftcast.dashboards.widgets.page import Report
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.capacity import settling_requests
+from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash, to_mapping
 
 
@@ -85,15 +86,14 @@ def test_the_length_of_a_run_follows_the_load_until_the_reader_gives_one() -> No
     assert asked.scenario.workload.num_requests == needed > 2000
     assert dict(app.query_params) == {"workload.arrivals.request_rate_rps": "55"}
     assert f"workload.num_requests={needed}" in asked.command("simulate")
-    requests = "control:workload.num_requests"
-    assert app.number_input(key=requests).value == needed
+    assert control_of(app, app.number_input, NUM_REQUESTS).value == needed
     app.number_input(key="control:workload.arrivals.request_rate_rps").set_value(10.0).run()
     assert known(app).question.scenario.workload.num_requests == 2000
     # A number that is given stands, also where it is the default, and in the link.
-    app.number_input(key=requests).set_value(400).run()
+    control_of(app, app.number_input, NUM_REQUESTS).set_value(400).run()
     app.number_input(key="control:workload.arrivals.request_rate_rps").set_value(55.0).run()
     assert known(app).question.scenario.workload.num_requests == 400
-    app.number_input(key=requests).set_value(2000).run()
+    control_of(app, app.number_input, NUM_REQUESTS).set_value(2000).run()
     assert known(app).question.scenario.workload.num_requests == 2000
     assert app.query_params["workload.num_requests"] == "2000"
 
@@ -576,3 +576,35 @@ def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: 
     monkeypatch.setattr(app._tree, "get_widget_states", lambda: late)
     app.run()
     assert known(app).question == asked
+
+
+def test_what_a_browser_sends_late_changes_nothing() -> None:
+    """A page that looks whether a search has ended sends all controls as its browser shows them, perhaps the old ones.
+
+    The number of requests follows the load, and k the method; only their controls are drawn anew.
+    """
+    app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
+    for key, value in SHORT.items():
+        app.query_params[key] = value
+    app.run()
+    draft_length = K.removeprefix("control:")
+    load = "workload.arrivals.request_rate_rps"
+
+    def controls() -> dict[str, str]:
+        return {part.label: part.key for part in (*app.number_input, *app.selectbox, *app.slider)}
+
+    for key, value, follower in ((load, 400.0, NUM_REQUESTS), ("method", OFF, draft_length)):
+        before, drawn = known(app).question, controls()
+        (field,) = [part for part in (*app.number_input, *app.selectbox) if part.key == f"control:{key}"]
+        field.set_value(value)
+        late = app._tree.get_widget_states()
+        for state in [state for state in late.widgets if state.WhichOneof("value") == "trigger_value"]:
+            late.widgets.remove(state)  # a browser sends no button that was not pressed
+        app.run()
+        after = known(app).question
+        assert after.scenario != before.scenario
+        app._run(late)
+        assert known(app).question == after
+        renamed = {name for name, old in drawn.items() if controls().get(name, old) != old}
+        assert label_of(follower) in renamed <= {label_of(NUM_REQUESTS), label_of(draft_length)}
+    assert known(app).question.own_length is False

@@ -8,7 +8,7 @@ import re
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import known, open_page, told
+from app_pages import control_of, known, open_page, told
 
 from draftcast.calibration.acceptance.metrics import NUM_ACCEPTED, NUM_ACCEPTED_PER_POS, NUM_DRAFT_TOKENS, NUM_DRAFTS
 from draftcast.dashboards.session.session import Session
@@ -64,11 +64,11 @@ def test_a_published_acceptance_comes_with_its_method() -> None:
     assert (found.method, found.acceptance.reference) == ("dflash", name)  # type: ignore[union-attr]
     assert not app.error
     # A method whose acceptance is asked for takes one as well.
-    app.selectbox(key="control:method").set_value("eagle3").run()
-    app.selectbox(key="control:method").set_value("pard").run()
+    control_of(app, app.selectbox, "method").set_value("eagle3").run()
+    control_of(app, app.selectbox, "method").set_value("pard").run()
     assert not [each for each in app.get("html") if "class='dc-verdict'" in each.proto.body]
     name = next(name for name in choice.options if "/pard/" in name)
-    app.selectbox(key="control:reference").set_value(name).run()
+    control_of(app, app.selectbox, "reference").set_value(name).run()
     assert known(app).question.scenario.method == "pard"
 
 

@@ -15,7 +15,7 @@ import pytest
 from paths import APP
 
 pytest.importorskip("streamlit")
-from app_pages import told
+from app_pages import control_of, told
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.pages.sweep import JOB, MOST_CELLS, TURN, SweepJob, proposed_grid, read_grid
@@ -161,7 +161,7 @@ def test_the_editor_changes_the_grid() -> None:
     assert shown(app).button(key="sweep.start").label == "Run 18 cells"
     app.button(key="sweep.remove.0").click().run()
     assert app.query_params[GRID] == "tp=1,2;k=0,1,3"
-    app.text_input(key="control:sweep.values.0").set_value("one").run()
+    control_of(app, app.text_input, "sweep.values.0").set_value("one").run()
     assert "engine.tensor_parallel_size" in told(shown(app).error)[0]
     assert not [each for each in app.button if each.key == "sweep.start"]
 
