@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from paths import APP
+from streamlit.proto.WidgetStates_pb2 import WidgetStates
 from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.session.session import Session
@@ -42,6 +43,14 @@ def known(app: AppTest) -> Session:
 
 def control_of(app: AppTest, widgets: Iterable[Any], name: str) -> Any:
     """The page's control of this name, whatever its key has become (`control_key`)."""
-    count = known(app).asked + known(app).followed[name]
-    (found,) = [each for each in widgets if each.key == (f"control:{name}:{count}" if count else f"control:{name}")]
+    turn = known(app).turns[name]
+    (found,) = [each for each in widgets if each.key == (f"control:{name}:{turn}" if turn else f"control:{name}")]
     return found
+
+
+def sent_by_browser(app: AppTest) -> WidgetStates:
+    """All controls as the page shows them now; a browser sends a button only when it is pressed."""
+    states = app._tree.get_widget_states()
+    for button in [each for each in states.widgets if each.HasField("trigger_value")]:
+        states.widgets.remove(button)
+    return states

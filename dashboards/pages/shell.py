@@ -15,7 +15,15 @@ from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_sessio
 from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, Question, Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
-from draftcast.dashboards.widgets.controls import WORDS, button, choice_control, number_control, slo_controls, uploader
+from draftcast.dashboards.widgets.controls import (
+    WORDS,
+    button,
+    choice_control,
+    control,
+    number_control,
+    slo_controls,
+    uploader,
+)
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
@@ -50,15 +58,16 @@ def _lead(first: Any, name: str) -> None:
 def _draw() -> None:
     st.html(FOLDER / "style.css")
     session = current_session()
-    st.session_state[PAGE] = session.page
-    st.segmented_control(
-        "Page",
-        PAGES,
-        key=PAGE,
+    session.begin_page()
+    control(
+        st.segmented_control,
+        PAGE,
+        session.page,
+        session.go,
+        options=PAGES,
         format_func=lambda name: f":material/{WORDS['icons'][name]}: {name.capitalize()}",
         label_visibility="collapsed",
         required=True,
-        on_change=lambda: session.go(st.session_state[PAGE]),
     )
     st.title(session.page.capitalize(), anchor=False)
     st.caption(WORDS["pages"][session.page])
@@ -75,15 +84,15 @@ def _draw() -> None:
     with top:
         banner(session)
     write_link(session)
+    session.end_page()
 
 
 def sidebar(session: Session) -> None:
     with st.sidebar:
-        st.session_state[SCENARIO] = session.question.base
-        hint = "Choosing a scenario drops all changes. The address bar shows the changes made after that."
-        st.selectbox("Scenario", bases(), key=SCENARIO, help=hint, on_change=_open, args=(session,))
+        control(st.selectbox, SCENARIO, session.question.base, partial(_open, session), options=bases())
         if changed := len(session.question.link_changes):
-            button(f"Reset {changed} changed key{'s' if changed > 1 else ''}", "undo", _open, session, width="stretch")
+            reset = f"Reset {changed} changed key{'s' if changed > 1 else ''}"
+            button(reset, "undo", _open, session, session.question.base, width="stretch")
         uploader(session, SCENARIO_FILE)
         if session.page != "start":  # which has them among its steps
             st.subheader("SLO", help="A request is good when it meets every bound that is given.")
@@ -95,6 +104,6 @@ def sidebar(session: Session) -> None:
         choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
 
 
-def _open(session: Session) -> None:
-    session.ask(Question.opening(st.session_state[SCENARIO]))
+def _open(session: Session, base: str) -> None:
+    session.ask(Question.opening(base))
     forget_receipts()

@@ -164,9 +164,9 @@ class Session:
     validation: str = ""  # an uploaded report of a validated sweep, a file in the own folder
     views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
     warnings: list[str] = field(default_factory=list)  # what a link asked for and could not get
-    asked: int = 0  # how often another question took the place of the one before
-    followed: Counter[str] = field(default_factory=Counter)  # how often a control's value followed another one's change
-    typed: str = ""  # the control whose reader changed it and that was not drawn since
+    turns: Counter[str] = field(default_factory=Counter)  # how often a control was drawn anew: see `control_key`
+    drawn: set[str] = field(default_factory=set)  # controls of the page so far
+    typed: str = ""  # the control that its reader changed since the page was last drawn
     before_off: Mapping[str, Any] = field(default_factory=dict)  # changes that bring back the speculation of k > 0
     refused: str = ""  # why the last change of a control was not made
     wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given
@@ -255,10 +255,18 @@ class Session:
 
     def ask(self, question: Question) -> None:
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
-        self.wanted_method, self.before_off, self.asked = "", {}, self.asked + 1
+        self.wanted_method, self.before_off = "", {}
 
     def go(self, page: str) -> None:
         self.page, self.touched, self.wanted_method = page, True, ""
+
+    def begin_page(self) -> None:
+        self.drawn = set()
+
+    def end_page(self) -> None:
+        """Controls that are no longer on the page get another key: a browser may still send them."""
+        self.turns.update(self.turns.keys() - self.drawn)
+        self.typed = ""
 
     def pin(self, baseline: Question | None) -> None:
         """Show differences to ``baseline`` on What-if; None: to nothing."""

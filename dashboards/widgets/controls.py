@@ -54,9 +54,9 @@ def control(
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
     session: Session = st.session_state["session"]
-    if st.session_state.get(control_key(name), value) != value and session.typed != name:
-        session.followed[name] += 1
-    session.typed = "" if session.typed == name else session.typed
+    followed = st.session_state.get(control_key(name), value) != value and session.typed != name
+    session.turns[name] += followed
+    session.drawn.add(name)
     key = control_key(name)
     st.session_state[key] = value
 
@@ -69,14 +69,13 @@ def control(
 
 
 def control_key(name: str) -> str:
-    """The widget's key: another one for every question asked anew, and for a value that followed another control.
+    """The widget's key: another one where its value followed another's change, and after it was not on the page.
 
     A browser sends all controls as it shows them, also where it only looks whether a search has ended: what it sends
-    late, under the last key, must change nothing.
+    late, under the last key, must change nothing. The control that its reader changed keeps its key and its focus.
     """
-    session: Session = st.session_state["session"]
-    count = session.asked + session.followed[name]
-    return f"control:{name}:{count}" if count else f"control:{name}"
+    turn = st.session_state["session"].turns[name]
+    return f"control:{name}:{turn}" if turn else f"control:{name}"
 
 
 def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:

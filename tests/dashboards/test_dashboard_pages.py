@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 pytest.importorskip("streamlit")
-from app_pages import APP, SMALL, WAIT_S, control_of, html_of, known, open_page, told
+from app_pages import APP, SMALL, WAIT_S, control_of, html_of, known, open_page, sent_by_browser, told
 from samples import SHORT_REQUESTS
 from streamlit.delta_generator import DeltaGenerator
 from streamlit.testing.v1 import AppTest
@@ -63,9 +63,10 @@ def test_k_of_zero_is_off_and_the_method_comes_back_with_its_acceptance() -> Non
     app = open_page()
     app.selectbox(key="control:method").set_value("ngram").run()
     app.text_input(key="control:acceptance.of.ngram").set_value("0.5, 0.4, 0.2").run()
-    app.slider(key=K).set_value(0).run()
+    draft_length = K.removeprefix("control:")
+    control_of(app, app.slider, draft_length).set_value(0).run()
     assert known(app).question.scenario.speculative_config is None
-    app.slider(key=K).set_value(8).run()
+    control_of(app, app.slider, draft_length).set_value(8).run()
     found = known(app).question.scenario
     assert (found.method, found.num_speculative_tokens) == ("ngram", 8)
     assert found.acceptance.rates == (0.5, 0.4, 0.2)  # type: ignore[union-attr]
@@ -298,8 +299,8 @@ def test_sessions_do_not_see_each_other() -> None:
         {"control:workload.arrivals.process": "closed_loop"},
         {"control:hardware": "mi300x"},
         {"control:engine.model": "Qwen3-8B"},
-        {"scenario": "closed-loop-classes"},
-        {"scenario": "azure-conversation"},
+        {"control:scenario": "closed-loop-classes"},
+        {"control:scenario": "azure-conversation"},
     ],
 )
 def test_every_choice_leaves_a_page(change: dict[str, str]) -> None:
@@ -311,7 +312,7 @@ def test_every_choice_leaves_a_page(change: dict[str, str]) -> None:
     assert not known(app).refused
     said = [each.value for each in app.error]
     # The recorded trace is not part of the package: the page stands and says what is missing.
-    assert bool(said) == (change == {"scenario": "azure-conversation"}), said
+    assert bool(said) == (change == {"control:scenario": "azure-conversation"}), said
 
 
 def test_another_method_asks_for_its_acceptance_before_it_is_forecast() -> None:
@@ -567,9 +568,7 @@ def test_a_key_is_called_by_what_it_holds(key: str, label: str) -> None:
 
 def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: pytest.MonkeyPatch) -> None:
     app, changes = open_page(), [f"{key}={value}" for key, value in SMALL.items()]
-    late = app._tree.get_widget_states()
-    for button in [each for each in late.widgets if each.HasField("trigger_value")]:
-        late.widgets.remove(button)  # a browser sends one only when it is pressed
+    late = sent_by_browser(app)
     asked = Question("default", load_scenario("ngram-code-editing", overrides=changes))
     known(app).ask(asked)
     app.run()
@@ -581,30 +580,47 @@ def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: 
 def test_what_a_browser_sends_late_changes_nothing() -> None:
     """A page that looks whether a search has ended sends all controls as its browser shows them, perhaps the old ones.
 
-    The number of requests follows the load, and k the method; only their controls are drawn anew.
+    The number of requests follows the load, and k the method; a closed loop has no load. Only their controls are drawn
+    anew.
     """
     app = AppTest.from_file(str(APP), default_timeout=WAIT_S)
     for key, value in SHORT.items():
         app.query_params[key] = value
     app.run()
-    draft_length = K.removeprefix("control:")
-    load = "workload.arrivals.request_rate_rps"
+    load, process, draft_length = "workload.arrivals.request_rate_rps", "workload.arrivals.process", K.split(":")[1]
 
-    def controls() -> dict[str, str]:
-        return {part.label: part.key for part in (*app.number_input, *app.selectbox, *app.slider)}
+    def turns() -> set[tuple[str, int]]:
+        return set(known(app).turns.items())
 
-    for key, value, follower in ((load, 400.0, NUM_REQUESTS), ("method", OFF, draft_length)):
-        before, drawn = known(app).question, controls()
-        (field,) = [part for part in (*app.number_input, *app.selectbox) if part.key == f"control:{key}"]
-        field.set_value(value)
-        late = app._tree.get_widget_states()
-        for state in [state for state in late.widgets if state.WhichOneof("value") == "trigger_value"]:
-            late.widgets.remove(state)  # a browser sends no button that was not pressed
+    changes = (
+        (load, 400.0, {NUM_REQUESTS}),
+        ("method", OFF, {draft_length, NUM_REQUESTS}),
+        (process, "closed_loop", {load, NUM_REQUESTS}),
+    )
+    for name, value, followers in changes:
+        before, drawn = known(app).question, turns()
+        control_of(app, (*app.number_input, *app.selectbox), name).set_value(value)
+        late = sent_by_browser(app)
         app.run()
         after = known(app).question
         assert after.scenario != before.scenario
+        assert {name for name, turn in turns() if turn and (name, turn) not in drawn} == followers
         app._run(late)
         assert known(app).question == after
-        renamed = {name for name, old in drawn.items() if controls().get(name, old) != old}
-        assert label_of(follower) in renamed <= {label_of(NUM_REQUESTS), label_of(draft_length)}
+        assert not known(app).refused
     assert known(app).question.own_length is False
+    # What is not the reader's doing on this page either: an upload's scenario, a link to another page.
+    late, uploaded = sent_by_browser(app), Question.opening("ngram-code-editing")
+    known(app).ask(uploaded)
+    known(app).go("trust")
+    app.run()
+    app._run(late)
+    assert (known(app).question, known(app).page) == (uploaded, "trust")
+
+
+def test_a_refused_change_leaves_its_control_in_place() -> None:
+    """With the keyboard's focus: its reader types again."""
+    app = open_page()
+    control_of(app, app.number_input, NUM_REQUESTS).set_value(2.5).run()
+    assert known(app).refused
+    assert control_of(app, app.number_input, NUM_REQUESTS).key == f"control:{NUM_REQUESTS}"
