@@ -62,6 +62,8 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_aliases": "test_a_device_goes_by_the_names_that_people_and_drivers_give_it",
+    "test_gpus_are_recognised_by_the_drivers_name": "test_a_device_goes_by_the_names_that_people_and_drivers_give_it",
     "test_a_bad_run_in_a_link_is_named[run1-run: engine.block_size: --set: engine.block_size = -1: must be at least "
     "1-1]": "the same case, which names the key once",
     "test_unknown_model_lists_the_names": "test_an_unknown_model_names_the_nearest",

@@ -22,6 +22,11 @@ from draftcast.yaml_text import parse_yaml, validated
 _FOLDER = Path(__file__).parents[1] / "hardware"
 USUAL_SHARE = 0.8
 """What large bf16 products reach of the data sheet's peak on H100, H200, B300 and RTX PRO 6000 (bundled profiles)."""
+_NEEDLESS = re.compile(
+    r"nvidia|amd|geforce|tesla|instinct|gpu|sxm\d?|oam|hbm\d?e?|hopper|blackwell|server|workstation|edition|generation"
+)
+"""Words beside a device's name that make it no other device."""
+_SIZE = re.compile(r"(\d+)gi?b?")
 ATTENTION_KERNELS = ("flash_attention_2", "flash_attention_3", "separate")
 
 
@@ -101,26 +106,35 @@ def hardware_names() -> list[str]:
 
 
 def is_bundled_device(name: str) -> bool:
-    """Whether ``name`` is a bundled device's name or alias, in any case."""
-    return name.lower() in _bundled()
+    """Whether `recognised` knows ``name``."""
+    return recognised(name) is not None
 
 
-def recognised(device_name: str) -> HardwareSpec | None:
-    """The bundled device behind a driver's name, such as "NVIDIA H100 80GB HBM3"; None where it is none."""
-    # h100-80gb-hbm3, h100-80gb, h100; the longest that is known.
-    words = re.sub("^(nvidia )?(geforce )?", "", device_name.lower()).split()
-    names = ("-".join(words[:length]) for length in range(len(words), 0, -1))
-    return next((_bundled()[name] for name in names if name in _bundled()), None)
+def recognised(name: str) -> HardwareSpec | None:
+    """The bundled device of a name or alias, in any case, as people and drivers write it: "NVIDIA H100 80GB HBM3".
+
+    Maker, socket and memory may be named or left out. None where no device is called so, or none has so much memory.
+    """
+    words = [word for word in re.split(r"[\s_-]+", name.lower()) if word and not _NEEDLESS.fullmatch(word)]
+    sizes = [found[1] for word in words if (found := _SIZE.fullmatch(word))]
+    bare = "-".join(word for word in words if not _SIZE.fullmatch(word))
+    known = _bundled()
+    for key in (name.lower(), *(f"{bare}-{size}g" for size in sizes)):
+        if key in known:
+            return known[key]
+    device = known.get(bare)
+    fits = device is not None and all(0.9 < float(size) * 2**30 / device.memory_bytes < 1.1 for size in sizes)
+    return device if fits else None
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
-    """Device by bundled name or alias (any case), else by the path of a YAML file.
+    """Device by a bundled name (`recognised`), else by the path of a YAML file.
 
     Raises HardwareError: nothing of that name (lists the bundled ones), or a bad file.
     """
     text = str(name_or_path)
-    if text.lower() in _bundled():
-        return _bundled()[text.lower()]
+    if (known := recognised(text)) is not None:
+        return known
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.exists(path):
         names = ", ".join(hardware_names())

@@ -152,12 +152,13 @@ def _drafting(
     reading: Reading, spec: Spec, given: GivenAcceptance, engine: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
     """``speculative_config`` and ``acceptance``; None and reasons where a part is not known."""
-    method, k, flags = spec.method, spec.k, flags_of(reading.point)
+    k, flags = spec.k, flags_of(reading.point)
+    named = (spec.method or "").lower().replace("-", "_")
+    method = NAMES["methods"].get(named, "mtp" if named.endswith("_mtp") else named)  # vLLM names MTP by the target too
     if method == "draft_model" and "PARD" in (spec.draft_model or ""):
         method = "pard"
-    method = "dflash" if method == "dflash2" else method  # the head says which
     if method == "eagle_tree" or method not in ("tree", *METHODS):
-        reading.missing("spec.method", "not given" if method is None else f"{method} is not simulated")
+        reading.missing("spec.method", "not given" if spec.method is None else f"{spec.method} is not simulated")
         return None
     if not k:
         reading.missing("spec.k", "not given" if k is None else "0: a schedule that drafts nothing is not in the row")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from draftcast.calibration.profile.hardware import is_bundled_device
+from draftcast.calibration.profile.hardware import recognised
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, named_format
 from draftcast.scenarios.compare.read_command import split_flags
 from draftcast.scenarios.evidence.point import EvidencePoint
@@ -80,13 +80,20 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
         own = load_model(model).quantization if model is not None else ""
         text = (own if named is None else named) or "bf16"
         reading.assumed["quantization"] = f"{text}, not given"
-    keys = NAMES["formats"].get(text.split(" (")[0])
+    keys = NAMES["formats"].get(_format_name(text))
     if keys is None:
         reading.missing("quantization", f"{text} is not known")
-    kv = NAMES["kv_formats"].get(point.kv_cache_dtype or "auto")
+    kv = NAMES["kv_formats"].get(_format_name(point.kv_cache_dtype or "auto"))
     if kv is None:
         reading.missing("kv_cache_dtype", f"{point.kv_cache_dtype} is not known")
     return {**(keys or {}), "kv_cache_dtype": kv or "auto"}
+
+
+def _format_name(text: str) -> str:
+    """A number format in one spelling, without remarks: "int4-awq" and "AWQ (4 bits)" are "awq"."""
+    name = text.split(" (", maxsplit=1)[0].lower().replace("_", "-")
+    name = name.replace("bfloat16", "bf16").replace("float16", "fp16")
+    return re.sub(r"^(int4-)?(awq|gptq)(-int4|-marlin)?$", r"\2", name)
 
 
 def _device(reading: Reading) -> str | None:
@@ -95,10 +102,10 @@ def _device(reading: Reading) -> str | None:
         reading.missing("gpu", "not named")
         return None
     bare, _, remark = name.partition(" (")
-    device: str = NAMES["devices"].get(bare.lower(), bare.lower())
-    if not is_bundled_device(device):
+    if (known := recognised(bare)) is None:
         reading.missing("gpu", f"{name} is not among the bundled devices" if "/" not in bare else f"{name}: which one?")
         return None
+    device = known.name
     if bare == "A100":
         if "40 GB" in reading.point.note:
             device = "a100-40g"
@@ -192,9 +199,10 @@ def _version(reading: Reading) -> dict[str, Any]:
     if "V0" in point.engine_version or (version is not None and version < (0, 8)):
         return {"version": "vllm 0.7", "enable_chunked_prefill": False}
     release = ".".join(map(str, version)) if version else _release_at(point.date, "releases")
-    if re.search(r"MRV2|Model Runner V2", point.engine_version):
+    runner = str(flags_of(point).get("VLLM_USE_V2_MODEL_RUNNER"))
+    if runner == "1" or re.search(r"MRV2|Model Runner V2", point.engine_version):
         release = f"{'0.25' if int(release.split('.')[1]) < 25 else release} v2"  # its constants are those of 0.25 on
-    elif "V1 runner" in point.engine_version:
+    elif runner == "0" or "V1 runner" in point.engine_version:
         release += " v1"
     return {"version": f"vllm {release}"}
 

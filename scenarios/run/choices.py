@@ -9,7 +9,7 @@ from typing import Any
 
 from draftcast.errors import ScenarioError
 from draftcast.files import picked
-from draftcast.kernels.model.catalog import load_model, model_names
+from draftcast.kernels.model.catalog import load_model, model_names, published_ids
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import METHODS, Scenario, to_mapping
 from draftcast.scenarios.schema.load import acceptance_places
@@ -32,7 +32,7 @@ ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
 def with_method(scenario: Scenario, method: str) -> dict[str, Any]:
     """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`).
 
-    A draft model is the smallest bundled one of the target's vocabulary.
+    A draft model is the first of `draft_models`.
 
     Raises ScenarioError: an unknown method, or no draft model to propose.
     """
@@ -110,11 +110,19 @@ def with_model(scenario: Scenario, model: str) -> dict[str, Any]:
 
 
 def draft_models(scenario: Scenario) -> list[str]:
-    """Bundled models that could draft for the target: its vocabulary, fewer parameters; smallest first."""
+    """Bundled models that could draft for the target: as large a vocabulary, fewer parameters.
+
+    Those of the target's publishers first, as equal sizes alone do not make vocabularies equal; then the smallest.
+    """
     target = load_model(scenario.engine.model)
-    models = sorted(map(load_model, model_names()), key=lambda model: model.num_parameters)
-    fitting = [model for model in models if model.vocab_size == target.vocab_size]
-    return [model.name for model in fitting if model.num_parameters < target.num_parameters]
+    publishers = _publishers(target.name)
+    models = [model for model in map(load_model, model_names()) if model.vocab_size == target.vocab_size]
+    models.sort(key=lambda model: (publishers.isdisjoint(_publishers(model.name)), model.num_parameters))
+    return [model.name for model in models if model.num_parameters < target.num_parameters]
+
+
+def _publishers(model: str) -> set[str]:
+    return {repository.partition("/")[0] for repository in published_ids(model)}
 
 
 def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from draftcast.calibration.profile import hardware as module
-from draftcast.calibration.profile.hardware import USUAL_SHARE, hardware_names, load_hardware
+from draftcast.calibration.profile.hardware import USUAL_SHARE, hardware_names, load_hardware, recognised
 from draftcast.errors import HardwareError
 
 GIB = 2**30
@@ -44,6 +44,15 @@ DATASHEETS = {
     "rtx-3090": (24, 936, 71, 32, 350),
     "rtx-5090": (32, 1792, 209.5, 64, 575),
     "rtx-pro-5000": (48, 1344, 258, 64, 300),
+    "a100-pcie": (80, 1935, 312, 32, 300),
+    "a800": (80, 2039, 312, 200, 400),
+    "h800": (80, 3350, 989, 200, 700),
+    "h200-nvl": (141, 4800, 835.5, 450, 600),
+    "gh200": (96, 4000, 990, 450, 900),
+    "l40": (48, 864, 181, 32, 300),
+    "rtx-6000-ada": (48, 960, 364.25, 32, 300),
+    "rtx-a6000": (48, 768, 154.8, 32, 300),
+    "gb10": (128, 273, 125, 25, 140),
 }
 
 
@@ -73,10 +82,10 @@ def test_every_device_names_its_sources(name: str) -> None:
     assert spec.peak_flops["fp32"] <= spec.peak_flops["bf16"]
 
 
-@pytest.mark.parametrize("name", ["a10", "a10g", "a40", "l4", "l20"])
+@pytest.mark.parametrize("name", ["a10", "a10g", "a40", "l4", "l20", "l40", "rtx-6000-ada"])
 def test_ecc_of_gddr6_shares_the_bus(name: str) -> None:
     card = load_hardware(name)
-    assert card.ecc_share == (0.9375 if name.startswith("l") else 0.88)
+    assert card.ecc_share == (0.88 if name.startswith("a") else 0.9375)
     assert card.ceilings("linear", "bf16")[1] == card.ecc_share * card.memory_bandwidth_bytes_per_s
     assert card.ceilings("all_reduce", "bf16")[1] == card.link_bandwidth_bytes_per_s
     without = replace(card, ecc_share=1.0)
@@ -85,10 +94,13 @@ def test_ecc_of_gddr6_shares_the_bus(name: str) -> None:
     assert card.memory_bytes < 15 / 16 * DATASHEETS[name][0] * GIB
 
 
-@pytest.mark.parametrize("name", ["h100-nvl", "h100-pcie"])
-def test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip(name: str) -> None:
-    board, full = load_hardware(name), load_hardware("h100-sxm")
-    expected = full.peak_flops["bf16"] / full.board_power_w
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("h100-nvl", "h100-sxm"), ("h100-pcie", "h100-sxm"), ("h200-nvl", "h200"), ("rtx-6000-ada", "l40s")],
+)
+def test_a_board_of_little_power_computes_as_much_a_watt_as_the_full_board_of_its_chip(name: str, whole: str) -> None:
+    board, full = load_hardware(name), load_hardware(whole)
+    expected = full.ceilings("linear", "bf16")[0] / full.board_power_w
     assert board.ceilings("linear", "bf16")[0] / board.board_power_w == pytest.approx(expected, rel=0.01)
 
 
@@ -137,10 +149,55 @@ def test_ceilings_by_format_and_family() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("h100", "h100-sxm"), ("H100-80GB", "h100-sxm"), ("A100", "a100-80g"), ("4090", "rtx-4090")]
+    ("written", "name"),
+    [
+        ("h100", "h100-sxm"),
+        ("H100-80GB", "h100-sxm"),
+        ("H100 SXM5", "h100-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("H100-NVL-94G", "h100-nvl"),
+        ("NVIDIA H200", "h200"),
+        ("H200 NVL", "h200-nvl"),
+        ("H20-96G", "h20"),
+        ("H20 141GB", "h20-141g"),
+        ("H20-3e", "h20-141g"),
+        ("A100", "a100-80g"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA B200", "b200"),
+        ("GB200 NVL72", "gb200"),
+        ("DGX Spark", "gb10"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", "l40"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
 )
-def test_aliases(alias: str, name: str) -> None:
-    assert load_hardware(alias) is load_hardware(name)
+def test_a_device_goes_by_the_names_that_people_and_drivers_give_it(written: str, name: str) -> None:
+    assert load_hardware(written) is load_hardware(name)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "H100 94GB",
+        "RTX PRO 5000 72GB",
+        "NVIDIA A100-PCIE-40GB",
+        "GH200 144GB",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "",
+    ],
+)
+def test_another_size_of_memory_or_another_board_is_another_device(other: str) -> None:
+    assert recognised(other) is None
 
 
 def test_no_two_bundled_devices_have_a_name_in_common() -> None:

@@ -137,7 +137,8 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deployed.yaml").write_text("")
     assert complete_scenario("de") == ["default", "deployed.yaml"]
-    assert complete_device("h100-sxm,h20") == ["h100-sxm,h20", "h100-sxm,h20-141g", "h100-sxm,h200"]
+    assert complete_device("h100-sxm,h20-") == ["h100-sxm,h20-141g"]
+    assert complete_device("h100-sxm,h200") == ["h100-sxm,h200", "h100-sxm,h200-nvl"]
     assert complete_key("engine.block") == ["engine.block_size="]
     assert complete_key("hardware=h100-s") == ["hardware=h100-sxm"]
     assert "engine.model=Qwen3-8B" in complete_key("engine.model=Qwen3")

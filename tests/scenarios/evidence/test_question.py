@@ -140,6 +140,30 @@ def test_a_checkpoint_has_the_shapes_of_a_bundled_model(name: str, model: str) -
     assert side.engine.model == model
 
 
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({"gpu": "NVIDIA H100 80GB HBM3"}, {"gpu": "H100-SXM"}),
+        ({"gpu": "A100-SXM4-40GB"}, {"gpu": "a100-40g"}),
+        ({"quantization": "FP8 (per tensor)"}, {"quantization": "fp8"}),
+        ({"quantization": "fp8_dynamic"}, {"quantization": "fp8"}),
+        ({"quantization": "int4-awq"}, {"quantization": "awq"}),
+        ({"quantization": "gptq-int4"}, {"quantization": "w4a16"}),
+        ({"kv_cache_dtype": "fp8_e4m3 (calibrated)"}, {"kv_cache_dtype": "fp8"}),
+        ({"kv_cache_dtype": "bfloat16"}, {"kv_cache_dtype": "bf16"}),
+        ({"spec": {"method": "EAGLE-3", "k": 2}}, {"spec": {"method": "eagle3", "k": 2}}),
+        ({"spec": {"method": "eagle2", "k": 2}}, {"spec": {"method": "eagle", "k": 2}}),
+        ({"spec": {"method": "nextn", "k": 1}}, {"spec": {"method": "mtp", "k": 1}}),
+        ({"spec": {"method": "qwen3_next_mtp", "k": 1}}, {"spec": {"method": "mtp", "k": 1}}),
+    ],
+)
+def test_a_name_in_another_spelling_says_the_same(changes: dict[str, Any], same: dict[str, Any]) -> None:
+    read, expected = asked(**changes), asked(**same)
+    assert (read.off, read.on) == (expected.off, expected.on)
+    assert read.is_expressed
+    assert read.reasons == ()
+
+
 def test_flags_of_both_engines_and_of_command_lines() -> None:
     command = "vllm serve x --max-num-seqs 96 --no-enable-prefix-caching --enforce-eager --block-size=32"
     side = asked(flags={"cmd": command, "max-model-len": 4096}).off
@@ -159,11 +183,20 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
     for flag, key in (
         ("deepep-mode=normal", "enforce_eager"),
         ("mamba-scheduler-strategy=extra_buffer", "async_scheduling"),
+        ("disable-cuda-graph", "enforce_eager"),
     ):
         read, plain = (asked(engine="sglang", flags={"server": words}).off for words in (f"x --{flag}", "x"))
         assert read is not None
         assert plain is not None
         assert (getattr(read.engine, key), bool(getattr(plain.engine, key))) == (True, False)
+
+    for flags, key, value in (
+        ({"api-server-count": 20}, "api_server_count", 20),
+        ({"disable-overlap-schedule": True}, "async_scheduling", False),
+    ):
+        side = asked(flags=flags).off
+        assert side is not None
+        assert getattr(side.engine, key) == value
 
 
 def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:

@@ -76,10 +76,13 @@ def test_off_and_on_again() -> None:
 
 def test_a_draft_model_shares_the_vocabulary() -> None:
     scenario = load_scenario()
-    assert choices.draft_models(scenario) == ["Qwama-0.5B", "Llama-3.2-1B", "SmolLM3-3B", "Llama-3.2-3B"]
+    assert choices.draft_models(scenario) == ["Llama-3.2-1B", "Llama-3.2-3B", "Qwama-0.5B", "SmolLM3-3B"]
     found = choices.with_method(scenario, "draft_model")
-    assert found["engine.speculative_config"]["model"] == "Qwama-0.5B"
-    lonely = load_scenario(overrides=["engine.model=DeepSeek-V2-Lite"])
+    assert found["engine.speculative_config"]["model"] == "Llama-3.2-1B"
+    # Command R's vocabulary is as large as Gemma 2's, and another.
+    gemma = load_scenario(overrides=["engine.model=Gemma-2-27B"])
+    assert choices.draft_models(gemma)[:2] == ["Gemma-2-2B", "Gemma-2-9B"]
+    lonely = load_scenario(overrides=["engine.model=Solar-Open-100B"])
     with pytest.raises(ScenarioError, match="shares its vocabulary"):
         choices.with_method(lonely, "draft_model")
 
