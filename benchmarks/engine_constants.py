@@ -7,7 +7,7 @@ were timed take part: elsewhere the constants would make up for kernels. Prints 
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
 constants, and one JSON line.
 Last the ratios of step times to kernels of models with latent or sparse attention under engines from before those
-kernels, on devices other than Hopper: each the median of its sources, held out of those it is judged by.
+kernels, by kind (`Latents`): each the median of its sources, held out of those it is judged by.
 ``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
 than two set-ups show stays provisional. Ten minutes.
 """
@@ -72,8 +72,8 @@ def main() -> None:
     ratios, of_ratios = attention_ratios()
     for when, found in of_ratios.items():
         show(when, "latent attention off", asdict(found))
-    for engine, ratio in ratios.items():
-        print(f"{engine} {ratio:.2f}")
+    for kind, ratio in ratios.items():
+        print(f"{kind} {ratio:.2f}")
     shown = seen(before, slopes, held)
     changed = {key: value for key, value in values.items() if value != stated[key]}
     for (generation, name), value in changed.items():
@@ -90,44 +90,45 @@ def show(when: str, kind: str, row: Mapping[str, float]) -> None:
 
 
 def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
-    """Ratios of `EngineGeneration.attention_ratio` by engine, and the errors before, after and held out.
+    """Ratios of `EngineGeneration.attention_ratio` by engine and kind, and the errors before, after and held out.
 
     Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. An
     engine of which no source shows one has none.
     """
-    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p)) != 1.0}
+    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p))[1] != 1.0}
     rows = []
     for forecast in forecast_points([p for p in points() if p.id in stated]):
         if (error := forecast.error("off")) is not None:
-            log = np.log1p(error) - np.log(stated[forecast.point.id])
-            rows.append((forecast.point.engine, forecast.point.source, log))
+            kind, ratio = stated[forecast.point.id]
+            rows.append((f"{forecast.point.engine}, {kind}", forecast.point.source, np.log1p(error) - np.log(ratio)))
     # Logs of forecast at the kernels' times over measured time.
-    logs = pd.DataFrame(rows, columns=["engine", "source", "log"])
+    logs = pd.DataFrame(rows, columns=["kind", "source", "log"])
 
-    def of(engine: str, without: str = "") -> float:
-        others = logs[(logs["engine"] == engine) & (logs["source"] != without)]
+    def of(kind: str, without: str = "") -> float:
+        others = logs[(logs["kind"] == kind) & (logs["source"] != without)]
         return float(np.exp(-others.groupby("source")["log"].median().median())) if len(others) else 1.0
 
     def errors(ratio_of: Callable[[str, str], float]) -> FigureErrors:
-        found = ((name, float(np.exp(log) * ratio_of(engine, name) - 1.0)) for engine, name, log in rows)
+        found = ((name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows)
         return errors_by_source(list(found))
 
     table = {
-        "before": errors(lambda _engine, _source: 1.0),
-        "after": errors(lambda engine, _source: of(engine)),
+        "before": errors(lambda _kind, _source: 1.0),
+        "after": errors(lambda kind, _source: of(kind)),
         "source held out": errors(of),
     }
-    return {engine: of(engine) for engine in logs["engine"].unique()}, table
+    return {kind: of(kind) for kind in logs["kind"].unique()}, table
 
 
-def stated_ratio(point: EvidencePoint) -> float:
-    """`EngineGeneration.attention_ratio` of a point's engine, model and device; 1 without an off side."""
+def stated_ratio(point: EvidencePoint) -> tuple[str, float]:
+    """Kind and `EngineGeneration.attention_ratio` of a point's engine, model and device; 1 without an off side."""
     scenario = scenarios_of(point).off
     if scenario is None:
-        return 1.0
+        return "", 1.0
     version, model = scenario.engine.version, load_model(scenario.engine.model)
     generation = engines.generation_of(version, is_plain=not (model.is_moe or model.is_hybrid))
-    return generation.attention_ratio(version, model, load_hardware(scenario.hardware))
+    hardware = load_hardware(scenario.hardware)
+    return engines.latents_of(model, hardware), generation.attention_ratio(version, model, hardware)
 
 
 def is_timed(point: EvidencePoint) -> bool:

@@ -61,7 +61,8 @@ from draftcast.kernels.model.catalog import load_model
 
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
 GEMM_DTYPES = {**DTYPES, "nvfp4": "nvfp4"}
-MOE_DTYPES = {**GEMM_DTYPES, "fp8_block": "fp8", "w4a16_mxfp4": "mxfp4", "int4_wo": "int4"}
+MOE_DTYPES = {**GEMM_DTYPES, "fp8_block": "fp8", "int4_wo": "int4"}
+MOE_DTYPES |= {"w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
 PRODUCTS = "mla_bmm"
 LATENT_KERNELS_S = 3 * 2.4e-6
 """Norms of the latents, rotary embedding, cache write: kernels of a few rows in a CUDA graph, see `default.yaml`."""
@@ -179,7 +180,7 @@ FILES: dict[str, dict[str, Callable[[pd.DataFrame, LeftOut], pd.DataFrame]]] = {
         "custom_allreduce": all_reduce_rows,
     },
     "sglang": {
-        "moe": partial(moe_rows, dtypes={k: dtype for k, dtype in MOE_DTYPES.items() if dtype != "mxfp4"}),
+        "moe": partial(moe_rows, dtypes={k: dtype for k, dtype in MOE_DTYPES.items() if k != "w4a16_mxfp4"}),
         "generation_mla": latent_rows,
         "mla_bmm": product_rows,
         "dsa_generation_module": partial(_sparse, names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
@@ -189,8 +190,9 @@ FILES: dict[str, dict[str, Callable[[pd.DataFrame, LeftOut], pd.DataFrame]]] = {
 """By engine, those of `ENGINE` and then those of kernels that other engines have of their own: files without
 ``_perf.parquet``, each with what turns it into rows of the latency table and counts what it leaves out.
 
-``files`` of `NAMES` says the folder a file stands in and the columns it must have. Of SGLang's experts in MXFP4 a
-fallback was timed (on Hopper two to three times slower than what gpt-oss is served by).
+``files`` of `NAMES` says the folder a file stands in and the columns it must have. Of SGLang's experts in MXFP4 with
+16-bit inputs a fallback was timed (on Hopper two to three times slower than what gpt-oss is served by); on Blackwell it
+rounds inputs to MXFP8 by default (server_args.py, flashinfer_mxfp4_moe_precision), as vLLM does but for gpt-oss.
 """
 
 

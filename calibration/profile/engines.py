@@ -126,6 +126,17 @@ class MemoryReserve(Section):
     ranks: float = 0.0  # where data-parallel ranks step together
 
 
+Latents = Literal["dense", "sparse", "dense, Hopper", "sparse, Hopper"]
+"""Attention over all latents or those that an indexer chooses, and whether on GPUs that FlashMLA was written for."""
+
+
+def latents_of(model: ModelSpec, hardware: HardwareSpec) -> Latents:
+    """Of a model without plain attention."""
+    if model.is_mla and not model.has_latent_indexer:
+        return "dense, Hopper" if hardware.is_hopper else "dense"
+    return "sparse, Hopper" if hardware.is_hopper else "sparse"
+
+
 @dataclass(frozen=True)
 class EngineGeneration(Section):
     """Versions of an engine that run a step alike."""
@@ -197,8 +208,11 @@ class EngineGeneration(Section):
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
     caches_states_async: dict[str, bool] = field(default_factory=dict)  # whether models whose states it caches run so
-    # Step times with latent or sparse attention over those of the timed kernels, on devices other than Hopper.
-    latent_ratio: dict[str, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]] = field(default_factory=dict)
+    # Step times of models with latent or sparse attention over those of the timed kernels, by the version from which
+    # they hold and by kind; a kind that is not there has none.
+    latent_ratio: dict[str, dict[Latents, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]]] = field(
+        default_factory=dict
+    )
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Of sparse latents (DeepSeek-V3.2, GLM-5), by the version from which it holds: compute capabilities, in whole
     # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); those on
@@ -225,12 +239,13 @@ class EngineGeneration(Section):
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
 
-        On Hopper there is no ratio: FlashMLA was first written for it. Nor for compressed attention, whose kernels came
-        with the model (DeepSeek-V4, three sources), and beside states (Kimi-Linear, one source).
+        None of compressed attention, whose kernels came with the model (DeepSeek-V4, three sources), and beside states
+        (Kimi-Linear, one source).
         """
-        as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0 or hardware.is_hopper
-        as_timed |= hardware.vendor not in self.ratio_vendors or not self.latent_ratio
-        return 1.0 if as_timed else since(self.latent_ratio, version)
+        as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0
+        if as_timed or hardware.vendor not in self.ratio_vendors or not self.latent_ratio:
+            return 1.0
+        return since(self.latent_ratio, version).get(latents_of(model, hardware), 1.0)
 
     def caches_in_fp8(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""

@@ -23,7 +23,7 @@ _FOLDER = Path(__file__).parents[1] / "hardware"
 USUAL_SHARE = 0.8
 """What large bf16 products reach of the data sheet's peak on H100, H200, B300 and RTX PRO 6000 (bundled profiles)."""
 _NEEDLESS = re.compile(
-    r"nvidia|amd|geforce|tesla|instinct|gpu|sxm\d?|oam|hbm\d?e?|hopper|blackwell|server|workstation|edition|generation"
+    r"nvidia|amd|geforce|tesla|instinct|gpu|sxm\d?|oam|ac|hbm\d?e?|hopper|blackwell|server|workstation|edition|generation"
 )
 """Words beside a device's name that make it no other device."""
 _SIZE = re.compile(r"(\d+)gi?b?")
@@ -78,16 +78,18 @@ class HardwareSpec:
     def ceilings(self, family: str, dtype: str) -> tuple[float, float]:
         """Peak FLOP/s and bytes/s that bound an operator family at a number format.
 
-        Weight-only formats are unpacked and multiplied in 16 bits, and so is fp8 on a device without fp8 matrix units
-        (as vLLM's Marlin kernels do); attention computes in 16 bits whatever the KV cache holds (``dtype`` is the
-        cache's). Peaks are those of a board whose large products reach the usual share of the data sheet's. Collectives
-        are bound by the link, every other family by the memory, less its ECC.
+        Weight-only formats are unpacked and multiplied in 16 bits (MXFP4 where no kernel rounds its inputs), and so is
+        fp8 on a device without fp8 matrix units (as vLLM's Marlin kernels do); attention computes in 16 bits whatever
+        the KV cache holds (``dtype`` is the cache's). Peaks are those of a board whose large products reach the usual
+        share of the data sheet's. Collectives are bound by the link, every other family by the memory, less its ECC.
         """
         memory = self.memory_bandwidth_bytes_per_s * self.ecc_share
         bandwidth = self.link_bandwidth_bytes_per_s if family == "all_reduce" else memory
         if family.startswith("gdn"):
             dtype = "bf16"  # products with the state run in 16 bits, whatever it is kept in
         attends = family.startswith(("attention", "mla", "dsa")) and dtype != "fp32"
+        if dtype == "mxfp4" and "fp4" in self.peak_flops and self.compute_capability < 12:
+            dtype = "fp8"  # its inputs are rounded to 8 bits: on Blackwell's servers (FlashInfer) and on MI355X
         sustained = self.large_product_share / USUAL_SHARE
         computed = ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32")
         peak = next(self.peak_flops[name] for name in computed if name in self.peak_flops)

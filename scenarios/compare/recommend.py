@@ -252,7 +252,9 @@ def _answer(
         word, why = best.verdicts[0].word, best.verdicts[0].why
         reason = f"{word}, {why}" if word == "too close to call" and why else why or reason
     tuned = chosen.candidate.scenario
-    notes = (*_not_tried(scenario), *serve_command.class_notes(tuned), *assumptions(tuned))
+    best_of_method = {each.candidate.scenario.method: each.candidate.scenario for each in reversed(outcomes)}
+    assumed = dict.fromkeys(note for each in (tuned, *best_of_method.values()) for note in assumptions(each))
+    notes = (*_not_tried(scenario), *serve_command.class_notes(tuned), *assumed)
     loaded = with_values(tuned, loads[-1].values)
     places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
     commands = {

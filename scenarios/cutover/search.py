@@ -8,6 +8,7 @@ knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
@@ -118,10 +119,11 @@ class PredictedCutover:
     # low, high: of its prediction interval, within what was looked at; NaN: beyond it
     low: float
     high: float
-    # pays, costs: first and last x at which speculation pays and costs with the interval's confidence
+    # pays, costs: ends of the longest stretch throughout which speculation pays, or costs, with its confidence
     pays: tuple[float, float] | None
     costs: tuple[float, float] | None
     dominant: Source  # what widens the interval most, at the simulated crossing
+    signs: Mapping[float, int] = field(default_factory=dict)  # at simulated x: +1 where it pays, -1 where it costs
 
 
 @dataclass(frozen=True)
@@ -165,14 +167,14 @@ class Cutover(Found, Plotted):
 
     @property
     def surely_pays(self) -> tuple[float, float] | None:
-        """First and last x at which speculation is significantly better, the model's errors counted in."""
+        """Between which x speculation is significantly better, the model's errors counted in."""
         if self.prediction is not None:
             return self.prediction.pays
         return locate(self.probes, self.crossing.confidence).above
 
     @property
     def surely_costs(self) -> tuple[float, float] | None:
-        """First and last x at which speculation is significantly worse, the model's errors counted in."""
+        """Between which x speculation is significantly worse, the model's errors counted in."""
         if self.prediction is not None:
             return self.prediction.costs
         return locate(self.probes, self.crossing.confidence).below
@@ -181,13 +183,13 @@ class Cutover(Found, Plotted):
         """+1 where speculation surely pays at a simulated point, -1 where it costs, the model's errors counted in."""
         if self.prediction is None:
             return probe.sign(self.crossing.confidence)
-        spans = ((1, self.prediction.pays), (-1, self.prediction.costs))
-        return next((sign for sign, span in spans if span is not None and span[0] <= probe.x <= span[1]), 0)
+        return self.prediction.signs.get(probe.x, 0)
 
     def summary(self) -> dict[str, Any]:
         confidence, crosses = self.crossing.confidence, self.verdict == "crosses"
         return {
-            **picked(self, "over unit verdict prediction surely_pays surely_costs stopped notes"),
+            **picked(self, "over unit verdict surely_pays surely_costs stopped notes"),
+            "prediction": picked(self.prediction, "low high pays costs dominant") if self.prediction else None,
             **picked(self.crossing, "low high confidence"),
             "setting": self.label,
             "metric": self.metric.name,
@@ -340,7 +342,7 @@ def _predicted(
     on, off = (estimate.mean if estimate is not None else None for estimate in capacities)
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
     predictions, known = {}, [look for probe in probes if (look := prober.looks[probe.x]).slo_use is not None]
-    for x in np.unique(np.round(xs) if axis.is_whole else xs).tolist():
+    for x in sorted({*(np.round(xs) if axis.is_whole else xs).tolist(), *(probe.x for probe in probes)}):
         use = min(known, key=lambda look: abs(look.x - x)).slo_use if known else None
         if (prediction := prober.predict(between(probes, x), (on, off), use)) is not None:
             predictions[x] = prediction
@@ -350,8 +352,15 @@ def _predicted(
     ends = (pays[-1:], costs[:1]) if found.crossing.falls else (costs[-1:], pays[:1])
     low, high = (each[0] if each else math.nan for each in ends)
     near = min(predictions, key=lambda x: abs(x - found.crossing.best) if found.crossing.kind == "crosses" else -x)
-    pays_span, costs_span = ((signs[0], signs[-1]) if signs else None for signs in (pays, costs))
-    return PredictedCutover(low, high, pays_span, costs_span, predictions[near].dominant)
+    signs = {x: prediction.sign for x, prediction in predictions.items()}
+    spans = (_longest(signs, 1), _longest(signs, -1))
+    return PredictedCutover(low, high, *spans, predictions[near].dominant, {p.x: signs.get(p.x, 0) for p in probes})
+
+
+def _longest(signs: Mapping[float, int], sign: int) -> tuple[float, float] | None:
+    """Ends of the longest run of this sign along the x, as a ratio; None where there is none."""
+    runs = [list(run) for value, run in groupby(signs, key=lambda x: signs[x]) if value == sign]
+    return max(((run[0], run[-1]) for run in runs), key=lambda ends: ends[1] / ends[0], default=None)
 
 
 def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | None]:

@@ -34,7 +34,7 @@ def number(x: float) -> str:
 def headline(answer: Cutover) -> str:
     """The answer for one setting in a sentence; a second one includes the errors of the step times, if known."""
     text, prediction = f"{answer.label}: {_verdict_text(answer)}", answer.prediction
-    if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays"):
+    if prediction is None or answer.verdict not in ("crosses", "always pays", "never pays", "more than once"):
         return text
     spans = ((prediction.pays, "pays"), (prediction.costs, "costs"))
     ends = {answer.probes[0].x: "lowest", answer.probes[-1].x: "highest"}
@@ -61,14 +61,18 @@ def _verdict_text(answer: Cutover) -> str:
     if answer.verdict == "no difference":
         return f"makes no difference {seen} (less than half a per cent){_incomparable(answer)}."
     better, worse = ("faster", "slower") if answer.metric.less_is_better else ("better", "worse")
-    spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
     level = f"{crossing.confidence:.0%} interval"
-    sure = [f"significantly {word} ({level}) {_span(span, {})} {unit}" for span, word in spans if span is not None]
     if answer.verdict == "more than once":
-        return f"crosses more than once: {', '.join(sure)}, alternating."
+        signs = [(probe.x, probe.sign(crossing.confidence)) for probe in answer.probes]
+        above, below = (_listed([x for x, sign in signs if sign == wanted]) for wanted in (1, -1))
+        return f"crosses more than once: {better} at {above} and {worse} at {below} {unit} ({level})."
+    spans = ((answer.surely_pays, better), (answer.surely_costs, worse))
+    sure = [f"significantly {word} ({level}) {_span(span, {})} {unit}" for span, word in spans if span is not None]
     unsure = [probe.x for probe in answer.probes if not answer.sign(probe) and probe.x not in even]
-    why = "the budget is spent" if answer.stopped == "budget spent" else "more replications do not decide it"
-    if answer.prediction is not None and any(probe.sign(crossing.confidence) for probe in answer.probes):
+    why = "more replications do not decide it"
+    if answer.stopped == "budget spent":
+        why = "the budget is spent"
+    elif answer.prediction is not None and any(probe.sign(crossing.confidence) for probe in answer.probes):
         why = "the errors of step times and acceptance are larger than the advantage"
     where = f"undecided at {_listed(unsure)} {unit}" if unsure else "the rest was not simulated"
     return f"cannot tell: {', '.join([*sure, *same, where])}; {why}."
@@ -140,7 +144,7 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
-    return lines + [f"Note: {note}." for note in answer.notes]
+    return lines + [f"Note: {note.removesuffix('.')}." for note in answer.notes]
 
 
 def settings_table(answers: Sequence[Cutover]) -> Table:
@@ -245,7 +249,7 @@ def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | 
     yield settings_table(answers) if len(answers) > 1 else points_table(answers[0])
     yield from map(headline, answers)
     if len(answers) > 1:
-        yield from dict.fromkeys(f"Note: {note}." for answer in answers for note in answer.notes)
+        yield from dict.fromkeys(f"Note: {note.removesuffix('.')}." for answer in answers for note in answer.notes)
         return
     yield from detail_lines(answers[0])
     if price is not None:

@@ -94,11 +94,13 @@ def basis_line(answer: CapacityPlan) -> str:
     scenario = answer.question.scenario
     requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"
+    best = answer.best
+    notes = (note for each in answer.sizings for note in each.notes if each is best or note != each.unsettled)
     return (
         f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
         "the interval of the replicas includes the error of step times, other figures do not; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
-        + "".join(f"; {note}" for note in (answer.best.notes if answer.best is not None else ()))
+        + "".join(f"; {note}" for note in dict.fromkeys(notes))
         + "".join(f"; {each.candidate.label}: {each.unsettled}" for each in answer.sizings[1:] if each.unsettled)
     )
 

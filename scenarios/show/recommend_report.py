@@ -46,7 +46,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         f"Differences and gaps: {level} intervals of sampling noise only, from "
         f"{answer.scenario.statistics.replications} replications on the same requests and draft tokens. Rank: one plus "
         "the number of policies that are significantly better (intervals hold jointly for all pairs).",
-        *(f"Note: {note}." for note in answer.notes),
+        *(f"Note: {note.removesuffix('.')}." for note in answer.notes),
     ]
 
 

@@ -130,11 +130,14 @@ def test_matrices_beyond_the_tables_are_only_these() -> None:
         ("Llama-3.1-405B", 1),
         ("Gemma-2-27B", 1),
         ("Kimi-K3", 1),
+        ("Qwen1.5-110B", 1),
     }
     assert {name for name, _, layer in beyond if layer == "router"} == {
         "Mixtral-8x7B",
         "Mixtral-8x22B",
         "Llama-4-Scout",
+        "Phi-3.5-MoE",
+        "DBRX",
     }
     assert max(tp for _, tp, layer in beyond if layer == "lm_head") == 4  # Gemma's vocabulary of 262144
 
@@ -160,9 +163,15 @@ NO_HEADS |= {(80, 8, 128), (20, 2, 128), (10, 1, 128)} | {(12, 4, 256), (6, 2, 2
 NO_HEADS |= {(heads, heads, 128) for heads in (52, 26, 13, 72, 36, 18, 9)}  # Vicuna-33B's and OPT-66b's
 NO_HEADS |= {(heads, heads, 96) for heads in (32, 16, 8, 4)}  # Phi-3-mini's
 NO_HEADS |= {(64, 4, 256)}  # Qwen3.8-2.4T's on one rank, on which it fits nowhere
-NO_HEADS |= {(32 // tp, max(4 // tp, 1), 512) for tp in (1, 2, 4, 8)} | {(2, 1, 512)}  # Gemma 4's
+NO_HEADS |= {(32 // tp, max(4 // tp, 1), 512) for tp in (1, 2, 4, 8)} | {
+    (2, 1, 512),
+    (8, 2, 512),
+    (1, 1, 512),
+}  # Gemma 4's
+NO_HEADS |= {(20, 4, 64), (10, 2, 64), (5, 1, 64), (56, 8, 128)}  # Granite-4.0-Micro's and Yi-34B's
 NO_BLACKWELL_HEADS = {(64 // tp, max(4 // tp, 1), 192) for tp in (1, 2, 4, 8)}  # MiMo-V2-Flash's
-NO_DECODE_HEADS = {(40, 40, 128), (32, 32, 128), (16, 16, 128), (12, 12, 64)}  # more than 8 KV heads
+# More than 8 KV heads.
+NO_DECODE_HEADS = {(64, 64, 128), (40, 40, 128), (32, 32, 128), (16, 16, 128), (32, 32, 64), (16, 16, 64), (12, 12, 64)}
 
 
 @pytest.mark.parametrize("name", DEVICES)

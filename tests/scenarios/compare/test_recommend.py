@@ -321,6 +321,11 @@ def test_what_is_pasted_says_what_to_fill_in_and_what_was_corrected() -> None:
     base = question("engine.model=meta-llama/Llama-3.1-8B", f"{RATE}=20")
     assert "vllm serve meta-llama/Llama-3.1-8B-Instruct " in paste_lines(recommend(base), "vllm")
     assert recommend(question(f"{RATE}=20")).notes == ()
+    # The head that was assumed is told of also where nothing is to be drafted.
+    poor = ["engine.speculative_config.model=null", "acceptance={model: per_position, rates: [0.02, 0.0, 0.0]}"]
+    without = recommend(question(f"{RATE}=5", *poor))
+    assert without.chosen.candidate.label == "off"
+    assert any("assumed the shape of" in note for note in without.notes)
 
 
 def test_where_no_setting_keeps_up_the_exit_code_says_so() -> None:

@@ -29,7 +29,7 @@ from draftcast.scenarios.cutover import probe as cutover_probe
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.map import MapCell, SpeedupMap, speedup_map
 from draftcast.scenarios.cutover.probe import PairedRun, Prober
-from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, cutover
+from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, _longest, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -180,9 +180,34 @@ def test_where_step_times_are_too_unsure_at_every_load_no_verdict_holds(tmp_path
     answer = dataclasses.replace(always, prediction=unsure)
     assert answer.verdict == "cannot tell"
     assert "undecided at 1, 4 clients; the errors of step times and acceptance are larger" in headline(answer)
-    somewhere = dataclasses.replace(always, prediction=dataclasses.replace(unsure, pays=(3.0, 4.0)))
+    somewhere = dataclasses.replace(always, prediction=dataclasses.replace(unsure, pays=(3.0, 4.0), signs={4: 1}))
     assert somewhere.verdict == "always pays"
     assert "it pays from 3 to 4 (the highest simulated) clients" in headline(somewhere)
+
+
+def test_a_span_ends_where_the_sign_does() -> None:
+    """DeepSeek-V2 on eight H800: surely faster at 1 and from 19 to 125 clients, and not at 3 and 7."""
+    signs = {1.0: 1, 3.0: 0, 7.0: 0, 19.0: 1, 60.0: 1, 125.0: 1, 250.0: -1}
+    assert _longest(signs, 1) == (19.0, 125.0)
+    assert _longest(signs, -1) == (250.0, 250.0)
+    assert _longest(dict.fromkeys(signs, 1), -1) is None
+
+
+def test_each_simulated_point_has_the_sign_of_its_own_prediction(tmp_path: Path) -> None:
+    (answer,) = cutovers(easy(tmp_path, "acceptance.alpha=0.95"), over="concurrency", at=[1, 2, 4])
+    assert answer.prediction is not None
+    unsure_between = dataclasses.replace(answer.prediction, pays=(1.0, 4.0), signs={1: 1, 2: 0, 4: 1})
+    with_a_dip = dataclasses.replace(answer, prediction=unsure_between)
+    assert [with_a_dip.sign(probe) for probe in with_a_dip.probes] == [1, 0, 1]
+    assert [point["sign"] for point in with_a_dip.summary()["points"]] == [1, 0, 1]
+
+
+def test_a_spent_budget_is_what_is_named(tmp_path: Path) -> None:
+    (always,) = cutovers(easy(tmp_path, "acceptance.alpha=0.95"), over="concurrency", at=[1, 4])
+    unsure = PredictedCutover(math.nan, math.nan, None, None, "model")
+    words = headline(dataclasses.replace(always, prediction=unsure, stopped="budget spent"))
+    assert "the budget is spent" in words
+    assert "errors of step times" not in words
 
 
 def test_it_pays_up_to_capacity(tmp_path: Path) -> None:
@@ -545,10 +570,7 @@ def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> 
     probes = (near(4, 1.2), near(8, 0.8), near(12, 1.2))
     crossing = Crossing("more than once", math.nan, math.nan, math.nan, 0.95)
     words = headline(dataclasses.replace(found, crossing=crossing, probes=probes, prediction=None))
-    assert words == (
-        "ngram k=3: crosses more than once: significantly faster (95% interval) from 4 to 12 clients, "
-        "significantly slower (95% interval) at 8 clients, alternating."
-    )
+    assert words == ("ngram k=3: crosses more than once: faster at 4, 12 and slower at 8 clients (95% interval).")
     equal = Probe(4, (1.0, 1.0001), (1.0, 1.0))
     even = dataclasses.replace(found, probes=(equal,), looks=found.looks[:1])
     assert [list(column.cells) for column in points_table(even).columns][-1] == ["no difference"]

@@ -566,6 +566,10 @@ def test_replicas_that_were_passed_over_because_they_did_not_settle_are_named(
     assert (best.replicas, best.notes) == (5, (said,))
     assert basis_line(answer).endswith(said)
     assert basis_line(dataclasses.replace(answer, sizings=(best, best))).endswith(f"{best.candidate.label}: {said}")
+    # What is assumed of a candidate that is not the best one is said too.
+    untimed = with_values(best.candidate.scenario, {"hardware": "l40", "profile": None})
+    other = dataclasses.replace(best, candidate=dataclasses.replace(best.candidate, scenario=untimed))
+    assert "no kernel was timed on l40" in basis_line(dataclasses.replace(answer, sizings=(best, other)))
 
 
 def test_goodput_follows_the_load_up_to_the_knee(server: Callable[..., Scenario]) -> None:
