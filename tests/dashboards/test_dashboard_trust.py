@@ -52,7 +52,7 @@ def test_the_scorecard_marks_forecasts_like_the_scenarios(device: str, stratum: 
     engines = [score.engine for score in scores if score.stratum == stratum and score.engine in ("", "vllm")]
     assert len(marked) == len(engines) > 0
     assert all(kind.startswith(stratum) for kind in marked)
-    assert any("measured 2025-05 to 2026-11" in text for text in told(app.caption))
+    assert any("measured 2025-04 to 2026-11" in text for text in told(app.caption))
 
 
 def test_an_imported_profile_says_when_it_was_imported_not_measured() -> None:
