@@ -32,7 +32,7 @@ import pandas as pd
 
 from draftcast.calibration.importers.table_file import Imported, Rows, complete, read_rows, table_of
 from draftcast.calibration.measured_model import check_model
-from draftcast.calibration.profile.hardware import HardwareSpec, is_bundled_device, recognised
+from draftcast.calibration.profile.hardware import HardwareSpec, recognised
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 from draftcast.files import read_text
@@ -130,7 +130,7 @@ def _check(
     if variant in WEIGHT_BYTES and variant != dtype:
         raise HardwareError(f"was timed, not {dtype}: give it by --dtype", file=str(file), key="variant", value=variant)
     # A file of the user's own may describe any device.
-    if gpu is not None and hardware is not None and is_bundled_device(hardware.name) and gpu.name != hardware.name:
+    if gpu is not None and hardware is not None and recognised(hardware.name) and gpu.name != hardware.name:
         message = f"was timed, not {hardware.name}: give --hardware {gpu.name}"
         raise HardwareError(message, file=str(file), key="gpu", value=meta["gpu"])
 

@@ -239,8 +239,8 @@ class EngineGeneration(Section):
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
         """A model's step times under a version over those of the timed kernels.
 
-        None of compressed attention, whose kernels came with the model (DeepSeek-V4, three sources), and beside states
-        (Kimi-Linear, one source).
+        1 for compressed attention, whose kernels came with the model (DeepSeek-V4, three sources), and for latent
+        attention beside states (Kimi-Linear, one source).
         """
         as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0
         if as_timed or hardware.vendor not in self.ratio_vendors or not self.latent_ratio:

@@ -107,11 +107,6 @@ def hardware_names() -> list[str]:
     return sorted({spec.name for spec in _bundled().values()})
 
 
-def is_bundled_device(name: str) -> bool:
-    """Whether `recognised` knows ``name``."""
-    return recognised(name) is not None
-
-
 def recognised(name: str) -> HardwareSpec | None:
     """The bundled device of a name or alias, in any case, as people and drivers write it: "NVIDIA H100 80GB HBM3".
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import streamlit as st
 
-from draftcast.calibration.profile.hardware import hardware_names, is_bundled_device, load_hardware
+from draftcast.calibration.profile.hardware import hardware_names, recognised
 from draftcast.dashboards.session.answers import answer, question_key
 from draftcast.dashboards.session.session import Number, Question, Session, View, literal, some_of
 from draftcast.dashboards.widgets.controls import WORDS, control, filled, number_field, view_choice
@@ -153,7 +153,7 @@ def plan_settings(session: Session) -> PlanSettings:
     """Draw the controls and read them. Raises InputError: the scenario's arrivals have no rate to plan for."""
     scenario = session.question.scenario
     rate, degree, device = value_text(mean_rate(scenario)), scenario.engine.tensor_parallel_size, scenario.hardware
-    device = load_hardware(device).name if is_bundled_device(device) else device
+    device = known.name if (known := recognised(device)) else device
     methods = (OFF, GIVEN) if scenario.speculative_config is not None else (OFF,)
     with st.container(border=True, key="controls"):
         with st.container(horizontal=True, gap="small"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from draftcast.calibration.profile.hardware import is_bundled_device
+from draftcast.calibration.profile.hardware import recognised
 from draftcast.calibration.profile.load import FIT, MANIFEST, profile_names
 from draftcast.files import read_bytes
 from draftcast.kernels.model.catalog import is_bundled_model
@@ -47,7 +47,7 @@ class _Reference:
         if self.kind == "model":
             return not (is_bundled_model(self.place) or is_bundled_head(self.place))
         if self.kind == "hardware":
-            return not is_bundled_device(self.place)
+            return recognised(self.place) is None
         if self.kind == "profile":
             return self.place not in profile_names()
         return self.kind == "trace" or self.place.endswith(".py")

@@ -15,7 +15,7 @@ from draftcast.scenarios.cutover.search import Cutover
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import BREAK_EVEN_LINE, COLOURS, OFF, label_axes, panels, series
-from draftcast.scenarios.show.tables import make_table, saturated_line, show, title
+from draftcast.scenarios.show.tables import make_table, note_lines, saturated_line, show, title
 from draftcast.sim.statistics.crossing import Crossing
 from draftcast.sim.statistics.intervals import Estimate
 
@@ -144,7 +144,7 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append(f"The interval is {width} of the value, {why} ({answer.stopped}, {effort}).")
     else:
         lines.append(f"{effort}.")
-    return lines + [f"Note: {note.removesuffix('.')}." for note in answer.notes]
+    return lines + note_lines(answer.notes)
 
 
 def settings_table(answers: Sequence[Cutover]) -> Table:
@@ -249,7 +249,7 @@ def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | 
     yield settings_table(answers) if len(answers) > 1 else points_table(answers[0])
     yield from map(headline, answers)
     if len(answers) > 1:
-        yield from dict.fromkeys(f"Note: {note.removesuffix('.')}." for answer in answers for note in answer.notes)
+        yield from note_lines(note for answer in answers for note in answer.notes)
         return
     yield from detail_lines(answers[0])
     if price is not None:

@@ -11,7 +11,7 @@ from draftcast.scenarios.compare.policy_comparison import PolicyComparison
 from draftcast.scenarios.compare.recommend import CandidateOutcome, Recommendation
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
-from draftcast.scenarios.show.tables import LOOKS, make_table, show, title
+from draftcast.scenarios.show.tables import LOOKS, make_table, note_lines, show, title
 from draftcast.sim.statistics.intervals import Estimate
 
 
@@ -46,7 +46,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         f"Differences and gaps: {level} intervals of sampling noise only, from "
         f"{answer.scenario.statistics.replications} replications on the same requests and draft tokens. Rank: one plus "
         "the number of policies that are significantly better (intervals hold jointly for all pairs).",
-        *(f"Note: {note.removesuffix('.')}." for note in answer.notes),
+        *note_lines(answer.notes),
     ]
 
 

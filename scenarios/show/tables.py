@@ -4,7 +4,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -143,6 +143,11 @@ def saturated_line(capacities: Mapping[str, Estimate | None]) -> str:
     """By side, a few words; empty where no capacity is known."""
     known = [f"{show(capacity)} req/s {side}".rstrip() for side, capacity in capacities.items() if capacity is not None]
     return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+
+
+def note_lines(notes: Iterable[str]) -> list[str]:
+    """Each once, as a sentence; some notes end with a full stop already."""
+    return [f"Note: {note}." for note in dict.fromkeys(note.removesuffix(".") for note in notes)]
 
 
 def title(scenario: Scenario, *, with_policy: bool = True) -> str:
