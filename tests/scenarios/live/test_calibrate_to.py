@@ -85,7 +85,9 @@ def test_a_hidden_factor_is_found_within_its_interval(tmp_path: Path, arrivals: 
     assert (found.source, found.runs, found.step_s) == ("off.json", 1, 0.0)
 
 
-@pytest.mark.parametrize(("hardware", "least", "most"), [("h200", 1.015, 1.03), ("h20", 1.03, 1.045)])
+@pytest.mark.parametrize(
+    ("hardware", "least", "most"), [("h200", 1.015, 1.03), ("h20", 1.03, 1.045)], ids=["h200", "h20"]
+)
 def test_what_two_runs_differ_by_is_followed_where_forecasts_are_less_sure(
     tmp_path: Path, hardware: str, least: float, most: float
 ) -> None:
