@@ -105,10 +105,12 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
 def _limits(fluid: Fluid, in_system: float, kv_share: float) -> Limits:
     step = fluid.step(in_system)
     memory_s = compute_s = 0.0
-    for family, dtype, work in target_work(fluid.deployment.model, fluid.deployment.settings, step.features):
-        flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
-        compute_s += float(work.flops) / flops_per_s
-        memory_s += float(work.bytes) / bytes_per_s
+    # Of each kind apart: steps with prompts touch more experts than others, a mean of both would touch most of them.
+    for weight, features in step.kinds:
+        for family, dtype, work in target_work(fluid.deployment.model, fluid.deployment.settings, features):
+            flops_per_s, bytes_per_s = fluid.deployment.hardware.ceilings(family, dtype)
+            compute_s += weight * float(work.flops) / flops_per_s
+            memory_s += weight * float(work.bytes) / bytes_per_s
     shares: dict[Limit, float] = {
         "memory bandwidth": memory_s / step.seconds,
         "compute": compute_s / step.seconds,

@@ -18,7 +18,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC, speculative_values
 from draftcast.scenarios.compare.metric import Metric, metric_named
 from draftcast.scenarios.compare.verdict import Side, side
-from draftcast.scenarios.run.deployment import assumptions, policy_of
+from draftcast.scenarios.run.deployment import assumptions, deployments_of
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.scenario import POLICIES
@@ -93,10 +93,12 @@ class PolicyComparison:
     baseline: str
     standings: tuple[Standing, ...]
     pairs: tuple[Pair, ...]
+    no_oracle: str = ""  # why the oracle does not run
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return assumptions(self.scenario)
+        missing = (f"no oracle to compare with: {self.no_oracle}",) if self.no_oracle else ()
+        return (*assumptions(self.scenario), *missing)
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -137,7 +139,7 @@ def compare_policies(
 
     Raises:
         InputError: no speculation, an unknown policy, parameter or metric, a policy named twice, fewer than two
-            replications, or a metric that the scenario does not have (SLO goodput without an SLO).
+            policies or replications, or a metric that the scenario does not have (SLO goodput without an SLO).
     """
     chosen = metric_named(metric)
     if scenario.speculative_config is None:
@@ -152,29 +154,42 @@ def compare_policies(
     for label in labels:
         if labels.count(label) > 1:
             raise InputError("named twice", file=PLACE, value=label)
-    if ORACLE not in labels:
-        asked.append(AskedPolicy(ORACLE))
-    variants = []
+    variants, no_oracle = [], ""
     for each in asked:  # refused before the first second is simulated
         try:
             variants.append(with_policy(scenario, each))
-            policy_of(variants[-1])
+            deployments_of(variants[-1])
         except ScenarioError as error:
             key = (error.key or "").replace(f"{SPEC}.{SCHEDULE}", "policy.parameters.schedule")  # as `with_policy` does
             if not key.startswith("policy"):
                 raise
             raise error.at(file=PLACE, key=key) from None
+    if ORACLE not in labels:
+        oracle = with_policy(scenario, AskedPolicy(ORACLE))
+        try:
+            deployments_of(oracle)
+        except ScenarioError as error:
+            no_oracle = error.message
+        else:
+            asked.append(AskedPolicy(ORACLE))
+            variants.append(oracle)
+    if len(asked) < 2:
+        message = f"needs a second policy, as the oracle cannot run here: {no_oracle}"
+        raise InputError(message, file=PLACE, value=labels[0])
     both = list(zip(variants, simulate_together(variants, progress=part_of(progress, 0, 2)), strict=True))
     sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
-    return _rank(scenario, chosen, asked, sides)
+    return _rank(scenario, chosen, asked, sides, no_oracle)
 
 
 def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
-    """Every built-in policy for which the scenario says enough (a schedule, a confidence, a TPOT); ``fixed`` first."""
-    found = []
-    for asked in map(AskedPolicy, sorted(POLICIES, key=lambda name: name != "fixed")):
+    """``fixed``, and every built-in policy that the engine runs and for which the scenario says enough.
+
+    That is a schedule, a confidence or a TPOT.
+    """
+    found = [AskedPolicy("fixed")]
+    for asked in map(AskedPolicy, (name for name in POLICIES if name != "fixed")):
         with suppress(ScenarioError):
-            policy_of(with_policy(scenario, asked))
+            deployments_of(with_policy(scenario, asked))
             found.append(asked)
     return found
 
@@ -191,7 +206,9 @@ def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
     return with_values(scenario, {SPEC: config, "policy": {"name": asked.name, "parameters": parameters}})
 
 
-def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side]) -> PolicyComparison:
+def _rank(
+    scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side], no_oracle: str = ""
+) -> PolicyComparison:
     confidence = scenario.statistics.confidence
     labels = [each.label for each in asked]
     # By replication; empty without figures for the load, or where the metric is undefined in one of them.
@@ -209,7 +226,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
         elif better == 0:
             tied |= {names, names[::-1]}
         pairs.append(Pair(*names, _difference(values[a], values[b], confidence), winner if better else None))
-    oracle = labels.index(ORACLE)
+    best = values[labels.index(ORACLE)] if ORACLE in labels else []
     all_told = all(map(_is_ranked, sides)) or any(values)
     standings = [
         Standing(
@@ -217,7 +234,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
             side=own,
             value=own.figures[metric.figure] if own.figures is not None and found else None,
             difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
-            gap=_gap(found, values[oracle], metric, confidence) if each.label != ORACLE else None,
+            gap=_gap(found, best, metric, confidence) if each.label != ORACLE else None,
             rank=1 + losers.count(each.label) if own.has_figures or (own.state == "overloaded" and all_told) else None,
             ties=tuple(other for other in labels if (each.label, other) in tied),
         )
@@ -229,7 +246,7 @@ def _rank(scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], side
         worse = math.inf if math.isnan(mean) else mean if metric.less_is_better else -mean
         return (math.inf if standing.rank is None else standing.rank, worse)
 
-    return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs))
+    return PolicyComparison(scenario, metric, labels[0], tuple(sorted(standings, key=order)), tuple(pairs), no_oracle)
 
 
 def _difference(first: Sequence[float], second: Sequence[float], confidence: float) -> Estimate | None:

@@ -245,7 +245,10 @@ def _answer(
     off = next(outcome for outcome in outcomes if outcome.candidate.label == OFF)
     chosen, reason = _simplest(best, off, outcomes, scenario.statistics.confidence)
     if chosen.keeps_up_nowhere:
+        most, without = (outcome.verdicts[-1].on.predicted_capacity_rps for outcome in (chosen, off))
         reason = "no setting keeps up with the load; this one completes the most"
+        if most is not None:  # without a single rate there is no capacity
+            reason += f", {most} req/s" + (f"; off {without}" if chosen is not off else "")
     elif off.overloaded > chosen.overloaded:
         reason = f"keeps up at {off.overloaded - chosen.overloaded} of {len(loads)} loads where off is overloaded"
     elif best.gain is None and len(loads) == 1:

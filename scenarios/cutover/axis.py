@@ -46,7 +46,8 @@ class Axis:
 def _at_rate(scenario: Scenario, x: float) -> Scenario:
     process = scenario.workload.arrivals.process
     if process in ("piecewise", "closed_loop"):
-        raise InputError(f"{process} arrivals have no single request rate", file=AXIS_OPTION, value="rate")
+        instead = "; search over concurrency" if process == "closed_loop" else ""
+        raise InputError(f"{process} arrivals have no single request rate{instead}", file=AXIS_OPTION, value="rate")
     return with_rate(scenario, x)
 
 

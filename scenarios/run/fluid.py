@@ -115,7 +115,9 @@ class MeanStep:
     target_s: float
     sample_s: float
     tokens: float  # output tokens of a request
-    features: st.Record  # what it computes, a record of `draftcast.sim.cost.step_time.FEATURES`
+    # Without and with prompts: their share of the steps, and what such a step computes, a record of
+    # `draftcast.sim.cost.step_time.FEATURES`
+    kinds: tuple[tuple[float, st.Record], ...]
 
     @property
     def seconds_per_token(self) -> float:
@@ -165,7 +167,7 @@ def mean_step(deployment: Deployment, asked: Traffic, num_seqs: int, k: int, mad
         seconds += weight * float(st.step_seconds(cost, out))
         parts += weight * np.array([out["draft_s"], out["target_s"], out["sample_s"]])
     draft_s, target_s, sample_s = parts.tolist()
-    return MeanStep(seconds, draft_s, target_s, sample_s, tokens, _with_prompts(f, cost, asked, rows))
+    return MeanStep(seconds, draft_s, target_s, sample_s, tokens, kinds)
 
 
 def _most(prompts: float, ranks: int) -> float:

@@ -51,7 +51,7 @@ def _verdict_text(answer: Cutover) -> str:
         below, above = ("pays", "costs") if crossing.falls else ("costs", "pays")
         return f"cutover {crossing_text(crossing, unit)}: {below} below, {above} above."
     if not answer.probes:
-        return "cannot tell: the budget does not cover one point; raise --budget."
+        return "cannot tell: the budget was spent before one point was simulated; raise --budget."
     decided = [probe.x for probe in answer.probes if not probe.says_nothing]
     seen = f"from {number(decided[0])} to {number(decided[-1])} {unit}" if decided else ""
     even = [probe.x for probe in answer.probes if probe.is_even(crossing.confidence)]

@@ -38,6 +38,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
     first = [s.label for s in answer.standings if s.rank == 1 and s.side.has_figures]
     level = f"{answer.scenario.statistics.confidence:.0%}"
     tied = ", without a significant difference" if len(first) > 1 else ""
+    has_off = any(standing.policy.name == "off" for standing in answer.standings)
     best = f"Best by {answer.metric.label}{tied}: {', '.join(first)}."
     ties = [f"{s.label} with {', '.join(s.ties)}" for s in answer.standings if s.ties]
     return [
@@ -46,6 +47,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         f"Differences and gaps: {level} intervals of sampling noise only, from "
         f"{answer.scenario.statistics.replications} replications on the same requests and draft tokens. Rank: one plus "
         "the number of policies that are significantly better (intervals hold jointly for all pairs).",
+        *(["off: makes no drafts but keeps the memory that speculation reserves."] if has_off else []),
         *note_lines(answer.notes),
     ]
 

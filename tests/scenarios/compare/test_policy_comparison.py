@@ -285,3 +285,19 @@ def test_table_and_json() -> None:
 def test_a_class_in_place_of_a_name_is_refused() -> None:
     with pytest.raises(InputError, match="must be a name, of a class of your own module:Class"):
         compare_policies(question(), [Side])  # type: ignore[list-item]
+
+
+def test_ranks_that_must_draft_alike_are_compared_without_the_oracle() -> None:
+    """It is said before the first second is simulated, and what the ranks can run is compared."""
+    engine = {"model": "qwen3-30b-a3b", "speculative_config.model": "null", "data_parallel_size": 2}
+    ranks = question("engine.enable_expert_parallel=true", *(f"engine.{key}={value}" for key, value in engine.items()))
+    assert [policy.name for policy in applicable_policies(ranks)] == ["fixed", "off"]
+    with pytest.raises(InputError, match=r"--policies: 'fixed': needs a second policy, as the oracle cannot run here"):
+        compare_policies(ranks, "fixed")
+    with pytest.raises(InputError, match=r"policy\.name = 'goodput': data-parallel ranks of a model with experts must"):
+        compare_policies(ranks, "fixed,goodput")
+    answer = compare_policies(ranks)
+    assert {standing.label for standing in answer.standings} == {"fixed", "off"}
+    assert {standing.gap for standing in answer.standings} == {None}
+    assert answer.notes[-1].startswith("no oracle to compare with: data-parallel ranks of a model with experts must")
+    assert "off: makes no drafts but keeps the memory that speculation reserves." in ranking_lines(answer)

@@ -159,6 +159,27 @@ def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, sai
     assert (found.limit, said in found.sentence) == (limit, True), found.sentence
 
 
+def test_rare_prompts_do_not_make_every_step_read_all_experts() -> None:
+    """A mean of rows would: one request's decodes touch 8 of 128 experts, and its prompt nearly all of them."""
+    engine = {"model": "qwen3-30b-a3b", "speculative_config": "null"}
+    lengths = "workload.lengths={prompt_tokens: 512, output_tokens: 16}"
+    scenario = load_scenario(overrides=[*(f"engine.{key}={value}" for key, value in engine.items()), lengths])
+    fluid = Fluid.of(scenario)
+    found = limits_at(scenario, fluid, {}, 0.01 * fluid.capacity_rps())
+    step = fluid.step(1.0)
+    (_, decodes), (share, prompts) = step.kinds
+    config, memory = fluid.deployment.settings, fluid.deployment.hardware.ceilings("linear", "bf16")[1]
+
+    def read_s(features: st.Record) -> float:
+        parts = target_work(fluid.deployment.model, config, features)
+        return sum(float(work.bytes) for _, _, work in parts) / memory
+
+    assert share == pytest.approx(1 / 16, rel=0.1)
+    assert read_s(prompts) > 5 * read_s(decodes)
+    means = share * read_s(prompts) + (1 - share) * read_s(decodes)
+    assert found.memory_share == pytest.approx(means / step.seconds, rel=0.02)
+
+
 def test_an_lm_head_in_16_bits_has_their_ceiling_also_in_an_fp8_model() -> None:
     scenario = load_scenario(overrides=["engine.quantization=fp8", "engine.speculative_config=null"])
     deployment, f = deploy(scenario), st.empty_record(st.FEATURES)
