@@ -54,6 +54,14 @@ def test_two_scenarios_side_by_side() -> None:
     found = draftcast.compare_scenarios(SMALL, SMALL.with_(k=0))
     assert found["mean_e2el_s"].verdict == "better"
     assert found["mean_e2el_s"].difference.high < 0
+    # Nine of ten drafts are rejected and the loss is small: sampling noise alone would be sure of it.
+    poor = SMALL.with_(k=1, **{"acceptance.rates": [0.06]})
+    for sides in ((poor, poor.with_(k=0)), (poor.with_(k=0), poor)):
+        latency = draftcast.compare_scenarios(*sides)["mean_e2el_s"]
+        assert latency.difference.low * latency.difference.high > 0
+        assert latency.verdict == "cannot tell"
+    exact = poor.with_(**{"statistics.model_error": "none"})
+    assert draftcast.compare_scenarios(exact, exact.with_(k=0))["mean_e2el_s"].verdict == "worse"
     same = draftcast.compare_scenarios(SMALL, SMALL)
     assert {each.difference.mean for each in same.values()} == {0.0}
     with pytest.raises(ScenarioError, match=r"statistics.replications = 3: is 2 in one scenario"):

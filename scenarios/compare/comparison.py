@@ -289,7 +289,9 @@ def compare(
 def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference]:
     """Every figure of ``first`` minus that of ``second``, on the same requests where the workloads are the same.
 
-    None of its figures where a side is overloaded.
+    None of its figures where a side is overloaded. Between a scenario with speculation and the same without, a latency
+    is better or worse only where the errors of step times and acceptance do not undo it, as in the verdict of `compare`;
+    between others sampling noise alone decides.
 
     Raises:
         InputError: as of `simulate`, or another number of replications or requests.
@@ -300,8 +302,14 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
         if one != two:
             raise ScenarioError(f"is {one} in one scenario; both need the same", key=key, value=two)
     a, b = simulate_together([first, second])
-    sides = a.replications, b.replications, first.statistics.confidence
-    found = ((name, difference(name, *sides)) for name in a.summary["figures"])
+    sides, doubt = (a.replications, b.replications, first.statistics.confidence), 0.0
+    for on, off, runs in ((first, second, (a, b)), (second, first, (b, a))):
+        if on.speculative_config is not None and without_speculation(on) == off:
+            doubt = judge(on, *runs).doubt
+    latencies = {name for name in a.summary["figures"] if any(part in name for part in _LESS_IS_BETTER)}
+    found = (
+        (name, difference(name, *sides, doubt=doubt if name in latencies else 0.0)) for name in a.summary["figures"]
+    )
     return {name: each for name, each in found if each is not None and math.isfinite(each.difference.mean)}
 
 
