@@ -19,6 +19,7 @@ from draftcast.calibration.profile.table import MAY_BE_ZERO, SHAPE_FIELDS, read_
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.operators import registry
 from draftcast.kernels.operators.cost import Work
+from draftcast.kernels.operators.linear import moe_padding
 
 Built = TypeVar("Built")
 Seconds = Callable[[Work], FloatArray]
@@ -264,6 +265,7 @@ class MeasuredTimes:
         if self.timed_by is None:
             return rows
         work = part.work_of(rows)
+        work = work._replace(flops=work.flops * _padding(part, rows))
         return rows.assign(seconds=rows["seconds"] * seconds(work) / self.timed_by(*part.roofline)(work))
 
     def _once(self, key: tuple[object, ...], build: Callable[[], Built]) -> Built:
@@ -271,6 +273,20 @@ class MeasuredTimes:
             self._cache[key] = build()
         built: Built = self._cache[key]
         return built
+
+
+def _padding(part: Part, rows: pd.DataFrame) -> FloatArray | float:
+    """How many times as many FLOPs the kernels do as an operator needs: few rows do not fill their tiles.
+
+    On the device that was timed reading weights or KV hides it; one with much less compute (an H20 has 15 % of an
+    H200's) may take longer to multiply the tiles than to read.
+    """
+    if part.operator == "moe":
+        return moe_padding(rows["m"], rows["num_experts"], rows["top_k"], part.dtype)
+    if part.operator in ATTENTION and part.operator.endswith("decode"):
+        kv_heads = rows["kv_heads"] if part.operator == "attention_decode" else 1
+        return np.asarray(np.maximum(TILE_ROWS * kv_heads / (rows["q"] * rows["heads"]), 1.0))
+    return 1.0
 
 
 def measured_dtype(dtype: str) -> str:

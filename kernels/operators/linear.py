@@ -96,6 +96,10 @@ LINEAR = Operator(
 )
 
 
+EXPERT_TILE_ROWS = {"fp8": 64, "other": 16}
+"""Rows of a tile by format, for no more rows than experts (``get_default_config`` of vLLM's, SGLang's fused_moe.py)."""
+
+
 def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike) -> FloatArray:
     """Expected number of distinct experts visited: ``E * (1 - (1 - top_k/E)^T)``, routing uniform and independent."""
     experts = as_array(num_experts)
@@ -115,6 +119,15 @@ def fullest_rank_share(tokens: ArrayLike, num_experts: int, top_k: int, ranks: i
     spread = np.sqrt((ranks - 1.0) / ranks**2 * untouched / touched)
     # One expert alone lies on one rank whole, which no normal count knows.
     return np.asarray(np.maximum(1.0 / ranks + largest * spread, 1.0 / touched))
+
+
+def moe_padding(m: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike, dtype: str) -> FloatArray:
+    """How many times as many rows the kernels of routed experts compute as they are given: an expert fills a tile.
+
+    Its rows are those that vLLM and SGLang choose for few rows, `EXPERT_TILE_ROWS`.
+    """
+    rows, tile = as_array(m) * as_array(top_k), EXPERT_TILE_ROWS.get(dtype, EXPERT_TILE_ROWS["other"])
+    return np.asarray(np.maximum(touched_experts(m, num_experts, top_k) * tile / rows, 1.0))
 
 
 def moe_work(

@@ -338,6 +338,42 @@ def test_a_device_that_nobody_timed_takes_the_times_of_the_nearest_one_at_its_ow
         assert by_peaks < 1.1
 
 
+@pytest.mark.parametrize(("dtype", "least", "most"), [("fp8", 1.5, 2.5), ("bf16", 1.1, 1.4)])
+def test_few_rows_of_experts_fill_tiles_that_little_compute_multiplies_longer(
+    dtype: str, least: float, most: float
+) -> None:
+    """8 rows of DeepSeek-V3's experts, one each: the kernels multiply tiles of 64 rows in fp8, of 16 in bf16."""
+
+    def seconds(share: float) -> float:
+        peaks = {name: rate * share for name, rate in H200.peak_flops.items()}
+        profile = load_profile(None, dataclasses.replace(H200, name="own", nearest_timed="h200", peak_flops=peaks))
+        assert isinstance(profile, RooflineProfile)
+        (times,) = profile.times_for("vllm")
+        experts = times.curves("moe", dtype, profile.seconds_of("moe", dtype), num_experts=256, top_k=8)
+        assert experts is not None
+        return float(experts.seconds(np.array([8]), (7168, 256))[0][0])
+
+    assert least < seconds(0.25) / seconds(1.0) < most
+
+
+def test_a_tile_of_attention_takes_as_long_however_full_it_is() -> None:
+    """4 heads a KV head: one query fills a 16th of a tile, 16 queries all of it. An H20 has 15 % of an H200's FLOPs."""
+
+    def seconds(share: float, queries: float) -> float:
+        peaks = {name: rate * share for name, rate in H200.peak_flops.items()}
+        profile = load_profile(None, dataclasses.replace(H200, name="own", nearest_timed="h200", peak_flops=peaks))
+        assert isinstance(profile, RooflineProfile)
+        (times,) = profile.times_for("vllm")
+        roofline = profile.seconds_of("attention_decode", "bf16")
+        grid = times.grid("attention_decode", "bf16", "bf16", roofline, heads=32, kv_heads=8, head_dim=128)
+        assert grid is not None
+        return float(np.exp(grid.log_seconds(np.array([queries]), np.array([16.0]), np.array([4096.0])))[0])
+
+    ratio = seconds(0.15, 1.0) / seconds(1.0, 1.0)
+    assert ratio > 1.5
+    assert seconds(0.15, 16.0) / seconds(1.0, 16.0) == pytest.approx(ratio)
+
+
 def test_what_stands_in_for_a_device_is_said() -> None:
     h20 = load_profile(None, load_hardware("h20"))
     assert isinstance(h20, RooflineProfile)

@@ -16,7 +16,7 @@ from draftcast.kernels.operators.all_reduce import all_reduce_work
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.elementwise import EMBEDDING, RMSNORM, ROTARY, SWIGLU
-from draftcast.kernels.operators.linear import fullest_rank_share, linear_work, moe_work, touched_experts
+from draftcast.kernels.operators.linear import fullest_rank_share, linear_work, moe_padding, moe_work, touched_experts
 from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.work.layers import (
     LinearLayer,
@@ -107,6 +107,13 @@ def test_a_rank_has_its_share_of_experts_that_all_are_visited_and_never_more_tha
     assert fullest_rank_share(10_000, 256, 8, 8) == pytest.approx(1 / 8)
     assert fullest_rank_share([0, 1, 2], 64, 1, 64).tolist() == sorted(fullest_rank_share([0, 1, 2], 64, 1, 64))[::-1]
     assert {float(fullest_rank_share(1, 1024, 1, ranks)) for ranks in range(2, 1025)} == {1.0}
+
+
+def test_experts_fill_whole_tiles() -> None:
+    # 1 row visits 2 of 8 experts, each for itself: 64 rows instead of 1 in fp8. 512 rows of 8 are 128 an expert.
+    assert moe_padding(1, 8, 2, "fp8") == pytest.approx(64)
+    assert moe_padding(1, 8, 2, "bf16") == pytest.approx(16)
+    assert moe_padding(512, 8, 2, "fp8") == 1.0
 
 
 def test_touched_experts() -> None:
