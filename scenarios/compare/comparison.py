@@ -233,7 +233,8 @@ def simulate(
 ) -> RunResult:
     """Simulate a scenario.
 
-    Close to the capacity the prediction intervals use an estimate of it; `compare` simulates it.
+    Its own warm-up is left out; `compare` and the command line leave out the longer one of both sides. Close to the
+    capacity the prediction intervals use an estimate of it; `compare` simulates it.
 
     Args:
         scenario: from :func:`draftcast.load_scenario`.
@@ -290,8 +291,8 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
     """Every figure of ``first`` minus that of ``second``, on the same requests where the workloads are the same.
 
     None of its figures where a side is overloaded. Between a scenario with speculation and the same without, a latency
-    is better or worse only where the errors of step times and acceptance do not undo it, as in the verdict of `compare`;
-    between others sampling noise alone decides.
+    is better or worse only where the errors of step times and acceptance do not undo it, as in the verdict of
+    `compare`; between others sampling noise alone decides.
 
     Raises:
         InputError: as of `simulate`, or another number of replications or requests.

@@ -46,7 +46,8 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
         f"Ties (marked =): {'; '.join(ties)}." if ties else "No ties.",
         f"Differences and gaps: {level} intervals of sampling noise only, from "
         f"{answer.scenario.statistics.replications} replications on the same requests and draft tokens. Rank: one plus "
-        "the number of policies that are significantly better (intervals hold jointly for all pairs).",
+        "the number of policies that are significantly better (intervals hold jointly for all pairs), so a policy with "
+        "a wide interval may stand above one with a better mean.",
         *(["off: makes no drafts but keeps the memory that speculation reserves."] if has_off else []),
         *note_lines(answer.notes),
     ]
