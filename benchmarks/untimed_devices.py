@@ -71,10 +71,10 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
         name = str(kv_dtype or dtype)
         predicted: dict[str, list[pd.Series]] = {}
         for part, some in parts_of(points):
-            work = part.work_of(some)
+            work, tiled = part.work_of(some), part.tiled_work_of(some)
             for other in others:
                 timed = profile_of(other)
-                here, there = (p.seconds_of(family, name)(work) for p in (timed.stretched_to(hardware), timed))
+                here, there = (p.seconds_of(family, name)(tiled) for p in (timed.stretched_to(hardware), timed))
                 predicted.setdefault(other, []).append(some[f"seconds_{other}"] * (here / there))
             ways = {"default": profile_of(device, "default").operator(family, name)}
             for way, fit in (ways | {"medians": medians(family, name, device)}).items():

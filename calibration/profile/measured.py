@@ -81,6 +81,20 @@ class Part(NamedTuple):
     def work_of(self, rows: pd.DataFrame) -> Work:
         return self.work({name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[self.operator]})
 
+    def tiled_work_of(self, rows: pd.DataFrame) -> Work:
+        """The same in whole tiles, which few rows of experts and short queries do not fill, yet kernels multiply.
+
+        Reading weights or KV hides it on most devices. One with much less compute (an H20 has 15 % of an H200's) may
+        take longer to multiply the tiles than to read.
+        """
+        work, padding = self.work_of(rows), np.ones(len(rows))
+        if self.operator == "moe":
+            padding = moe_padding(rows["m"], rows["num_experts"], rows["top_k"], self.dtype)
+        elif self.operator in ATTENTION and self.operator.endswith("decode"):
+            kv_heads = rows["kv_heads"] if self.operator == "attention_decode" else 1
+            padding = (TILE_ROWS * kv_heads / (rows["q"] * rows["heads"])).clip(lower=1.0).to_numpy()
+        return work._replace(flops=work.flops * padding)
+
 
 def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
     """Every operator and format of a table's frame with its rows, in alphabetical order."""
@@ -264,8 +278,7 @@ class MeasuredTimes:
         rows = read_points(self.table, part.operator, **labels)
         if self.timed_by is None:
             return rows
-        work = part.work_of(rows)
-        work = work._replace(flops=work.flops * _padding(part, rows))
+        work = part.tiled_work_of(rows)
         return rows.assign(seconds=rows["seconds"] * seconds(work) / self.timed_by(*part.roofline)(work))
 
     def _once(self, key: tuple[object, ...], build: Callable[[], Built]) -> Built:
@@ -273,20 +286,6 @@ class MeasuredTimes:
             self._cache[key] = build()
         built: Built = self._cache[key]
         return built
-
-
-def _padding(part: Part, rows: pd.DataFrame) -> FloatArray | float:
-    """How many times as many FLOPs the kernels do as an operator needs: few rows do not fill their tiles.
-
-    On the device that was timed reading weights or KV hides it; one with much less compute (an H20 has 15 % of an
-    H200's) may take longer to multiply the tiles than to read.
-    """
-    if part.operator == "moe":
-        return moe_padding(rows["m"], rows["num_experts"], rows["top_k"], part.dtype)
-    if part.operator in ATTENTION and part.operator.endswith("decode"):
-        kv_heads = rows["kv_heads"] if part.operator == "attention_decode" else 1
-        return np.asarray(np.maximum(TILE_ROWS * kv_heads / (rows["q"] * rows["heads"]), 1.0))
-    return 1.0
 
 
 def measured_dtype(dtype: str) -> str:
