@@ -90,7 +90,7 @@ class Part(NamedTuple):
         work, padding = self.work_of(rows), np.ones(len(rows))
         if self.operator == "moe":
             padding = moe_padding(rows["m"], rows["num_experts"], rows["top_k"], self.dtype)
-        elif self.operator in ATTENTION and self.operator.endswith("decode"):
+        elif self.operator.endswith("decode") and self.operator not in LINEAR_ATTENTION:
             kv_heads = rows["kv_heads"] if self.operator == "attention_decode" else 1
             padding = (TILE_ROWS * kv_heads / (rows["q"] * rows["heads"])).clip(lower=1.0).to_numpy()
         return work._replace(flops=work.flops * padding)

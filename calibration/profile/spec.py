@@ -149,8 +149,8 @@ class RooflineProfile(Section):
     def stretched_to(self, hardware: HardwareSpec) -> "RooflineProfile":
         """This device's kernels on another one of its kind: the same efficiencies, and times by the ratio of rooflines.
 
-        Of H200's times from H100's table, and the other way round, matrices are 6 to 18 % off at the median, experts 4
-        to 17 %, attention 4 to 24 %; from B200 to B300 1 to 18 %, latent attention aside
+        Of H200's times from H100's table, and the other way round, matrices are 6 to 18 % off at the median, experts 5
+        to 12 %, attention 3 to 24 %; from B200 to B300 1 to 18 %, latent attention aside
         (`benchmarks/untimed_devices.py`).
         """
 
