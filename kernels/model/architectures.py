@@ -225,39 +225,37 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
     if config.values.get("linear_attn_config"):
         kda = config.section("linear_attn_config")
         heads, size = kda.integer("num_heads"), kda.integer("head_dim")
-        sizes = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
+        sizes: tuple[int, ...] = (heads, heads, size, size, kda.integer("short_conv_kernel_size"))
         rank = 0 if kda.flag("use_full_rank_gate") else size
-        count = len(kda.layer_numbers("kda_layers", layers, first=1))
-        values = _state_values(config, "kda", count, sizes)
-        return {**values, "linear_gate_rank": rank}
-    kinds = config.strings("layer_types", _KINDS) or _blocks(config)
-    if "mamba" in kinds:
-        of_mamba = tuple(map(config.integer, _MAMBA))
-        inner = of_mamba[1] * of_mamba[3]
+        kind, count = "kda", len(kda.layer_numbers("kda_layers", layers, first=1))
+    elif "mamba" in (kinds := config.strings("layer_types", _KINDS) or _blocks(config)):
+        kind, count, rank, sizes = "mamba2", kinds.count("mamba"), 0, tuple(map(config.integer, _MAMBA))
+        inner = sizes[1] * sizes[3]
         if config.integer("mamba_d_ssm", inner) != inner:
             raise config.refusal("mamba_d_ssm", f"heads times their size, {inner}, is needed")
-        return _state_values(config, "mamba2", kinds.count("mamba"), of_mamba)
-    interval = config.count("full_attention_interval")
-    every = layers - layers // interval if interval else 0  # every interval-th layer is full
-    count = kinds.count("linear_attention") if kinds else every
-    if not kinds:  # else it lists every layer, none with such a state (Granite 4.0 Micro)
-        names = (name for key in _MAMBA for name in (key, *OTHER_NAMES[key]))
-        config.refuse_unused(name for name in names if name.startswith("mamba_"))
-    if not count:
-        return {}
-    return _state_values(config, "gated_delta", count, tuple(config.integer(key) for key in LINEAR_SIZES))
-
-
-def _state_values(config: Config, kind: str, count: int, sizes: tuple[int, ...]) -> dict[str, Any]:
+    else:
+        interval = config.count("full_attention_interval")
+        every = layers - layers // interval if interval else 0  # every interval-th layer is full
+        kind, count, rank = "gated_delta", kinds.count("linear_attention") if kinds else every, 0
+        if not kinds:  # else it lists every layer, none with such a state (Granite 4.0 Micro)
+            names = (name for key in _MAMBA for name in (key, *OTHER_NAMES[key]))
+            config.refuse_unused(name for name in names if name.startswith("mamba_"))
+        if not count:
+            return {}
+        sizes = tuple(map(config.integer, LINEAR_SIZES))
     dtype = config.values.get(config.first("mamba_ssm_dtype"), "")
-    values = dict(zip(LINEAR_SIZES, sizes, strict=True))
-    return {"linear_kind": kind, "num_linear_layers": count, "mamba_ssm_dtype": dtype, **values}
+    values = {"linear_kind": kind, "num_linear_layers": count, "linear_gate_rank": rank, "mamba_ssm_dtype": dtype}
+    return {**values, **dict(zip(LINEAR_SIZES, sizes, strict=True))}
 
 
 def _indexers(config: Config, layers: int) -> dict[str, Any]:
     """Layers of sparse attention, those of them with an indexer, and its sizes (vLLM 0.32, ``models/deepseek_v32``)."""
-    if config.values.get("sparse_attention_config"):
-        return _block_sparse(config.section("sparse_attention_config"), layers)
+    if config.values.get("sparse_attention_config"):  # whole blocks of tokens by their best token's score (MiniMax-M3)
+        sparse = config.section("sparse_attention_config")
+        count = sum(sparse.bits("sparse_attention_freq", layers))
+        heads, size = sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim")
+        window = sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size")
+        return _top_k(heads, size, window, count, count)
     if config.values.get("compress_ratios"):
         return _compressed(config, layers)
     if not config.count("index_topk"):
@@ -297,14 +295,6 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     indexed = ratios.count(INDEXED_RATIO)
     ratio = {"kv_compression": _WHOLE_RATIO, "indexed_kv_compression": INDEXED_RATIO, "local_window": local}
     return {**ratio, **_top_k(heads, size, window, indexed, indexed)}
-
-
-def _block_sparse(sparse: Config, layers: int) -> dict[str, Any]:
-    """Layers that read whole blocks of tokens by their best token's score (MiniMax-M3)."""
-    count = sum(sparse.bits("sparse_attention_freq", layers))
-    heads, size = sparse.integer("sparse_num_index_heads"), sparse.integer("sparse_index_dim")
-    window = sparse.integer("sparse_topk_blocks") * sparse.integer("sparse_block_size")
-    return _top_k(heads, size, window, count, count)
 
 
 def _feed_forward(config: Config, layers: int) -> dict[str, Any]:

@@ -160,13 +160,6 @@ def usual_words(config: Config) -> dict[str, Any]:
     for key in ("layer_types", "compress_ratios"):
         if isinstance(found.get(key), list) and len(found[key]) == layers + config.count("num_nextn_predict_layers"):
             found[key] = found[key][:layers]
-    _numbered_layers(config, found, layers)
-    _kinds_of_layers(config, found)
-    _heads_of_layers(config, found)
-    return found
-
-
-def _numbered_layers(config: Config, found: dict[str, Any], layers: int) -> None:
     for key in ("moe_layers_enum", "moe_layers"):  # Step, Llama 4
         if found.pop(key, None) is not None:
             experts = config.layer_numbers(key, layers)
@@ -174,6 +167,9 @@ def _numbered_layers(config: Config, found: dict[str, Any], layers: int) -> None
     if found.pop("attn_layer_indices", None) is not None:  # Bamba
         attention = config.layer_numbers("attn_layer_indices", layers)
         found["layer_types"] = ["attention" if layer in attention else "mamba" for layer in range(layers)]
+    _kinds_of_layers(config, found)
+    _heads_of_layers(config, found)
+    return found
 
 
 def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:

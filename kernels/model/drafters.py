@@ -150,8 +150,7 @@ def _dflash2(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
         message = f"a divisor of the hidden size {hidden} is needed"
         raise ModelError(message, key="conv_group_size", value=spec.conv_group_size)
     convolution = 2 * taps * (hidden * hidden // spec.conv_group_size + hidden)
-    selector = hidden * rank + 2 * rank * spec.vocab_size
-    more = 2 * spec.num_hidden_layers * convolution + selector
+    more = 2 * spec.num_hidden_layers * convolution + hidden * rank + 2 * rank * spec.vocab_size
     return replace(spec, extra_parameters=spec.extra_parameters + more)
 
 

@@ -7,7 +7,7 @@ as most of them are stored. A method, algorithm or scheme that is not known is r
 
 import fnmatch
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -16,15 +16,15 @@ from draftcast.kernels.model.config import Config
 from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
 Stored = tuple[str, float]  # A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales.
-Schemes = tuple[Stored | None, dict[Stored, list[str]]]
-"""Format of all modules that nothing else is said of, and modules by their own format."""
+Scheme = tuple[list[str], Stored | None]
+"""Modules, none: all that nothing else is said of; and their format, None: 16 bits."""
 
 MODULES: dict[str, list[str]] = FORMATS["modules"]
 # A dense MLP beside the experts of a layer (Gemma 4).
 MODULES_BESIDE = {**MODULES, "shared_experts": ["mlp.down_proj"], "experts": ["experts.0.down_proj"]}
 _MODELOPT: dict[str, str] = FORMATS["modelopt"]
 _QUARK: dict[str, tuple[str, int]] = {name: tuple(scheme) for name, scheme in FORMATS["quark"].items()}
-_KINDS_OF_MODULES = ("Linear", "FusedMoE", "Linear*")  # classes: every matrix but tables and routers
+_KINDS_OF_MODULES = {"Linear", "FusedMoE", "Linear*"}  # classes: every matrix but tables and routers
 # Lists of modules in 16 bits.
 _KEPT = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "exclude")
 _METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt...", "mxfp4", "mxfp8", "quark")
@@ -41,16 +41,20 @@ def stored_formats(
 
     Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """
-    default, by_module = _schemes(section)
+    default, by_module = None, dict[Stored, list[str]]()
+    for targets, stored in _schemes(section):
+        if stored is not None and targets:
+            by_module.setdefault(stored, []).extend(targets)
+        elif stored is not None:
+            default = stored
     kept = {rule: key for key in _KEPT for rule in section.strings(key)}
     if section.values.get("quant_method") == "gptq":
         kept |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
         if not section.flag("lm_head"):
             kept["lm_head"] = "lm_head"
     is_kept = _matcher(kept, section.name)
-    matchers = [
-        (stored, _matcher(dict.fromkeys(names, "targets"), section.name)) for stored, names in by_module.items()
-    ]
+    targeted = {stored: dict.fromkeys(names, "targets") for stored, names in by_module.items()}
+    matchers = {stored: _matcher(rules, section.name) for stored, rules in targeted.items()}
     found: dict[str, Stored] = {}
     for group, count in groups.items():
         named = [["lm_head"]] if group == "lm_head" else [
@@ -58,7 +62,7 @@ def stored_formats(
         ]  # fmt: skip
         if not count or 2 * sum(any(map(is_kept, names)) for names in named) >= count:
             continue
-        votes = {stored: sum(any(map(matches, names)) for names in named) for stored, matches in matchers}
+        votes = {stored: sum(any(map(matches, names)) for names in named) for stored, matches in matchers.items()}
         most = max(votes, key=votes.__getitem__, default=None)
         if most is not None and 2 * votes[most] >= count:
             found[group] = most
@@ -92,31 +96,25 @@ def _is_block(block: Any) -> TypeGuard[list[int]]:
     return isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
 
 
-def _schemes(section: Config) -> Schemes:
-    method = section.values.get("quant_method")
-    algorithm = section.values.get("quant_algo")
+def _schemes(section: Config) -> Iterable[Scheme]:
+    method, algorithm = section.values.get("quant_method"), section.values.get("quant_algo")
     if algorithm is not None and method in (None, "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"):
         return _modelopt(section, algorithm)
     if method in ("fp8", "fbgemm_fp8"):
-        return _fp8(section), {}
+        return [([], _fp8(section))]
     if method == "awq":
-        return _int4(section, True), {}
+        return [([], _int4(section, True))]
     if method == "gptq":
         return _gptq(section)
     if method in ("mxfp4", "mxfp8"):
-        return (method, WEIGHT_BYTES[method]), {}
+        return [([], (method, WEIGHT_BYTES[method]))]
     if method in ("compressed-tensors", "quark"):
-        default, by_module = None, dict[Stored, list[str]]()
-        for targets, stored in (_compressed if method == "compressed-tensors" else _quark)(section):
-            if stored is not None and (not targets or set(targets) & set(_KINDS_OF_MODULES)):
-                default = stored
-            elif stored is not None:
-                by_module.setdefault(stored, []).extend(targets)
-        return default, by_module
+        schemes = (_compressed if method == "compressed-tensors" else _quark)(section)
+        return (([] if set(targets) & _KINDS_OF_MODULES else targets, stored) for targets, stored in schemes)
     raise ModelError(f"known: {', '.join(_METHODS)}", file=section.name, key="quant_method", value=method)
 
 
-def _modelopt(section: Config, algorithm: Any) -> Schemes:
+def _modelopt(section: Config, algorithm: Any) -> Iterator[Scheme]:
     def stored(name: Any, key: str) -> Stored:
         known = _MODELOPT.get(str(name).upper())
         if known is None:
@@ -124,12 +122,11 @@ def _modelopt(section: Config, algorithm: Any) -> Schemes:
         return known, WEIGHT_BYTES[known]
 
     if algorithm != "MIXED_PRECISION":
-        return stored(algorithm, "quant_algo"), {}
-    by_module: dict[Stored, list[str]] = {}
+        yield [], stored(algorithm, "quant_algo")
+        return
     layers = section.section("quantized_layers")
     for module in layers.values:
-        by_module.setdefault(stored(layers.section(module).values.get("quant_algo"), module), []).append(module)
-    return None, by_module
+        yield [module], stored(layers.section(module).values.get("quant_algo"), module)
 
 
 def _fp8(section: Config) -> Stored:
@@ -148,23 +145,23 @@ def _dynamic(section: Config) -> Config:
     return section.section("dynamic") if section.values.get("dynamic") else Config({}, section.name)
 
 
-def _gptq(section: Config) -> Schemes:
+def _gptq(section: Config) -> Iterator[Scheme]:
     usual, rules = _int4(section, False), _dynamic(section)
-    by_module: dict[Stored, list[str]] = {}
     for rule in rules.values:
         if not rule.startswith("-:"):
             changed = rules.section(rule)
             stored = _int4(Config({**section.values, **changed.values}, changed.name), False)
             if stored != usual:
-                by_module.setdefault(stored, []).append(f"re:{rule.removeprefix('+:')}")
+                yield [f"re:{rule.removeprefix('+:')}"], stored
     key = "modules_in_block_to_quantize"
     listed = section.values.get(key) or []
     parts = [part if isinstance(part, list) else [part] for part in listed] if isinstance(listed, list) else [[listed]]
     names = [name for part in parts for name in part]
     if not all(isinstance(name, str) for name in names):
         raise section.refusal(key, "a list of strings, or of lists of strings, is needed")
-    by_module[usual] = names or ["lm_head"]  # the latter is kept unless ``lm_head`` is true
-    return None if names else usual, by_module
+    yield names or ["lm_head"], usual  # the latter is kept unless ``lm_head`` is true
+    if not names:
+        yield [], usual
 
 
 def _int4(section: Config, zero_points: bool) -> Stored:
@@ -183,8 +180,8 @@ def _grouped(dtype: str, group: int, zero_points: bool) -> Stored:
     return dtype, 0.5 + ((2.5 if zero_points else 2.0) / group if group > 0 else 0.0)
 
 
-def _compressed(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
-    """(targets, format) of each of ``config_groups``."""
+def _compressed(section: Config) -> Iterator[Scheme]:
+    """Of each of ``config_groups``."""
     groups = section.section("config_groups")
     for group in map(groups.section, groups.values):
         weights = group.section("weights")
@@ -195,7 +192,7 @@ def _compressed(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
         yield group.strings("targets"), _scheme(weights, "num_bits", scheme, bits, size, not symmetric)
 
 
-def _quark(section: Config) -> Iterator[tuple[list[str], Stored | None]]:
+def _quark(section: Config) -> Iterator[Scheme]:
     """Of ``global_quant_config`` for all modules, of ``layer_quant_config`` for those that its patterns name."""
     schemes: list[tuple[list[str], Config]] = []
     if section.values.get("layer_quant_config"):

@@ -74,19 +74,20 @@ def has_head(method: str) -> bool:
 
 
 def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> Head:
-    """The head a method drafts with.
+    """The head that a method (see `has_head`) drafts k tokens a round with.
 
-    Args:
-        method: draftcast's name of the method, see `has_head`.
-        k: draft tokens per round.
-        name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
-            public head for this target is taken, else the method's usual shape.
+    ``name``: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
+    public head for this target is taken, else the method's usual shape.
 
     Raises ModelError: a path without a file, an unreadable config, a head of another method or another target, or the
     target has no MTP layer.
     """
-    if method == "mtp":
-        return _mtp(target, name)
+    if method == "mtp":  # vLLM reads the layer from ``name`` where one is given, else from the target's own checkpoint
+        if name is None or canonical_name(name) == canonical_name(target.name):
+            return Head(mtp_head(target))
+        if is_bundled_model(name) or _is_path(name):
+            return Head(mtp_head(load_model(name)))
+        return Head(mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
     config = _find(name) if name is not None else None
     if config is None:
         # Of the two kinds of a tree and of DFlash it is the one that the name holds.
@@ -103,15 +104,6 @@ def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> He
         allowed = f"is a head for method {config.kind}, not for {method}; name one for it, or null"
         raise ModelError(allowed, key="draft_model", value=name)
     return _on(config, target, k)
-
-
-def _mtp(target: ModelSpec, name: str | None) -> Head:
-    """vLLM reads the layer from ``name`` where one is given, else from the target's own checkpoint."""
-    if name is None or canonical_name(name) == canonical_name(target.name):
-        return Head(mtp_head(target))
-    if is_bundled_model(name) or _is_path(name):
-        return Head(mtp_head(load_model(name)))
-    return Head(mtp_head(target), (f"draft head {name} is not known: assumed {target.name}'s own MTP layer",))
 
 
 def says_kind(kind: str, name: str | None) -> bool:

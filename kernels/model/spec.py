@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, replace
 
 from draftcast.errors import ModelError
@@ -149,73 +149,61 @@ class ModelSpec:
     selector_top_k: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise self._refusal(field.name, "an integer >= 0 is needed")
+        for key, is_wrong, allowed in self._checks():
+            if is_wrong:
+                raise ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
+
+    def _checks(self) -> Iterator[tuple[str, object, str]]:
+        """Field, whether it is wrong, and what is needed, in the order in which they count."""
+        for key, value in ((field.name, getattr(self, field.name)) for field in fields(self) if field.type == "int"):
+            is_size = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+            yield key, not is_size, "an integer >= 0 is needed"
         for key in ("hidden_size", "vocab_size", "word_embed_proj_dim", "max_position_embeddings"):
-            if getattr(self, key) == 0:
-                raise self._refusal(key, "an integer > 0 is needed")
-        if self.num_hidden_layers == 0 and self.num_draft_heads == 0:
-            raise self._refusal("num_hidden_layers", "an integer > 0 is needed")
-        if self.num_hidden_layers:
-            self._check_layers()
-
-    def _refusal(self, key: str, allowed: str) -> ModelError:
-        return ModelError(allowed, file=self.name, key=key, value=getattr(self, key))
-
-    def _check_layers(self) -> None:
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        if heads == 0 or (self.head_dim == 0 and not self.kv_lora_rank):
-            raise self._refusal("num_attention_heads", "attention needs heads and a head_dim")
-        if kv_heads == 0 or heads % kv_heads:
-            raise self._refusal("num_key_value_heads", f"a divisor of num_attention_heads = {heads} is needed")
-        if self.num_experts_per_tok > self.num_experts:
-            raise self._refusal("num_experts_per_tok", f"at most num_experts = {self.num_experts}")
-        if self.num_experts and not (self.num_experts_per_tok and self.moe_intermediate_size):
-            raise self._refusal("num_experts", "experts need num_experts_per_tok and moe_intermediate_size > 0")
-        if self.num_dense_layers and not self.intermediate_size:
-            raise self._refusal("intermediate_size", "dense layers need an MLP width > 0")
-        if self.num_double_wide_layers > self.num_dense_layers:
-            allowed = f"at most the {self.num_dense_layers} layers with a dense MLP"
-            raise self._refusal("num_double_wide_layers", allowed)
+            yield key, getattr(self, key) == 0, "an integer > 0 is needed"
+        layers, heads, kv_heads = self.num_hidden_layers, self.num_attention_heads, self.num_key_value_heads
+        yield "num_hidden_layers", layers == 0 and self.num_draft_heads == 0, "an integer > 0 is needed"
+        if layers == 0:
+            return
+        has_keys = heads and (self.head_dim or self.kv_lora_rank)
+        yield "num_attention_heads", not has_keys, "attention needs heads and a head_dim"
+        divides = kv_heads and heads % kv_heads == 0
+        yield "num_key_value_heads", not divides, f"a divisor of num_attention_heads = {heads} is needed"
+        top_k, experts, dense = self.num_experts_per_tok, self.num_experts, self.num_dense_layers
+        yield "num_experts_per_tok", top_k > experts, f"at most num_experts = {experts}"
+        lacks = experts and not (top_k and self.moe_intermediate_size)
+        yield "num_experts", lacks, "experts need num_experts_per_tok and moe_intermediate_size > 0"
+        yield "intermediate_size", dense and not self.intermediate_size, "dense layers need an MLP width > 0"
+        doubled = self.num_double_wide_layers
+        yield "num_double_wide_layers", doubled > dense, f"at most the {dense} layers with a dense MLP"
         for key in ("first_k_dense_layers", "num_sliding_layers", "num_linear_layers", "num_indexed_layers",
                     "num_feed_forward_only_layers", "num_attention_only_layers"):  # fmt: skip
-            if getattr(self, key) > self.num_hidden_layers:
-                raise self._refusal(key, f"at most num_hidden_layers = {self.num_hidden_layers}")
-        if self.num_attention_layers < 1:  # the memory of states without a KV cache is not covered
-            raise self._refusal("num_linear_layers", "a model without attention layers is not known")
+            yield key, getattr(self, key) > layers, f"at most num_hidden_layers = {layers}"
+        with_cache, sliding, linear = self.num_attention_layers, self.num_sliding_layers, self.num_linear_layers
+        # The memory of states without a KV cache is not covered.
+        yield "num_linear_layers", with_cache < 1, "a model without attention layers is not known"
         kinds = zip(self.attention_kinds(), self.cached_kinds(), strict=True)
-        if self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds):
-            raise self._refusal("num_kv_shared_layers", "each kind of attention needs a layer with K and V of its own")
-        if self.num_attention_layers < self.num_sliding_layers:
-            raise self._refusal("num_sliding_layers", f"at most the {self.num_attention_layers} layers with attention")
-        if self.window_kind not in WINDOWS:
-            raise self._refusal("window_kind", f"must be one of {', '.join(WINDOWS)}")
-        if self.is_sparse and not (self.index_n_heads and self.index_head_dim and self.num_indexed_layers):
-            needed = "sparse attention needs an indexer: index_head_dim and num_indexed_layers > 0 too"
-            raise self._refusal("index_n_heads", needed)
-        if bool(self.kv_compression) != bool(self.o_groups and self.o_lora_rank and self.local_window):
-            needed = "with it o_groups, o_lora_rank and local_window > 0, without it 0"
-            raise self._refusal("kv_compression", needed)
-        if self.is_sparse and self.is_mla and not self.q_lora_rank:
-            raise self._refusal("q_lora_rank", "sparse latent attention needs it")
-        if self.num_sliding_layers and not self.sliding_window:
-            raise self._refusal("sliding_window", "sliding layers need a window > 0")
-        if self.num_linear_layers:
-            self._check_linear_layers()
-
-    def _check_linear_layers(self) -> None:
-        for key in LINEAR_SIZES:
-            if getattr(self, key) == 0:
-                raise self._refusal(key, "linear attention layers need a size > 0")
-        if self.linear_kind not in LINEAR_KINDS:
-            raise self._refusal("linear_kind", f"must be one of {', '.join(LINEAR_KINDS)}")
-        if self.linear_num_value_heads % self.linear_num_key_heads:
-            allowed = f"a multiple of linear_num_key_heads = {self.linear_num_key_heads} is needed"
-            raise self._refusal("linear_num_value_heads", allowed)
-        if self.mamba_ssm_dtype not in _STATE_DTYPES:
-            raise self._refusal("mamba_ssm_dtype", f"must be one of {', '.join(filter(None, _STATE_DTYPES))}")
+        lacks = self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds)
+        yield "num_kv_shared_layers", lacks, "each kind of attention needs a layer with K and V of its own"
+        yield "num_sliding_layers", with_cache < sliding, f"at most the {with_cache} layers with attention"
+        yield "window_kind", self.window_kind not in WINDOWS, f"must be one of {', '.join(WINDOWS)}"
+        lacks = self.is_sparse and not (self.index_n_heads and self.index_head_dim and self.num_indexed_layers)
+        needed = "sparse attention needs an indexer: index_head_dim and num_indexed_layers > 0 too"
+        yield "index_n_heads", lacks, needed
+        compresses = bool(self.o_groups and self.o_lora_rank and self.local_window)
+        needed = "with it o_groups, o_lora_rank and local_window > 0, without it 0"
+        yield "kv_compression", bool(self.kv_compression) != compresses, needed
+        lacks = self.is_sparse and self.is_mla and not self.q_lora_rank
+        yield "q_lora_rank", lacks, "sparse latent attention needs it"
+        yield "sliding_window", sliding and not self.sliding_window, "sliding layers need a window > 0"
+        if linear:
+            for key in LINEAR_SIZES:
+                yield key, getattr(self, key) == 0, "linear attention layers need a size > 0"
+            yield "linear_kind", self.linear_kind not in LINEAR_KINDS, f"must be one of {', '.join(LINEAR_KINDS)}"
+            key_heads = self.linear_num_key_heads
+            splits = self.linear_num_value_heads % key_heads == 0
+            yield "linear_num_value_heads", not splits, f"a multiple of linear_num_key_heads = {key_heads} is needed"
+            known = self.mamba_ssm_dtype in _STATE_DTYPES
+            yield "mamba_ssm_dtype", not known, f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
 
     # Layers -----------------------------------------------------------------------------------------------------
 
@@ -255,8 +243,7 @@ class ModelSpec:
 
     @property
     def num_dense_layers(self) -> int:
-        layers = self.num_hidden_layers - self.num_attention_only_layers
-        return self.first_k_dense_layers if self.is_moe else layers
+        return self.first_k_dense_layers if self.is_moe else self.num_hidden_layers - self.num_attention_only_layers
 
     @property
     def num_moe_layers(self) -> int:
@@ -413,9 +400,8 @@ class ModelSpec:
     def weight_bytes(self, dtype: str, tp: int = 1, groups: Collection[str] | None = None) -> float:
         """Bytes of the weights on one of ``tp`` ranks, of all `parameter_groups` or only of ``groups``.
 
-        ``dtype``: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is.
-
-        Raises ModelError: unknown ``dtype``, or ``tp`` does not divide the heads.
+        ``dtype``: a format of `WEIGHT_BYTES`, in which `stored` says what of the model is. Raises ModelError: it is
+        unknown, or ``tp`` does not divide the heads.
         """
         return sum(
             count * self.stored(group, dtype)[1]
@@ -482,10 +468,7 @@ class ModelSpec:
         return self.kv_elements_per_layer(tp) * KV_BYTES[dtype]
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1, *, packed: bool = False) -> float:
-        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks.
-
-        ``packed``: as of `kv_bytes_per_layer`.
-        """
+        """`kv_bytes_per_layer` of one token over all layers with a cache, sliding ones too."""
         cached = sum(
             count * kind.kv_bytes_per_layer(kv_cache_dtype, tp, packed=packed) / (kind.kv_compression or 1)
             for count, kind in self.cached_kinds()
@@ -499,13 +482,11 @@ class ModelSpec:
         """
         if not self.kv_compression:
             return 0.0
-        local = self.num_hidden_layers * self.local_window * self.kv_bytes_per_layer(kv_cache_dtype, packed=packed)
-        sums = 0
+        sums = self.num_hidden_layers * self.local_window * self.kv_bytes_per_layer(kv_cache_dtype, packed=packed)
         for count, kind in self.cached_kinds():
-            keys = self.index_head_dim if kind is not self else 0
-            width = kind.kv_elements_per_layer() + keys
-            sums += count * 2 * kind.entries_of_token**2 * kind.kv_compression * width
-        return local + 4.0 * sums
+            width = kind.kv_elements_per_layer() + (self.index_head_dim if kind is not self else 0)
+            sums += 4.0 * count * 2 * kind.entries_of_token**2 * kind.kv_compression * width
+        return sums
 
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
         """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""
