@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from draftcast.kernels.operators.flash_attention import FLASH_ATTENTION, MOST_SPLITS
+from draftcast.kernels.operators.attention import FLASH_ATTENTION, MOST_SPLITS
 from draftcast.kernels.operators.registry import operator
 
 SHAPE = {"batch": 3, "q": 4, "context": 70, "heads": 8, "kv_heads": 2, "head_dim": 16, "window": 0, "tree": 0}
