@@ -41,16 +41,11 @@ else:
 
 def missing(extra: str, *packages: str) -> str:
     """What to install, if one of these packages of an extra is not there; "" if all are."""
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            return f"needs {package}: pip install 'draftcast[{extra}]'"
-    return ""
+    absent = next((package for package in packages if importlib.util.find_spec(package) is None), None)
+    return f"needs {absent}: pip install 'draftcast[{extra}]'" if absent else ""
 
 
 def require(extra: str, *packages: str, place: str) -> None:
-    """Refuse to go on without these packages of an extra, which a command, option or module (``place``) needs.
-
-    Raises InputError: one is not installed.
-    """
+    """Raise InputError unless all packages of an extra are there that ``place`` (a command, option or module) needs."""
     if text := missing(extra, *packages):
         raise InputError(text, file=place)

@@ -6,9 +6,9 @@ families take it from `kernels/extras`, implementations are imported when they a
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ def operator(name: str) -> Operator:
     """The operator of this name. Raises HardwareError: there is none; lists those there are."""
     if name not in operator_names():
         raise HardwareError(f"unknown operator; known: {', '.join(operator_names())}", key="operator", value=name)
-    return cast(Operator, _load(FACTS[name]["place"]))
+    return cast(Operator, pkgutil.resolve_name(f"draftcast.kernels.{FACTS[name]['place']}"))
 
 
 def implementations(
@@ -121,7 +121,7 @@ def implementations(
     """
 
     def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
-        return cast(Prepare, _load(f"operators.triton.{triton}"))(inputs, outputs)
+        return cast(Prepare, pkgutil.resolve_name(f"{__package__}.triton.{triton}"))(inputs, outputs)
 
     def supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
         if text := missing("calibrate", "triton"):
@@ -158,8 +158,3 @@ def formula_operator(
     return Operator(
         name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
     )
-
-
-def _load(path: str) -> Any:
-    module, name = path.split(":")
-    return getattr(importlib.import_module(f"draftcast.kernels.{module}"), name)
