@@ -12,7 +12,6 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
 from draftcast.kernels.model.matrices import Matrix, matrices
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
@@ -48,9 +47,8 @@ class LinearLayer(Matrix):
 def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -> tuple[LinearLayer, ...]:
     """All `matrices` of one forward pass on one of ``tp`` ranks, lm_head apart.
 
-    ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``.
-
-    Raises ModelError: ``tp`` does not divide the attention heads.
+    ``expert_tp``: ranks over which the width of routed experts is split, where not ``tp``. Raises ModelError: ``tp``
+    does not divide the attention heads.
     """
     model.check_tensor_parallel(tp)
     formats = {group: _formats(model, group) for group in QUANTISED}
@@ -190,11 +188,6 @@ def all_reduces(model: ModelSpec, act_bytes: float = 2.0) -> tuple[tuple[float, 
     halves = model.num_feed_forward_only_layers + model.num_attention_only_layers
     of_norms = model.num_attention_layers if model.qk_norm_all_heads else 0
     return (model.hidden_size * act_bytes, 2 * model.num_hidden_layers - halves + 1), (2 * 4.0, of_norms)
-
-
-def logits_gather_bytes(model: ModelSpec, rows: ArrayLike, *, tp: int = 1, act_bytes: float = 2.0) -> FloatArray:
-    """Bytes a rank receives when the logits of all ranks are gathered: ``(tp-1)/tp`` of ``rows x vocab``."""
-    return as_array(rows) * model.vocab_size * act_bytes * ((tp - 1) / tp)
 
 
 def context_work(model: ModelSpec, f: Mapping[str, Any], tp: int, dtype: str, kv_cache_dtype: str) -> Work:

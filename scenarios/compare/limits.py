@@ -27,7 +27,7 @@ from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import DraftPlan
-from draftcast.sim.cost.step_tables import capture_sizes
+from draftcast.sim.cost.step_cost import capture_sizes
 from draftcast.yaml_text import yaml_beside
 
 KV_FULL = 0.9

@@ -2,14 +2,8 @@
 
 from dataclasses import dataclass
 
-from draftcast.calibration.profile.engines import (
-    DEFAULT_VERSION,
-    EngineGeneration,
-    Rule,
-    generation_of,
-    is_since,
-    since,
-)
+from draftcast.calibration.profile import engines
+from draftcast.calibration.profile.engines import is_since, since
 from draftcast.errors import ScenarioError
 from draftcast.kernels.model.dtypes import activation_bytes, kv_dtype, weight_dtype, wide_dtype
 from draftcast.kernels.model.spec import WINDOWS
@@ -30,7 +24,7 @@ class EngineConfig:
     What is said of a draft's fields holds where they are left out.
     """
 
-    version: str = DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
+    version: str = engines.DEFAULT_VERSION  # engine and version, as ``vllm 0.32``
     is_moe: bool = False  # whether the target has experts
     is_hybrid: bool = False  # whether some of its layers keep states; with experts, version and method the generation
     is_multimodal: bool = False  # of the target, as the next what the default CUDA graph mode goes by
@@ -120,9 +114,9 @@ class EngineConfig:
             raise ScenarioError("must be 0 without a method", key="num_speculative_tokens", value=k)
 
     @property
-    def generation(self) -> EngineGeneration:
+    def generation(self) -> engines.EngineGeneration:
         """What the version's steps cost besides their kernels."""
-        return generation_of(self.version, self.method.name, is_plain=not (self.is_moe or self.is_hybrid))
+        return engines.generation_of(self.version, self.method.name, is_plain=not (self.is_moe or self.is_hybrid))
 
     @property
     def triton_experts(self) -> tuple[str, ...]:
@@ -213,7 +207,7 @@ class EngineConfig:
         """Whether the rows of a block of drafts do not count among those of the target's step."""
         return self.method.plan == DraftPlan.CONTEXT_BLOCK and self.follows("blocks_drafted_apart")
 
-    def follows(self, rule: Rule) -> bool:
+    def follows(self, rule: engines.Rule) -> bool:
         """Whether the version does what a rule of `draftcast.calibration.profile.engines` says."""
         return self.generation.follows(rule, self.version)
 
@@ -234,14 +228,10 @@ def given_graph_sizes(config: EngineConfig) -> tuple[int, ...] | None:
 
     Raises ScenarioError: a size below 1, or a largest one below 0.
     """
-    limit, sizes, largest = (
-        config.max_num_batched_tokens,
-        config.cudagraph_capture_sizes,
-        config.max_cudagraph_capture_size,
-    )
+    limit, largest = config.max_num_batched_tokens, config.max_cudagraph_capture_size
     if config.cudagraph_mode == "NONE":
         return ()
-    if sizes is not None:
+    if (sizes := config.cudagraph_capture_sizes) is not None:
         for size in sizes:
             if size < 1:
                 raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)

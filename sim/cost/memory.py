@@ -16,13 +16,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.errors import CapacityError
 from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes
 from draftcast.kernels.model.spec import ModelSpec
-from draftcast.sim.cost.engine_config import (
-    EngineConfig,
-    given_graph_sizes,
-    graph_sizes,
-    most_captured,
-    stage_layers,
-)
+from draftcast.sim.cost.engine_config import EngineConfig, given_graph_sizes, graph_sizes, most_captured, stage_layers
 from draftcast.sim.cost.methods import METHODS
 
 GIB = 2**30
@@ -150,8 +144,11 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     reserve, gib = since(engine.memory_reserve, config.version), hardware.memory_bytes / GIB
     gpus = config.tensor_parallel_size * config.pipeline_parallel_size * ranks
     tokens = max(config.max_num_batched_tokens * (ranks if engine.limits_of_ranks else 1), _LEAST_TOKENS)
-    captures = config.cudagraph_mode != "NONE" or reserve.eager_too
-    captured = _captured_requests(config, gib) if captures else 0
+    captured = 0
+    if config.cudagraph_mode != "NONE" or reserve.eager_too:
+        sizes = config.cudagraph_capture_sizes
+        rows = max(sizes) if sizes else config.max_cudagraph_capture_size
+        captured = most_captured(config, gib) or 0 if rows is None else rows // (1 + config.max_drafts)
     base, each = next((base, each) for below, base, each in reserve.base if gib < below)
     left = base + each * gpus + reserve.token * tokens + reserve.captured * captured
     if ranks > 1:
@@ -164,17 +161,12 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     elif config.method.drafts and not config.method.proposes_by_match:
         left += reserve.head
     if left >= gib:
+        tokens = config.max_num_batched_tokens
         message = (
             f"by the rule of {config.version} no memory is left for weights: lower it or give gpu_memory_utilization"
         )
-        raise CapacityError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
+        raise CapacityError(message, key="max_num_batched_tokens", value=tokens)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
-
-
-def _captured_requests(config: EngineConfig, memory_gib: float) -> int:
-    sizes = config.cudagraph_capture_sizes
-    rows = max(sizes) if sizes else config.max_cudagraph_capture_size
-    return most_captured(config, memory_gib) or 0 if rows is None else rows // (1 + config.max_drafts)
 
 
 def _weight_bytes(
@@ -326,9 +318,8 @@ def _state_pages(
     tp, k = config.tensor_parallel_size, config.num_speculative_tokens
     states = model.linear_state_bytes(config.weight_dtype, tp)
     states += model.convolution_state_bytes(config.weight_dtype, tp, k)
-    groups, group, per_layer = _layer_groups(
-        config, model, draft_kv, model.num_attention_layers, model.num_linear_layers
-    )
+    full, linear = model.num_attention_layers, model.num_linear_layers
+    groups, group, per_layer = _layer_groups(config, model, draft_kv, full, linear)
     align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
     family = int(hardware.compute_capability)
     in_chunks = family == 9 or (family in (10, 12) and model.linear_key_head_dim == _CHUNK_KEYS)
@@ -401,9 +392,8 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
             # Prefill expands the latent: q and k of nope + rope, v and output of v_head_dim.
             widest = 2.0 * heads * (model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim)
         else:
-            widest = max(
-                2.0 * kind.qkv_size(tp) - kind.kv_elements_per_layer(tp) for _, kind in model.attention_kinds()
-            )
+            kinds = (kind for _, kind in model.attention_kinds())
+            widest = max(2.0 * kind.qkv_size(tp) - kind.kv_elements_per_layer(tp) for kind in kinds)
         if model.num_linear_layers:
             keys, values, _ = model.linear_widths(tp)
             widest = max(widest, 2.0 * (keys + values) + values)  # q, k, v, z and output
@@ -417,11 +407,7 @@ def _live_elements(model: ModelSpec, tp: int) -> float:
 
 
 def cuda_graph_bytes(
-    num_layers: int,
-    max_num_seqs: int,
-    k: int = 0,
-    sizes: Sequence[int] | None = None,
-    mode: str = "FULL_AND_PIECEWISE",
+    num_layers: int, max_num_seqs: int, k: int = 0, sizes: Sequence[int] | None = None, mode: str = "FULL_AND_PIECEWISE"
 ) -> float:
     """Memory of captured CUDA graphs: those of all sizes, and full ones of decode sizes where a mode keeps them apart.
 

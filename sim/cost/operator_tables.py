@@ -1,10 +1,9 @@
 """Seconds of operators on one device at one tensor-parallel degree, for many row counts at once.
 
 Work comes from `kernels/work/layers.py`; seconds from the profile's measured times where it has any, else from its
-rooflines. It knows no method and no scheduler: `sim/cost/step_tables.py` says which passes a step consists of.
+rooflines. It knows no method and no scheduler: `sim/cost/step_cost.py` says which passes a step consists of.
 """
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial, reduce
 
@@ -27,7 +26,6 @@ from draftcast.kernels.operators.sampler import sampler_work
 from draftcast.kernels.operators.sparse import DSA_DECODE, indexer_work, sparse_decode_shape
 from draftcast.kernels.work import layers
 from draftcast.sim.cost import attention_time as at
-from draftcast.sim.cost.attention_launch import fill_launch, measured_launches
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.step_time import Record, empty_record
 
@@ -137,16 +135,17 @@ class OperatorTables:
         share = np.where(rows <= most, np.minimum(reading / seconds, 1.0), 1.0)
         return np.asarray(shared * share[:, None])
 
-    def collective(self, bytes_moved: FloatArray, message: FloatArray, rows: IntArray, launches: float) -> FloatArray:
-        """``launches`` equal collectives of ``message`` bytes on each rank, of which a rank sends ``bytes_moved``."""
+    def all_reduce(self, rows: IntArray, row_bytes: float, launches: float) -> FloatArray:
+        """``launches`` equal all-reduces of ``row_bytes`` a row on each rank."""
         if self.tp == 1 or launches == 0:
             return np.zeros((len(rows), 3))
+        message = np.asarray(rows * row_bytes, dtype=np.float64)
         table = self.measured("all_reduce", "all_reduce", self.wide_dtype, message, (), ranks=self.tp)
         if table is not None:
             return launches * table
         if self.tp in self.profile.all_reduce:
             return _split(launches * self._published_all_reduce(message), Origin.EXTRAPOLATED)
-        work = Work(np.zeros(len(rows)), bytes_moved * launches)
+        work = all_reduce_work(message, self.tp).scale(launches)
         table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
         latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
         return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origins(rows))
@@ -164,26 +163,27 @@ class OperatorTables:
 
     def all_reduces(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """The all-reduces of a forward pass: of hidden states, and of the squares of queries and keys (`layers`)."""
-        table = np.zeros((len(rows), 3))
-        for width, count in layers.all_reduces(model, self.act_bytes):
-            message = np.asarray(rows * width, dtype=np.float64)
-            table += self.collective(all_reduce_work(message, self.tp).bytes, message, rows, count)
-        return table
+        chosen = layers.all_reduces(model, self.act_bytes)
+        return sum((self.all_reduce(rows, width, count) for width, count in chosen), np.zeros((len(rows), 3)))
 
-    def matrices(self, chosen: Iterable[layers.LinearLayer], rows: IntArray) -> FloatArray:
+    def layers_of(self, model: ModelSpec, *scopes: str) -> list[layers.LinearLayer]:
+        return [layer for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes]
+
+    def matrices(self, model: ModelSpec, rows: IntArray, *scopes: str) -> FloatArray:
+        """The matrices of some scopes, routed experts apart."""
+        chosen = (layer for layer in self.layers_of(model, *scopes) if not layer.num_experts)
         return sum((self.linear(layer, rows) for layer in chosen), np.zeros((len(rows), 3)))
 
-    def model_pass(self, model: ModelSpec, rows: IntArray, scopes: Collection[str] = ("pass",)) -> FloatArray:
+    def model_pass(self, model: ModelSpec, rows: IntArray, *more_scopes: str) -> FloatArray:
         """A forward pass over each number of rows, without attention and lm_head."""
-        chosen = (layer for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes)
-        table = self.matrices((layer for layer in chosen if not layer.num_experts), rows)
-        if "pass" in scopes and self.dp == 1:  # the rows of other ranks pass through their experts too, see `routed`
+        table = self.matrices(model, rows, "pass", *more_scopes)
+        if self.dp == 1:  # the rows of other ranks pass through their experts too, see `routed`
             table += self.routed(model, rows)
         table += self._elementwise(model, rows)
         table += self.all_reduces(model, rows)
-        if self.dcp > 1 and "pass" in scopes and not model.is_mla:
+        if self.dcp > 1 and not model.is_mla:
             table += self._context_parallel(model, rows)
-        if "pass" in scopes and (fused := self._fused_quantisation(model)):
+        if fused := self._fused_quantisation(model):
             seconds = table.sum(axis=1, keepdims=True)
             table *= 1.0 - fused / np.maximum(seconds, fused)
         return table
@@ -197,11 +197,8 @@ class OperatorTables:
         """
         if self.config.enforce_eager or not is_since(self.config.version, self.generation.fuses_quantisation_since):
             return 0.0
-        fed = ("attention", "dense_mlp")
-        chosen = [
-            layer for layer in layers.linear_layers(model, self.tp) if layer.group in fed and layer.scope == "pass"
-        ]
-        count = sum(layer.count for layer in chosen if layer.stored(self.dtype)[0] == "fp8")
+        fed = (layer for layer in self.layers_of(model, "pass") if layer.group in ("attention", "dense_mlp"))
+        count = sum(layer.count for layer in fed if layer.stored(self.dtype)[0] == "fp8")
         fp8, wide = (self.profile.operator("linear", dtype).t0_s for dtype in ("fp8", self.wide_dtype))
         return count * max(fp8 - wide, 0.0)
 
@@ -228,13 +225,13 @@ class OperatorTables:
         if self.dp > 1:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
             # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
-            hidden = np.asarray(rows * (model.hidden_size * self.act_bytes), dtype=np.float64)
-            table += self.exchange(hidden, rows, ranks if whole_experts else self.dp, 2.0 * model.num_moe_layers)
+            hidden, group = model.hidden_size * self.act_bytes, ranks if whole_experts else self.dp
+            table += self.exchange(rows, hidden, group, 2.0 * model.num_moe_layers)
         return table
 
-    def exchange(self, message: FloatArray, rows: IntArray, ranks: int, count: float) -> FloatArray:
-        """``count`` all-gathers or reduce-scatters of ``message`` bytes in all between ``ranks`` ranks."""
-        hardware = self.profile.hardware
+    def exchange(self, rows: IntArray, row_bytes: float, ranks: int, count: float) -> FloatArray:
+        """``count`` all-gathers or reduce-scatters of ``row_bytes`` a row, in all between ``ranks`` ranks."""
+        hardware, message = self.profile.hardware, np.asarray(rows * row_bytes, dtype=np.float64)
         latency = hardware.link_latency_s * (1.0 + np.log2(ranks)) / 2.0
         moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
         return _split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
@@ -246,11 +243,9 @@ class OperatorTables:
             query, output = model.kv_lora_rank + model.qk_rope_head_dim, model.kv_lora_rank
         else:
             query = output = model.head_dim
-        table = np.zeros((len(rows), 3))
-        for width in (query * self.act_bytes, 4.0 * self.dcp, output * self.act_bytes):
-            message = np.asarray(rows * (heads * width), dtype=np.float64)
-            table += self.exchange(message, rows, self.dcp, model.num_attention_layers)
-        return table
+        widths = (query * self.act_bytes, 4.0 * self.dcp, output * self.act_bytes)
+        exchanges = (self.exchange(rows, heads * width, self.dcp, model.num_attention_layers) for width in widths)
+        return sum(exchanges, np.zeros((len(rows), 3)))
 
     def _experts(self, routed: list[layers.LinearLayer], rows: IntArray) -> FloatArray:
         """All layers' routed experts: both matrices, permutation, activation and weighted sum of a layer as one."""
@@ -292,10 +287,6 @@ class OperatorTables:
         held = np.clip(2.0 - moved / runs / cache, 0.0, 1.0) if cache else 0.0
         return np.asarray(moved * (1.0 - held * (1.0 - 1.0 / _CACHE_SPEED)))
 
-    def scope(self, model: ModelSpec, rows: IntArray, scope: str) -> FloatArray:
-        """Only the matrices of one scope."""
-        return self.matrices((layer for layer in layers.linear_layers(model, self.tp) if layer.scope == scope), rows)
-
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """lm_head and the gathering of logits, for each number of rows, and of latents the exchange of their contexts.
 
@@ -303,10 +294,8 @@ class OperatorTables:
         prompt's rows attend to each other on their own rank.
         """
         table = self.linear(layers.lm_head(model, self.tp), rows, "lm_head")
-        gathered = layers.logits_gather_bytes(model, rows, tp=self.tp, act_bytes=self.act_bytes)
-        # A gather moves half of what an all-reduce of the same message does.
-        message = np.asarray(rows * (model.vocab_size * self.act_bytes / 2.0), dtype=np.float64)
-        table = table + self.collective(gathered, message, rows, 1.0)
+        # A gather moves half of what an all-reduce of the same message does: ``(tp-1)/tp`` of rows x vocabulary.
+        table = table + self.all_reduce(rows, model.vocab_size * self.act_bytes / 2.0, 1.0)
         return table + self._context_parallel(model, rows) if model.is_mla and self.dcp > 1 else table
 
     def argmax(self, model: ModelSpec, rows: IntArray) -> FloatArray:
@@ -324,8 +313,7 @@ class OperatorTables:
     def sampler(self, model: ModelSpec, rows: IntArray, verify_rows: int) -> FloatArray:
         """Sampling of ``rows`` of logits; with more than one row a request, their rejection sampler."""
         operator, group = ("rejection_sampler", {"q": verify_rows}) if verify_rows > 1 else ("sampler", {})
-        requests = rows / verify_rows
-        table = self.measured(operator, "sampler", self.wide_dtype, requests, (model.vocab_size,), **group)
+        table = self.measured(operator, "sampler", self.wide_dtype, rows / verify_rows, (model.vocab_size,), **group)
         if table is not None:
             return table
         work = sampler_work(rows, model.vocab_size, self.act_bytes)
@@ -334,7 +322,7 @@ class OperatorTables:
 
     def launches(self, model: ModelSpec) -> float:
         """Kernels of one forward pass: matrices, attention with its KV write, element-wise, collectives."""
-        matrices = sum(layer.count for layer in layers.linear_layers(model, self.tp) if layer.scope == "pass")
+        matrices = sum(layer.count for layer in self.layers_of(model, "pass"))
         # Attention and KV write; of latent attention both latents' norms and the rotary embedding too.
         attention = (5 if model.is_mla else 2) * model.num_attention_layers
         attention += 2 * model.num_linear_layers  # convolution and delta rule
@@ -352,10 +340,9 @@ class OperatorTables:
         Inputs of 8 and 4 bits are quantised by kernels of their own, and tokens sorted by expert, where no fused kernel
         does it all.
         """
-        pass_matrices = (layer for layer in layers.linear_layers(model, self.tp) if layer.scope == "pass")
-        formats = [(layer, COMPUTE_DTYPE[layer.stored(self.dtype)[0]]) for layer in pass_matrices]
-        quantised = sum(layer.count for layer, computed_in in formats if computed_in in ("fp8", "fp4", "int8"))
-        experts = {layer.stored(self.dtype)[0] for layer, _ in formats if layer.num_experts}
+        formats = [(layer, layer.stored(self.dtype)[0]) for layer in self.layers_of(model, "pass")]
+        quantised = sum(layer.count for layer, dtype in formats if COMPUTE_DTYPE[dtype] in ("fp8", "fp4", "int8"))
+        experts = {dtype for layer, dtype in formats if layer.num_experts}
         has_fused = "fp4" in self.profile.hardware.peak_flops and self.profile.hardware.vendor == "NVIDIA"
         is_fused = has_fused and not experts & set(self.config.triton_experts)
         of_experts = 0 if is_fused else _SORTING_KERNELS * model.num_moe_layers
@@ -401,12 +388,8 @@ class OperatorTables:
         heads = linear_shape(model, self.tp)
         state = model.linear_state_dtype(self.dtype)
 
-        def unit(batch: float, q: float) -> Work:
-            shape = {"batch": batch, "q": q, **heads}
-            chunked = phase == "prefill"
-            return gated_delta_work(shape, self.wide_dtype, state, chunked=chunked, kind=model.linear_kind)
-
-        sequence, one = unit(1.0, 0.0), unit(1.0, 1.0)
+        unit = partial(gated_delta_work, chunked=phase == "prefill", kind=model.linear_kind)
+        sequence, one = (unit({"batch": 1.0, "q": q, **heads}, self.wide_dtype, state) for q in (0.0, 1.0))
         work = (float(one.flops), float(sequence.bytes), float(one.bytes - sequence.bytes))
         fields = heads if model.linear_kind == "gated_delta" else None
         return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, work)
@@ -487,7 +470,7 @@ class OperatorTables:
         if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[kv_cache_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
-        fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
+        at.fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
         if kernel != hardware.attention_kernel:
             return None
         of_prompts, of_decodes = (
@@ -497,7 +480,7 @@ class OperatorTables:
             return None
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
         dtypes = (self.wide_dtype, kv_cache_dtype)
-        return measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
+        return at.measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
 
 
 def _no_kind() -> Record:

@@ -18,8 +18,7 @@ from draftcast.kernels.arrays import FloatArray, record_type
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost import attention_time as at
-from draftcast.sim.cost.attention_launch import launch_seconds
-from draftcast.sim.cost.attention_time import Sums, attention_seconds, sums_of
+from draftcast.sim.cost.attention_time import Sums, attention_seconds, launch_seconds, sums_of
 from draftcast.sim.cost.methods import DraftPlan
 
 Record = Any  # one row of a structured array: numba's fields are attributes, NumPy's are items

@@ -25,7 +25,6 @@ from draftcast.kernels.work.layers import (
     elementwise_work,
     linear_layers,
     lm_head,
-    logits_gather_bytes,
 )
 
 LLAMA = load_model("Llama-3.1-8B")
@@ -218,8 +217,9 @@ def test_collectives() -> None:
     assert all_reduce_work(10 * width, 4).bytes == 10 * 4096 * 2 * 1.5
     np.testing.assert_array_equal(all_reduce_work([8.0, 8.0], [1, 2]).bytes, [0, 8])
     assert all_reduce_work(8.0, 4).flops == 0
-    assert logits_gather_bytes(LLAMA, 10, tp=4) == 10 * 128256 * 2 * 0.75
-    assert logits_gather_bytes(LLAMA, 10) == 0
+    half_of_the_logits = 10 * LLAMA.vocab_size * 2 / 2  # what a gather of them counts as
+    assert all_reduce_work(half_of_the_logits, 4).bytes == 10 * 128256 * 2 * 0.75
+    assert all_reduce_work(half_of_the_logits, 1).bytes == 0
 
 
 def test_one_norm_over_the_heads_of_all_ranks_is_summed_between_them() -> None:

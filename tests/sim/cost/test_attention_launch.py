@@ -12,7 +12,7 @@ from draftcast.calibration.profile.load import TABLE, load_profile, write_manife
 from draftcast.calibration.profile.roofline_fit import fit_profile
 from draftcast.calibration.profile.table import LatencyTable
 from draftcast.kernels.model.catalog import load_model
-from draftcast.sim.cost import attention_launch as al
+from draftcast.sim.cost import attention_time as al
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig

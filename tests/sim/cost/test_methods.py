@@ -9,7 +9,7 @@ from draftcast.errors import ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.sim.cost import step_time
 from draftcast.sim.cost.methods import METHODS, DraftPlan, by_rule, get_method
-from draftcast.sim.cost.step_tables import head_of
+from draftcast.sim.cost.step_cost import head_of
 
 TARGET = load_model("llama-3.1-8b")
 

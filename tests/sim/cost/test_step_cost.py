@@ -272,10 +272,10 @@ def test_what_the_cache_holds_moves_at_twice_the_memory_s_rate() -> None:
     np.testing.assert_allclose(seconds, rows * 2e-9 * [0.5, 0.5, 0.5, 0.75, 1.0, 1.0])
     np.testing.assert_allclose(full.argmax(TINY, rows).sum(axis=1), rows * 2e-9)
     many = np.arange(1, 6000)
-    for table in (kept.argmax(TINY, many), kept.sampler(TINY, many, 1), kept.model_pass(TINY, many, ())):
+    for table in (kept.argmax(TINY, many), kept.sampler(TINY, many, 1), kept._elementwise(TINY, many)):
         assert (np.diff(table.sum(axis=1)) > 0).all()
     # Norms and activations of a pass: half at first, all of it in the end.
-    ratio = kept.model_pass(TINY, many, ()).sum(axis=1) / full.model_pass(TINY, many, ()).sum(axis=1)
+    ratio = kept._elementwise(TINY, many).sum(axis=1) / full._elementwise(TINY, many).sum(axis=1)
     assert ratio[0] == pytest.approx(0.5)
     assert ratio[-1] == pytest.approx(1.0, rel=0.1)
     assert (np.diff(ratio) >= -1e-12).all()

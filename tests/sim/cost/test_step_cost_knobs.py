@@ -15,8 +15,7 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import METHODS, get_method
-from draftcast.sim.cost.step_cost import compile_step_cost
-from draftcast.sim.cost.step_tables import capture_sizes
+from draftcast.sim.cost.step_cost import capture_sizes, compile_step_cost
 from draftcast.sim.cost.step_time import StepCost, decode_features, decode_step_seconds, step_time
 
 H100 = load_hardware("h100-sxm")
