@@ -224,18 +224,14 @@ def between(probes: Sequence[Probe], x: float) -> Probe:
     return Probe(x, gains, (1.0,) * len(gains), slack_low=slack_low, slack_high=slack_high)
 
 
-def _line(p: Probe, q: Probe, x: ArrayLike) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Index of every replication (last) and slacks at x, along the line between two probes (one twice: at it)."""
+def _bounds(p: Probe, q: Probe, x: ArrayLike, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """Lower and upper bound of the index at x, slack included, along the line between two probes (one twice: at it)."""
     count = min(len(p.gains), len(q.gains))
     share = (np.asarray(x, dtype=np.float64) - p.x) / ((q.x - p.x) or 1.0)
+    slack_low = (1 - share) * p.slack_low + share * q.slack_low
+    slack_high = (1 - share) * p.slack_high + share * q.slack_high
+    # Of every replication, last.
     indices = np.multiply.outer(1 - share, p.indices[:count]) + np.multiply.outer(share, q.indices[:count])
-    return indices, (1 - share) * p.slack_low + share * q.slack_low, (1 - share) * p.slack_high + share * q.slack_high
-
-
-def _bounds(p: Probe, q: Probe, x: ArrayLike, confidence: float) -> tuple[FloatArray, FloatArray]:
-    """Lower and upper bound of the index at x, slack included."""
-    indices, slack_low, slack_high = _line(p, q, x)
-    count = indices.shape[-1]
     mean = indices.mean(axis=-1)
     half = student_t(count - 1, confidence) * indices.std(axis=-1, ddof=1) / math.sqrt(count)
     return mean - half - np.log1p(slack_low), mean + half + np.log1p(slack_high)
