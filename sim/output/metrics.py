@@ -93,8 +93,7 @@ def compute_metrics(
     values["slo_attainment"] = float(good[kept].mean()) if good is not None else math.nan
     groups = pd.Series(group_of[requests["replica"]]) if group_of is not None and group_of.size else None
     latencies = _latencies(c, kept) | (_itl(c, itl_counts, kept) if itl_counts is not None else {})
-    values |= _shown(latencies, percentiles) | _acceptance_and_work(requests, kept)
-    values |= _per_position(requests, accepted_per_position, kept)
+    values |= _shown(latencies, percentiles) | _acceptance_and_work(requests, kept, accepted_per_position)
     by_class, by_group = (_by_label(labels, c, kept, good, percentiles) for labels in (requests["class"], groups))
     counted = pd.Series(used[kept]).groupby(requests["class"].to_numpy()[kept]) if used is not None else ()
     return Metrics(values, kept.start, by_class, by_group, {str(name): np.asarray(own) for name, own in counted})
@@ -215,7 +214,7 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float]:
+def _acceptance_and_work(requests: pd.DataFrame, kept: slice, by_position: IntArray | None) -> dict[str, float]:
     """Acceptance (bonus token included, rounds without a draft not counted), preemptions, prefix hits and the time."""
 
     def total(name: str) -> float:
@@ -225,6 +224,7 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
     drafts, proposed, accepted = total("num_drafts"), total("num_draft_tokens"), total("num_accepted_tokens")
     times = {name: float(np.nansum(requests[name].to_numpy(dtype=np.float64)[kept])) for name in TIME_COLUMNS}
     whole = sum(times.values())
+    counts = by_position[_segments(kept, len(requests))].sum(axis=0) if by_position is not None and drafts else ()
     return {
         "num_drafts": drafts,
         "num_draft_tokens": proposed,
@@ -235,15 +235,8 @@ def _acceptance_and_work(requests: pd.DataFrame, kept: slice) -> dict[str, float
         "prefix_cache_hit_rate": _ratio(total("cached_tokens"), total("prompt_tokens")),
         **{f"mean_{name}": value / count for name, value in times.items()},
         **{f"share_{name.removesuffix('_s')}": _ratio(value, whole) for name, value in times.items()},
+        **{f"acceptance_rate_position_{j}": float(count) / drafts for j, count in enumerate(counts)},
     }
-
-
-def _per_position(requests: pd.DataFrame, accepted: IntArray | None, kept: slice) -> dict[str, float]:
-    drafts = float(requests["num_drafts"].to_numpy()[kept].sum())
-    if accepted is None or not drafts:
-        return {}
-    counts = accepted[_segments(kept, len(requests))].sum(axis=0)
-    return {f"acceptance_rate_position_{j}": float(count) / drafts for j, count in enumerate(counts)}
 
 
 def _by_label(

@@ -157,8 +157,7 @@ def assess(arrival_s: FloatArray, first_scheduled_s: FloatArray, finish_s: Float
         growth = max(queue_growth, late_queue_growth)
         return Stability("unstable", f"queue time grows by {growth:.2g} s per second; {rates}")
     if crowds:
-        reason = f"requests in flight still grow at the end: overloaded or too short; {rates}"
-        return Stability("not settled", reason)
+        return Stability("not settled", f"requests in flight still grow at the end: overloaded or too short; {rates}")
     return Stability("stable", rates)
 
 
