@@ -1,6 +1,5 @@
 """What a run leaves behind: one row per request and per step under the names results use, and arrays of requests."""
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,11 +58,6 @@ def integral(start: FloatArray, end: FloatArray, rate: FloatArray, at: FloatArra
     return np.asarray(np.interp(at, times[order], area), dtype=np.float64)
 
 
-@functools.cache
-def _labels(class_names: tuple[str, ...]) -> pd.CategoricalDtype:
-    return pd.CategoricalDtype(pd.Index(list(class_names)))
-
-
 def requests_frame(
     replicas: Sequence[Replica],
     table: RequestTable,
@@ -100,9 +94,7 @@ def requests_frame(
         {
             "request": np.arange(rows.size),
             **sessions,
-            "class": pd.Categorical.from_codes(
-                rows["class_id"].astype(np.int64), dtype=_labels(tuple(table.class_names))
-            ),
+            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), list(table.class_names)),
             "replica": assigned[counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"] - late_s,
@@ -121,16 +113,10 @@ def requests_frame(
 
 def steps_frame(replicas: Sequence[Sequence[Replica]], end_s: float = math.inf) -> pd.DataFrame:
     """One row per engine step that begins by ``end_s``, replica by replica, rank by rank where one has several."""
-    frames, has_ranks = [], any(len(ranks) > 1 for ranks in replicas)
-    for index, ranks in enumerate(replicas):
-        for rank, engine in enumerate(ranks):
-            steps = engine.steps()
-            steps = steps[steps["start_s"] <= end_s]
-            if has_ranks:
-                steps.insert(0, "rank", rank)
-            steps.insert(0, "replica", index)
-            frames.append(steps)
-    return pd.concat(frames, ignore_index=True)
+    engines = {(index, rank): engine for index, ranks in enumerate(replicas) for rank, engine in enumerate(ranks)}
+    steps = pd.concat({place: engine.steps() for place, engine in engines.items()}, names=["replica", "rank"])
+    steps = steps[steps["start_s"] <= end_s].reset_index(level=["replica", "rank"]).reset_index(drop=True)
+    return steps if any(len(ranks) > 1 for ranks in replicas) else steps.drop(columns="rank")
 
 
 def accepted_per_position(replicas: Sequence[Replica]) -> IntArray:
