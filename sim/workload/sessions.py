@@ -16,7 +16,7 @@ from draftcast.sim.compiled.random_streams import Stream, UInt64Array, request_k
 from draftcast.sim.workload.arrivals import DrawnArrivals, PiecewiseArrivals
 from draftcast.sim.workload.lengths import Lengths, pick_weighted
 from draftcast.sim.workload.request_table import MAX_TOKENS
-from draftcast.sim.workload.workload import DEFAULT_CLASS, RequestClass, Sessions, Workload
+from draftcast.sim.workload.workload import DEFAULT_CLASS, Sessions, Workload
 
 MAX_REQUESTS = 10_000  # of one session
 SAMPLE = 1024  # sessions from which the mean number of requests is taken
@@ -45,7 +45,11 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
     Raises ScenarioError: see `draw_requests`.
     """
     classes = workload.classes or (DEFAULT_CLASS,)
-    parts = [(e.sessions or workload.sessions, *_lengths(workload, e), max_model_len) for e in classes]
+    parts = []
+    for entry in classes:
+        lengths, prompt = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
+        assert lengths is not None
+        parts.append((entry.sessions or workload.sessions, lengths, prompt.tokens if prompt else 0, max_model_len))
     weights = np.array([entry.share / mean_requests(*part) for entry, part in zip(classes, parts, strict=True)])
     mean = float(1.0 / weights.sum())
     count = int(np.ceil(1.1 * n / mean)) + 8
@@ -79,12 +83,6 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
         uniform_array(keys[Stream.SYSTEM_PROMPT], 0)[session],
         f"{cut} of {last + 1} sessions end early, at max_model_len {max_model_len}" if cut else "",
     )
-
-
-def _lengths(workload: Workload, entry: RequestClass) -> tuple[Lengths, int]:
-    lengths, prompt = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
-    assert lengths is not None
-    return lengths, prompt.tokens if prompt else 0
 
 
 def _slower(arrivals: Any, factor: float) -> Any:
