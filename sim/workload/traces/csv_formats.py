@@ -15,9 +15,8 @@ superset of what the fast one does (12.0 for 12), so the fast pass never decides
 import csv
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +29,6 @@ from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, T
 
 class Column(NamedTuple):
     type: str  # ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone)
-    # One field in the slow pass; ValueError for what is not allowed. Timestamps in integer nanoseconds.
-    parse: Callable[[str], float]
     allowed: str  # for the error
 
 
@@ -112,27 +109,36 @@ def _read_slow(
         if len(fields) != len(found):
             message = f"has {len(fields)} of {len(found)} fields ({short_list(found)}); is the file truncated?"
             raise trace.error(message, line)
-        for name, (_, parse, allowed) in columns.items():
+        for name, (kind, allowed) in columns.items():
             field = fields[where[name]].strip()
             try:
-                values[name].append(parse(field))
+                values[name].append(parse_field(kind, field))
             except (ValueError, OverflowError):
                 raise trace.error(allowed, line, name, value=field) from None
         lines.append(line)
     return {name: np.array(column) for name, column in values.items()}, np.array(lines, dtype=np.int64)
 
 
-def parse_number(kind: str, field: str) -> float:
-    """A number as a column of this type holds it, within `LARGEST`; ValueError otherwise."""
-    value = float(field)
-    if not 0 <= value <= LARGEST[kind] or (kind == "int64" and not value.is_integer()):  # NaN neither
+def parse_field(kind: str, field: str) -> float:
+    """What a column of this type holds: a number within `LARGEST`, or a time in whole nanoseconds since 1970.
+
+    Times without a zone are UTC. Raises ValueError: it is none.
+    """
+    if kind in LARGEST:
+        value = float(field)
+        if not 0 <= value <= LARGEST[kind] or (kind == "int64" and not value.is_integer()):  # NaN neither
+            raise ValueError(field)
+        return value
+    match = _TIMESTAMP.fullmatch(field)
+    if match is None:
         raise ValueError(field)
-    return value
+    whole, fraction, zone = match.groups()
+    delta = datetime.fromisoformat(whole + ("+00:00" if zone in (None, "Z") else zone)) - _EPOCH
+    return (delta.days * 86400 + delta.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
 LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
-TOKENS = Column("int64", partial(parse_number, "int64"), TOKENS_ALLOWED)
-SECONDS = Column("float64", partial(parse_number, "float64"), TIME_ALLOWED)
+TOKENS, SECONDS = Column("int64", TOKENS_ALLOWED), Column("float64", TIME_ALLOWED)
 TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -142,23 +148,11 @@ def read_azure(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds."""
     first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
     match = _TIMESTAMP.search(first_row)
-    time_type = "timestamp_utc" if match and match.group(3) else "timestamp"
-    time = Column(time_type, parse_time_ns, TIMES_ALLOWED)
+    time = Column("timestamp_utc" if match and match.group(3) else "timestamp", TIMES_ALLOWED)
     columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS})
     time_ns = columns["TIMESTAMP"].astype(np.int64)
     arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns.astype(np.float64)
     return make_table(trace, columns["ContextTokens"], columns["GeneratedTokens"], arrival_s, lines)
-
-
-def parse_time_ns(field: str) -> int:
-    """Nanoseconds since 1970 (UTC where no zone is given); ValueError for anything that is not a time."""
-    match = _TIMESTAMP.fullmatch(field)
-    if match is None:
-        raise ValueError(field)
-    whole, fraction, zone = match.groups()
-    at = datetime.fromisoformat(whole + ("+00:00" if zone in (None, "Z") else zone))
-    delta = at - _EPOCH
-    return (delta.days * 86400 + delta.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
 def read_burstgpt(trace: TraceText) -> RequestTable:
