@@ -209,6 +209,6 @@ ALL_REDUCE = Operator(
     draw_inputs=_draw_inputs,
     make_outputs=lambda inputs: {"sum": inputs["messages"].new_empty(inputs["messages"].shape[1])},
     reference=lambda inputs: {"sum": inputs["messages"].double().sum(0)},
-    implementations={"torch": Implementation("torch", _supports, _prepare)},
+    implementations={"torch": Implementation(_supports, _prepare)},
     close=close_teams,
 )

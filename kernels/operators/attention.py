@@ -232,12 +232,12 @@ ATTENTION_PREFILL = Operator(
     ),
 )
 # vLLM's own decode and verify attention on Hopper GPUs, FlashAttention 3 (arXiv 2407.08608), where vLLM is installed.
-FLASH_ATTENTION = Implementation("vllm_flash_attn_fa3", _flash_supports, _flash_prepare)
+FLASH_ATTENTION = Implementation(_flash_supports, _flash_prepare)
 ATTENTION_DECODE = replace(
     ATTENTION_PREFILL,
     name="attention_decode",
     work=partial(attention_shape_work, causal=False),
-    implementations={**ATTENTION_PREFILL.implementations, FLASH_ATTENTION.name: FLASH_ATTENTION},
+    implementations={**ATTENTION_PREFILL.implementations, "vllm_flash_attn_fa3": FLASH_ATTENTION},
 )
 MLA_DECODE = Operator(
     name="mla_decode",
@@ -245,7 +245,7 @@ MLA_DECODE = Operator(
     draw_inputs=partial(_draw_latents, absorbed=True),
     make_outputs=paged.make_outputs,
     reference=paged.reference,
-    implementations={"torch": Implementation("torch", _latent_supports, paged.prepare)},
+    implementations={"torch": Implementation(_latent_supports, paged.prepare)},
 )
 MLA_PREFILL = replace(
     MLA_DECODE,

@@ -37,7 +37,6 @@ cannot make it faster when it ``grows_with`` everything else equal; prefix is co
 class Implementation:
     """One way to run an operator."""
 
-    name: str  # "torch" or "triton"
     # (shape, dtype, kv_dtype, device) to "" or the reason why it cannot run; device is "cpu" or "cuda"
     supports: Supports
     # (inputs, outputs) to a closure that runs the operator once and writes every output. Work space is allocated here,
@@ -89,7 +88,7 @@ class Operator:
     # Tensors of the right shape with any content, from the inputs
     make_outputs: Callable[[Tensors], Outputs]
     reference: Callable[[Tensors], Outputs]  # the outputs in float64, or the exact integers
-    implementations: Mapping[str, Implementation]  # by name
+    implementations: Mapping[str, Implementation]  # by name: torch, triton or an engine's kernel
     dtypes: tuple[str, ...] = ("fp32", "bf16")  # of "fp32", "bf16", "fp8"; "int32" for what works on token ids
     # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
     close: Callable[[], None] = lambda: None
@@ -132,8 +131,8 @@ def implementations(
         return triton_supports(shape, dtype, kv_dtype, device)
 
     return {
-        "torch": Implementation("torch", torch_supports, torch),
-        "triton": Implementation("triton", supports, prepare),
+        "torch": Implementation(torch_supports, torch),
+        "triton": Implementation(supports, prepare),
     }
 
 
@@ -154,7 +153,7 @@ def formula_operator(
     name: str, work: Any, draw_inputs: Any, make_outputs: Any, supports: Supports, formula: Formula, exact: Formula
 ) -> Operator:
     """An operator that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact`` in float64."""
-    torch_only = Implementation("torch", supports, by_formula(lambda inputs: formula(inputs, torch.float32)))
+    torch_only = Implementation(supports, by_formula(lambda inputs: formula(inputs, torch.float32)))
     return Operator(
         name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
     )

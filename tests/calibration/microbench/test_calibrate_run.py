@@ -279,7 +279,7 @@ def broken(error: Exception, only_rows: int | None = None) -> Operator:
             raise error
         return implementation.prepare(inputs, outputs)
 
-    return replace(real, implementations={"torch": Implementation("torch", implementation.supports, prepare)})
+    return replace(real, implementations={"torch": Implementation(implementation.supports, prepare)})
 
 
 def test_a_kernel_that_fails_is_left_out_with_its_reason(tmp_path: Path, clock: SimpleNamespace) -> None:

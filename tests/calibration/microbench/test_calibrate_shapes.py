@@ -38,7 +38,7 @@ def nothing(*_: Any) -> Any:
 
 
 def runs_anywhere(reason: str = "") -> Implementation:
-    return Implementation("torch", lambda *_: reason, nothing)
+    return Implementation(lambda *_: reason, nothing)
 
 
 def stub(name: str, implementations: Mapping[str, Implementation] | None = None) -> Operator:
