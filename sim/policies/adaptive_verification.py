@@ -7,8 +7,6 @@ from numba import njit
 
 from draftcast.sim.policies import forecast, selection
 from draftcast.sim.policies.base import Allowed
-from draftcast.sim.policies.forecast import draft_levels, host_terms, with_host
-from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, lost_of
 from draftcast.sim.state.engine import Engine
 
 ADAPTIVE_EARLY_STOP = 0
@@ -19,9 +17,9 @@ MORE = 1.0 + 1e-9
 @njit(cache=True)
 def decide_adaptive_verification(s: Engine, slot: int) -> None:
     k = s.config[0].max_drafts
-    most = draft_levels(s, k)
+    most = forecast.draft_levels(s, k)
     early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
-    n = forecast_drafts(s, slot, most, not early_stop)
+    n = selection.forecast_drafts(s, slot, most, not early_stop)
     if n == 0 or most == 0:
         return
     # Drafting is paid for already; the step's time then goes by the rows that are verified.
@@ -30,26 +28,26 @@ def decide_adaptive_verification(s: Engine, slot: int) -> None:
     if not early_stop:
         forecast.fill_profiled_seconds(s)
     rest_s = forecast.undrafted_seconds(s, slot, n, n * k, most) - row_s[n]
-    host = host_terms(s)
+    host = forecast.host_terms(s)
     if not early_stop:
         rest_s, host = float(s.times[0].draft_s), (0.0, 0.0)
     first = selection.rank_drafts(s, slot, n, most)
     nodes = k / most
-    best_tokens, best_s = float(n), with_host(rest_s + row_s[n], host)
+    best_tokens, best_s = float(n), forecast.with_host(rest_s + row_s[n], host)
     taken = lost = 0
     last = first + n * most
-    while last > first and lost_of(order[last - 1]) >= selection.SURE:
+    while last > first and selection.lost_of(order[last - 1]) >= selection.SURE:
         last -= 1  # no chance, no gain: a text search found less than it was asked for
     ahead_s = row_s[n + int(nodes)]
     for levels in range(1, last - first + 1):
-        lost += lost_of(order[first + levels - 1])
+        lost += selection.lost_of(order[first + levels - 1])
         here_s = ahead_s
         if first + levels < last:
             ahead_s = row_s[n + (levels + 1 if k == most else int((levels + 1) * nodes))]
             if ahead_s <= here_s * MORE and not early_stop:
                 continue  # one more draft takes no more time (CUDA-graph sizes)
         tokens = n + levels - lost * selection.TO_SHARE
-        seconds = with_host(rest_s + here_s, host)
+        seconds = forecast.with_host(rest_s + here_s, host)
         if tokens * best_s > best_tokens * seconds * MORE:
             best_tokens, best_s, taken = tokens, seconds, levels
         elif early_stop:
@@ -59,13 +57,13 @@ def decide_adaptive_verification(s: Engine, slot: int) -> None:
         for at in range(first, first + taken):
             entries[order[selection.request_of(order[at])]].next_drafts += 1
     else:
-        n = forecast_drafts(s, slot, most, False)
+        n = selection.forecast_drafts(s, slot, most, False)
         selection.pick_likeliest(s, slot, n, most, taken)
     selection.settle(s, slot, n, most)
 
 
 @dataclass(frozen=True)
-class AdaptiveVerification(SelectingPolicy):
+class AdaptiveVerification(selection.SelectingPolicy):
     """Every request drafts ``num_speculative_tokens``; the likeliest drafts are verified while throughput rises.
 
     Rule: take the drafts of the batch by falling survival (the product of the confidences up to each) and count a taken
