@@ -225,14 +225,14 @@ def test_footprints_by_hand(name: str, shape: dict[str, int], bytes_: int) -> No
 
 
 def test_an_implementation_says_why_it_cannot_run() -> None:
-    both = {"torch": runs_anywhere(), "triton": replace(runs_anywhere("needs another GPU"), name="triton")}
+    both = {"torch": runs_anywhere(), "triton": runs_anywhere("needs another GPU")}
     found = planned(operators={"rmsnorm": stub("rmsnorm", both)}, device="cuda")
     assert {point.implementation for point in found.points} == {"torch"}
     assert found.left_out == {"rmsnorm triton: needs another GPU": len(found.points)}
 
 
 def test_triton_is_never_timed_in_its_interpreter() -> None:
-    both = {"torch": runs_anywhere(), "triton": replace(runs_anywhere(), name="triton")}
+    both = {"torch": runs_anywhere(), "triton": runs_anywhere()}
     on_cpu = planned(operators={"rmsnorm": stub("rmsnorm", both)})
     assert {point.implementation for point in on_cpu.points} == {"torch"}
     assert not on_cpu.left_out
