@@ -106,21 +106,16 @@ def _slo_use(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, 
     that drew no request have no effect.
     """
     used = np.where(c.finished, 0.0, np.inf)
-    classes = requests["class"]
-    if isinstance(classes.dtype, pd.CategoricalDtype):  # known without a look at the requests
-        codes, names = classes.cat.codes.to_numpy(), classes.cat.categories
-    else:
-        codes, names = pd.factorize(classes)
-    for code, name in enumerate(names):
+    classes = requests["class"].astype("category").cat
+    for code, name in enumerate(classes.categories):
         objectives = slo if isinstance(slo, Slo) else slo.get(str(name))
         if objectives is not None:
             # TPOT counts as 0 for one-token outputs, as in vLLM.
             times_s = (c.ttft_s, np.where(c.output > 1, c.tpot_s, 0.0), c.e2el_s)
-            for limit_ms, time_s in zip(
-                (objectives.ttft_ms, objectives.tpot_ms, objectives.e2el_ms), times_s, strict=True
-            ):
+            limits_ms = (objectives.ttft_ms, objectives.tpot_ms, objectives.e2el_ms)
+            for limit_ms, time_s in zip(limits_ms, times_s, strict=True):
                 if limit_ms is not None:
-                    used = np.fmax(used, np.where(codes == code, time_s / (limit_ms / 1000), 0.0))
+                    used = np.fmax(used, np.where(classes.codes == code, time_s / (limit_ms / 1000), 0.0))
     return used
 
 

@@ -94,7 +94,7 @@ def requests_frame(
         {
             "request": np.arange(rows.size),
             **sessions,
-            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), list(table.class_names)),
+            "class": pd.Categorical.from_codes(rows["class_id"].astype(np.int64), pd.Index(list(table.class_names))),
             "replica": assigned[counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"] - late_s,

@@ -47,9 +47,9 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
     classes = workload.classes or (DEFAULT_CLASS,)
     parts = []
     for entry in classes:
-        lengths, prompt = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
+        lengths, system = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
         assert lengths is not None
-        parts.append((entry.sessions or workload.sessions, lengths, prompt.tokens if prompt else 0, max_model_len))
+        parts.append((entry.sessions or workload.sessions, lengths, system.tokens if system else 0, max_model_len))
     weights = np.array([entry.share / mean_requests(*part) for entry, part in zip(classes, parts, strict=True)])
     mean = float(1.0 / weights.sum())
     count = int(np.ceil(1.1 * n / mean)) + 8
