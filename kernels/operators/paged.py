@@ -166,9 +166,7 @@ def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], len
         end = length - q + stop  # a tree is one piece
         pieces.append((start, stop, end - begin, _mask(inputs, sequences, start, stop, begin, end)))
     raw = torch.uint8 if cache.element_size() == 1 else cache.dtype  # float8 has no gather of its own.
-    gathers = [
-        (inputs[f"{name}_cache"].view(raw), buffer.view(raw)) for name, buffer in (("key", keys), ("value", values))
-    ]
+    gathers = [(inputs["key_cache"].view(raw), keys.view(raw)), (inputs["value_cache"].view(raw), values.view(raw))]
     attend = torch.nn.functional.scaled_dot_product_attention
 
     def launch() -> None:

@@ -157,11 +157,6 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
     return outputs
 
 
-def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
-    """Weights of the recovered token: what the target gives beyond the draft."""
-    return (target - draft).clamp_(min=0)
-
-
 def verify_drafts(inputs: Tensors) -> Outputs:
     """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
     logits, draft_probs, temperature = inputs["logits"], inputs["draft_probs"], inputs["temperature"]
@@ -186,7 +181,8 @@ def verify_drafts(inputs: Tensors) -> Outputs:
             draft = torch.zeros_like(weights).scatter_(1, tokens.gather(1, place), 1.0)
         else:
             draft = draft_probs.gather(1, place[..., None].expand(batch, 1, n))[:, 0]
-        weights = torch.where(length < num_drafts, residual(weights, draft), weights)
+        # The recovered token goes by what the target gives beyond the draft.
+        weights = torch.where(length < num_drafts, (weights - draft).clamp_(min=0), weights)
     best = likeliest.gather(1, length)[:, 0]
     final = torch.where(temperature > 0, drawn(weights, inputs["final_uniforms"], best), best)
     padded = torch.cat((tokens, tokens.new_zeros((batch, 1))), 1)

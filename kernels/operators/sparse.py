@@ -70,14 +70,14 @@ def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
 
     Raises ValueError: context below q, or fewer tokens than topk.
     """
-    batch, q, context, heads, k, topk = (shape[name] for name in ("batch", "q", "context", "heads", "k", "top_k"))
+    batch, q, context, heads, k = (shape[name] for name in ("batch", "q", "context", "heads", "k"))
     if reason := _supports(shape, draw.dtype, draw.kv_dtype, draw.device):
         raise ValueError(reason)
     return {
         "query": draw.normal(batch, q, heads, k),
         "key": draw.normal(batch, context, k, dtype=draw.kv_dtype),
         "weight": draw.uniform(batch, q, heads),
-        "top_k": topk,
+        "top_k": shape["top_k"],
     }
 
 
@@ -100,14 +100,12 @@ def index_tokens(inputs: Tensors, dtype: Any) -> Outputs:
 
 def draw_sparse(shape: Shape, draw: Draw) -> dict[str, Any]:
     """query [batch, q, heads, k], latent [batch, context, k], token int64 [batch, q, topk] without repeats."""
-    batch, q, context, heads, k, n, topk = (
-        shape[name] for name in ("batch", "q", "context", "heads", "k", "n", "top_k")
-    )
+    batch, q, context, heads, k = (shape[name] for name in ("batch", "q", "context", "heads", "k"))
     return {
         "query": draw.normal(batch, q, heads, k),
         "latent": draw.normal(batch, context, k, dtype=draw.kv_dtype),
-        "token": draw.uniform(batch, q, context).argsort(dim=-1)[..., :topk],
-        "n": n,
+        "token": draw.uniform(batch, q, context).argsort(dim=-1)[..., : shape["top_k"]],
+        "n": shape["n"],
     }
 
 
