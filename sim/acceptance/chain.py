@@ -66,17 +66,15 @@ class Factors(Frozen):
     @property
     def log_odds(self) -> FloatArray:
         """What is added to the log-odds in each band. Shape [bands]."""
-        context, position = (
-            np.log([1.0, *(factor for _, factor in steps)]) for steps in (self.context, self.output_position)
-        )
+        causes = (self.context, self.output_position)
+        context, position = (np.log([1.0, *(factor for _, factor in steps)]) for steps in causes)
         return np.asarray(np.log(self.temperature) + (context[:, None] + position).reshape(-1))
 
     def starts(self, prompt_tokens: ArrayLike) -> tuple[IntArray, IntArray]:
         """Output positions at which requests change band, int64[n, steps], and by how many bands, int64[steps]."""
         prompts = np.asarray(prompt_tokens, np.int64)[:, None]
-        context, position = (
-            np.array([start for start, _ in steps], np.int64) for steps in (self.context, self.output_position)
-        )
+        causes = (self.context, self.output_position)
+        context, position = (np.array([start for start, _ in steps], np.int64) for steps in causes)
         starts = np.concatenate((context - prompts, np.broadcast_to(position, (len(prompts), len(position)))), axis=1)
         return starts, np.repeat([len(position) + 1, 1], [len(context), len(position)])
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance import compiled
-from draftcast.sim.acceptance.chain import BINS, Chain
+from draftcast.sim.acceptance.chain import BINS, Chain, Factors
 from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
 from draftcast.sim.acceptance.model import AcceptanceModel, Trace, check_drafts
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
@@ -44,12 +44,12 @@ def compile_acceptance(
         raise ScenarioError(f"every class needs an acceptance model; {len(models)} given", key="acceptance")
     kinds = np.array([model.kind for model in models], dtype=np.int64)
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
-    factors = [model.factors if isinstance(model, Chain) else None for model in models]
-    most = max((len(each.context) + len(each.output_position) for each in factors if each is not None), default=0)
+    factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]
+    most = max((len(each.context) + len(each.output_position) for each in factors), default=0)
     band_starts = np.zeros((n, most), np.int64)
     band_jumps = np.zeros((len(models), most), np.int64)
     band_rows = np.zeros(len(models), np.int64)
-    bands = max((len(each.log_odds) for each in factors if each is not None), default=1)
+    bands = max((len(each.log_odds) for each in factors), default=1)
     params = np.zeros((bands, len(models)), PARAMS)
     tables: list[FloatArray] = []
     first = np.zeros(len(models), dtype=np.int32)
@@ -66,9 +66,8 @@ def compile_acceptance(
         members = classes == c
         row[members] = first[c]
         band_rows[c] = len(table) // len(own)
-        if (chosen := factors[c]) is not None:
-            starts, jumps = chosen.starts(prompts[members])
-            band_starts[members, : len(jumps)], band_jumps[c, : len(jumps)] = starts, jumps
+        starts, jumps = factors[c].starts(prompts[members])
+        band_starts[members, : len(jumps)], band_jumps[c, : len(jumps)] = starts, jumps
         if band_rows[c] >= BINS:  # of a bin of its own, with or without two states
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
             row[members] += bins * np.int32(band_rows[c] // BINS)
