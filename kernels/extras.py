@@ -46,6 +46,9 @@ def missing(extra: str, *packages: str) -> str:
 
 
 def require(extra: str, *packages: str, place: str) -> None:
-    """Raise InputError unless all packages of an extra are there that ``place`` (a command, option or module) needs."""
+    """Refuse to go on without these packages of an extra, which a command, option or module (``place``) needs.
+
+    Raises InputError: one is not installed.
+    """
     if text := missing(extra, *packages):
         raise InputError(text, file=place)

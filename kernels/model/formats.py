@@ -181,7 +181,7 @@ def _grouped(dtype: str, group: int, zero_points: bool) -> Stored:
 
 
 def _compressed(section: Config) -> Iterator[Scheme]:
-    """Of each of ``config_groups``."""
+    """(targets, format) of each of ``config_groups``."""
     groups = section.section("config_groups")
     for group in map(groups.section, groups.values):
         weights = group.section("weights")

@@ -74,10 +74,13 @@ def has_head(method: str) -> bool:
 
 
 def resolve_head(method: str, target: ModelSpec, k: int, name: str | None) -> Head:
-    """The head that a method (see `has_head`) drafts k tokens a round with.
+    """The head a method drafts with.
 
-    ``name``: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
-    public head for this target is taken, else the method's usual shape.
+    Args:
+        method: draftcast's name of the method, see `has_head`.
+        k: draft tokens per round.
+        name: a bundled head, a Hugging Face id, a folder or a ``config.json``; None: the scenario names none, and the
+            public head for this target is taken, else the method's usual shape.
 
     Raises ModelError: a path without a file, an unreadable config, a head of another method or another target, or the
     target has no MTP layer.

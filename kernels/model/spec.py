@@ -468,7 +468,10 @@ class ModelSpec:
         return self.kv_elements_per_layer(tp) * KV_BYTES[dtype]
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1, *, packed: bool = False) -> float:
-        """`kv_bytes_per_layer` of one token over all layers with a cache, sliding ones too."""
+        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks.
+
+        ``packed``: as of `kv_bytes_per_layer`.
+        """
         cached = sum(
             count * kind.kv_bytes_per_layer(kv_cache_dtype, tp, packed=packed) / (kind.kv_compression or 1)
             for count, kind in self.cached_kinds()

@@ -47,10 +47,15 @@ def attention_work(
 ) -> Work:
     """Attention of ONE layer over a batch of sequences, decode, verify or prefill alike.
 
-    ``4 H d sum(q S)`` FLOPs (scores and weighted sum); ``2 sum(S) H_kv d bytes`` of KV, whatever k (FlashAttention,
-    arXiv 2205.14135; DESIGN section 3). MLA takes ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs in absorbed form; in
-    plain form, as prompts run (vLLM's ``forward_mha``), ``2 H (nope + rope + v) sum(q S)``: expanding keys and values
-    is the layer kv_b's, expanding a cached prefix once more for a chunk is not counted, nor is writing the latent.
+    ``4 H d sum(q S)`` FLOPs (scores and weighted sum). A sequence's KV is read once however many of its queries are
+    verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
+    K and V are written once per query token; queries are read and outputs written once.
+    MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
+    latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads. Prompts
+    run in the plain form instead, over keys and values expanded per head (vLLM's ``forward_mha``): ``2 H (nope + rope +
+    v) sum(q S)`` FLOPs. Expanding is the layer kv_b's; expanding a cached prefix once more for a chunk is not counted,
+    nor is writing the latent.
+
     Of compressed attention an entry stands for several tokens, and every query reads the last tokens besides.
 
     Args:
@@ -59,6 +64,8 @@ def attention_work(
             sliding layer).
         query_kv: sum of q*S (causal prefill: sum of the context each query sees).
         tp: ranks; heads are split, KV heads replicated when fewer.
+        kv_cache_dtype: format of the KV cache.
+        act_bytes: bytes per activation element.
         absorbed: which form of MLA; without meaning for other attention.
     """
     queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)

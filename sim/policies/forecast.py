@@ -21,11 +21,16 @@ def draft_levels(s: Engine, drafts: int) -> int:
 def device_seconds(
     s: Engine, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
 ) -> float:
-    """Device seconds of a decode step of ``seqs`` requests, each with one row besides the draft rows it verifies.
+    """Device seconds of a decode step of ``seqs`` requests that verifies drafts and makes new ones.
 
-    ``verified`` rows are of all of them together, as are ``context`` tokens in the KV cache before the step; ``made``
-    drafts of all that are ``drafting``, spread evenly, with at most ``passes`` for one, of a tree its levels. The
-    engine's features and times serve as scratch space, which `commit` fills anew.
+    Args:
+        s: the engine; its features and times serve as scratch space, which `commit` fills anew.
+        seqs: requests, each with one row besides its drafts.
+        verified: draft rows of all requests together.
+        drafting: requests for which drafts are made.
+        made: drafts made for all of them together.
+        passes: the most drafts made for one request; of a tree its levels.
+        context: tokens in the KV cache before the step, of all requests together; drafts count as spread evenly.
     """
     c = s.config[0]
     f = s.features[0]

@@ -38,7 +38,10 @@ class Estimate:
         return self.low <= value <= self.high
 
     def scaled(self, factor: float) -> "Estimate":
-        """In another unit, such as ``scaled(1e3)`` from seconds to milliseconds; a negative factor swaps the bounds."""
+        """The same estimate in another unit, for example ``scaled(1e3)`` from seconds to milliseconds.
+
+        A negative factor swaps the bounds.
+        """
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.mean * factor, low, high, self.half_width * abs(factor), self.n, self.confidence)
 
