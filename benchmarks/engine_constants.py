@@ -194,8 +194,7 @@ def solved(
 def fit(errors: FloatArray, slope: FloatArray, weights: FloatArray, here: FloatArray, prior: FloatArray) -> FloatArray:
     """Constants of least absolute error (reweighted least squares), none below zero, drawn to the stated ones.
 
-    Args:
-        errors: log errors at ``here``, shape [N]; slope: of them by the constants, [N, C]; weights: [N].
+    ``errors``: log errors at ``here``, shape [N]; slope: of them by the constants, [N, C]; weights: [N].
     """
     found = here
     for _ in range(REWEIGHTED):

@@ -81,8 +81,7 @@ class Replay(NamedTuple):
 def replay(path: Path, method: str, batch_size: int, match_probability: float = 1.0) -> Replay:
     """Replay every request of the recording in batches of ``batch_size`` equal requests.
 
-    Raises:
-        InputError: the file is not such a recording, or lacks the method's record.
+    Raises InputError: the file is not such a recording, or lacks the method's record.
     """
     table = load_trace(TraceSpec(path=str(path)), RECORDS[method])
     drafting = {"method": method, "num_speculative_tokens": K}

@@ -84,11 +84,10 @@ class Journal:
             # As JSON gives it back: tuples have become lists.
             found, wanted = lines[0], json.loads(json.dumps(header))
             for key in sorted(found.keys() | wanted.keys()):
-                if found.get(key) != wanted.get(key):
-                    message = (
-                        f"this run has {wanted.get(key)!r}; repeat the command that began it, or name another folder"
-                    )
-                    raise HardwareError(message, file=str(self.path), key=key, value=found.get(key))
+                was, now = found.get(key), wanted.get(key)
+                if was != now:
+                    message = f"this run has {now!r}; repeat the command that began it, or name another folder"
+                    raise HardwareError(message, file=str(self.path), key=key, value=was)
         self._file.truncate(len(whole))
         self.records = lines[1:]
         if not lines:

@@ -138,11 +138,9 @@ def measure_ngram(
 ) -> Measurement:
     """N-gram lookup over a log. ``min_n`` and ``max_n`` are vLLM's prompt_lookup_min and _max (5 and 5 by default).
 
-    Args:
-        resampling: ``bootstrap`` and ``seed`` as of `summarise`.
+    ``resampling``: ``bootstrap`` and ``seed`` as of `summarise`.
 
-    Raises:
-        InputError: a setting out of its range, or no request with a decoding round.
+    Raises InputError: a setting out of its range, or no request with a decoding round.
     """
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--prompt-lookup-min", min_n, 1, 2**20)

@@ -104,8 +104,7 @@ def reference(name: object) -> Reference:
 def conditional_rate(accepted: float, reached: Sequence[float]) -> float:
     """The acceptance q of every draft with which so many are accepted in the mean; 1 where not even that gives them.
 
-    Args:
-        reached: P(a position is drafted) by position; the mean is q + q^2 + ... where all always are.
+    ``reached``: P(a position is drafted) by position; the mean is q + q^2 + ... where all always are.
     """
     from scipy.optimize import brentq  # here: everything else of acceptance runs without scipy
 

@@ -134,12 +134,10 @@ def fit_engine_log(
 ) -> EngineLogFit:
     """Fit the step time of one server.
 
-    Args:
-        frame: of `read_engine_log`, or several concatenated; without speculative decoding where there is a second.
-        speculative_frame: the same server with speculative decoding.
+    ``frame``: of `read_engine_log`, or several concatenated; without speculative decoding where there is a second.
+    ``speculative_frame``: the same server with speculative decoding.
 
-    Raises:
-        InputError: too few usable steps, logs that do not belong together.
+    Raises InputError: too few usable steps, logs that do not belong together.
     """
     frames = [frame] if speculative_frame is None else [frame, speculative_frame]
     drafts_with = "" if speculative_frame is None else _method(frame, speculative_frame, options.method)

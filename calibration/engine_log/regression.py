@@ -170,9 +170,7 @@ TERMS: dict[str, dict[str, dict[str, str]]] = yaml_beside(__file__, "terms.yaml"
 def design(points: pd.DataFrame, method: str, terms: Mapping[str, Mapping[str, str]]) -> pd.DataFrame:
     """Columns of the coefficients that points of a server with this method have, by the coefficients' names.
 
-    Args:
-        method: how the server drafts; "" without speculative decoding.
-        terms: as in one fit of `TERMS`.
+    ``method``: how the server drafts; "" without speculative decoding. ``terms``: as in one fit of `TERMS`.
     """
     drafting = terms["search" if method in SEARCHES else "draft"] if method else {}
     columns = {**terms["target"], **drafting}

@@ -123,8 +123,7 @@ def timed_steps(
             where there are no stamps.
         warmup_steps: first steps of every run that are left out: compilation, cold caches.
 
-    Raises:
-        InputError: no step can be timed by the wall clock asked for.
+    Raises InputError: no step can be timed by the wall clock asked for.
     """
     if clock not in get_args(Clock):
         raise InputError(f"must be one of {', '.join(get_args(Clock))}", key="clock", value=clock)

@@ -211,8 +211,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         hardware: the device, for the floor that no time may undercut.
         system: the package's name of the device; absent: by the name of ``hardware``.
 
-    Raises:
-        HardwareError: no package, no such system, a file that is unreadable or not of this format.
+    Raises HardwareError: no package, no such system, a file that is unreadable or not of this format.
     """
     folder = find_system(path, hardware, system)
     left_out: dict[str, LeftOut] = {engine: Counter() for engine in FILES}

@@ -30,8 +30,7 @@ def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any)
         options: those of the format, None where they are not given. ``model``, ``tp`` and ``dtype``: for llmservingsim,
             whose files name layers but no sizes; ``system``: for aiconfigurator, the package's name of the device.
 
-    Raises:
-        HardwareError: an unknown format, an option it needs and lacks or does not take, an unreadable or foreign file.
+    Raises HardwareError: an unknown format, an option missing or not of it, an unreadable or foreign file.
     """
     if source not in FORMATS:
         raise HardwareError(f"must be one of {', '.join(FORMATS)}", key="format", value=source)

@@ -64,10 +64,8 @@ def read_llmservingsim(
         dtype: number format of weights (the folder above is called after it).
         hardware: the timed device; None: not checked.
 
-    Raises:
-        HardwareError: none of the files there, a column missing, a bad value: file, line and column are named; another
-            degree, format or device than ``meta.yaml`` names.
-        InputError: another model.
+    Raises HardwareError: none of the files there, a column missing, a bad value: file, line and column are named;
+    another degree, format or device than ``meta.yaml`` names; InputError: another model.
     """
     meta = _meta(path)
     ranks = _ranks(path, meta) if tp is None else tp

@@ -28,8 +28,7 @@ ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: 
 def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame, dict[str, int]]:
     """The rows of one device that can be, and how many were dropped for which reason.
 
-    Args:
-        frame: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds).
+    ``frame``: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds).
     """
     left_out: dict[str, int] = {}
     if frame.empty:

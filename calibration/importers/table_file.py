@@ -88,11 +88,9 @@ class Rows:
 def read_rows(path: Path, *needed: str) -> Rows:
     """The rows of a CSV file, or of a Parquet file by its suffix.
 
-    Args:
-        needed: columns that must be there, besides those that are asked for later.
+    ``needed``: columns that must be there, besides those that are asked for later.
 
-    Raises:
-        HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
+    Raises HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
     """
     if path.suffix == ".parquet":
         rows = Rows(str(path), read_frame(path, kind=HardwareError), False)
@@ -138,8 +136,7 @@ NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")
 def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
     """Rows of a latency table from those of a file with kernels and milliseconds as aiconfigurator-core calls them.
 
-    Args:
-        sizes: columns of the file that are columns of the table as they are; ``more``: columns of the table.
+    ``sizes``: columns of the file that are columns of the table as they are; ``more``: columns of the table.
     """
     named = {"operator": operator, "dtype": dtype, "implementation": rows["kernel_source"], "graph": True}
     shape = {NAMES["columns"].get(name, name): rows[name] for name in sizes}

@@ -49,10 +49,9 @@ def write_testbed(
 
     The same arguments write the same bytes (with the same version of torch).
 
-    Raises:
-        ModelError: a shape that cannot be written (see the module's text), or a draft of another vocabulary.
-        InputError: bad rates, a k without a rate, an unknown dtype, folders that exist, no torch or safetensors.
-        LiveError: the disk refuses.
+    Raises ModelError: a shape that cannot be written (see the module's text), or a draft of another vocabulary;
+    InputError: bad rates, a k without a rate, an unknown dtype, folders that exist, no torch or safetensors; LiveError:
+    the disk refuses.
     """
     if dtype not in DTYPES:
         raise InputError(f"choose from {', '.join(DTYPES)}", key="dtype", value=dtype)

@@ -34,7 +34,7 @@ _HEALTH_TIMEOUT_S = 5.0
 
 
 class ServerGone(Exception):
-    """The server does not answer any more."""
+    """The server refuses connections and does not answer ``/health``."""
 
 
 class _Failed(Exception):
@@ -67,12 +67,7 @@ class Client:
         ]
 
     async def run(self) -> None:
-        """Carry out the plan.
-
-        Raises a group of:
-            LiveError: the journal cannot be written.
-            ServerGone: the server refuses connections and does not answer ``/health``.
-        """
+        """Carry out the plan. Raises a group of ServerGone, or of LiveError where the journal cannot be written."""
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(self._on_sent)
         timeout = aiohttp.ClientTimeout(total=self._plan.request_timeout_s)

@@ -49,17 +49,14 @@ def compose(
 ) -> pd.DataFrame:
     """A row per logged step within the run, in order.
 
-    Args:
-        log: of `read_engine_log`, with time stamps.
-        speculative_config: the server's; its k (by batch size, where scheduled) says what each step drafted.
+    Columns: the log's, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
+    `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its oldest
+    request to the line, else NaN.
 
-    Returns:
-        The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
-        `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its
-        oldest request to the line, else NaN.
+    ``log``: of `read_engine_log`, with time stamps. ``speculative_config``: the server's; its k (by batch size, where
+    scheduled) says what each step drafted.
 
-    Raises:
-        InputError: no step of the log falls into the run, or its lines have no stamps.
+    Raises InputError: no step of the log falls into the run, or its lines have no stamps.
     """
     log = _within(log, requests, start_unix_s)
     time_s = log["time_s"].to_numpy()
@@ -217,13 +214,9 @@ def composed_steps(run: LiveRun) -> pd.DataFrame:
 
 
 def timed_run(run: LiveRun, steps: pd.DataFrame, more: Sequence[str] = ()) -> TimedRun:
-    """The run's steps with their time.
+    """The run's steps, of `composed_steps`, with their time; ``more``: further columns, to be summed.
 
-    Args:
-        steps: of `composed_steps`, with further columns ``more`` to be summed.
-
-    Raises:
-        InputError: no step can be timed.
+    Raises InputError: no step can be timed.
     """
     # No warm-up is left out: the client did that, and the first steps are often the only ones with many prompts.
     names = (*FEATURES, *more)

@@ -21,7 +21,7 @@ from the last to the first: what follows one is never its continuation. For any 
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -108,13 +108,13 @@ class DraftLayout(_Saved):
     def build(cls, continuation: Continuation, rates: Sequence[float], seed: int) -> Self:
         """Blocks along every cycle, the last as long as is left. Raises InputError: as `check_rates`."""
         checked = check_rates(rates)
-        deck = Deck(shares_of(checked), np.random.default_rng([seed, 1, len(checked)]))
+        lengths = dealt(shares_of(checked), np.random.default_rng([seed, 1, len(checked)]))
         starts = []
         for first, last in pairwise(continuation.cycles.tolist()):
             position = first
             while position < last:
                 starts.append(position)
-                position += deck.deal() + 1
+                position += next(lengths) + 1
         return cls(np.array(checked), np.array(starts, dtype=np.int64))
 
     def next_token(self, continuation: Continuation) -> IntArray:
@@ -126,24 +126,16 @@ class DraftLayout(_Saved):
         return says
 
 
-class Deck:
-    """Deals the numbers 0, 1, 2, ... in given shares: exact in every `_DECK` of them, in random order inside."""
-
-    def __init__(self, shares: FloatArray, rng: np.random.Generator) -> None:
-        self._shares, self._rng = shares, rng
-        self._owed = np.zeros(len(self._shares))
-        self._cards: list[int] = []
-
-    def deal(self) -> int:
-        if not self._cards:
-            # What rounding left out of one deck is owed to the next.
-            self._owed += self._shares * _DECK
-            counts = np.maximum(np.floor(self._owed), 0).astype(np.int64)
-            missing = max(0, round(self._owed.sum()) - int(counts.sum()))
-            counts[np.argsort(self._owed - counts)[::-1][:missing]] += 1
-            self._owed -= counts
-            self._cards = self._rng.permutation(np.repeat(np.arange(len(counts)), counts)).tolist()
-        return self._cards.pop()
+def dealt(shares: FloatArray, rng: np.random.Generator) -> Iterator[int]:
+    """The numbers 0, 1, 2, ... in given shares: exact in every `_DECK` of them, in random order inside."""
+    owed = np.zeros(len(shares))
+    while True:
+        owed += shares * _DECK  # and what rounding left out of the deck before
+        counts = np.maximum(np.floor(owed), 0).astype(np.int64)
+        missing = max(0, round(owed.sum()) - int(counts.sum()))
+        counts[np.argsort(owed - counts)[::-1][:missing]] += 1
+        owed -= counts
+        yield from reversed(rng.permutation(np.repeat(np.arange(len(counts)), counts)).tolist())
 
 
 def shares_of(rates: Sequence[float]) -> FloatArray:
@@ -201,12 +193,11 @@ def continuation_prompts(
         layout: of the server's draft; answers then begin where a block does.
         ngram: what n-gram drafting shall find; None: nothing.
 
-    Raises:
-        InputError: a prompt too short for the pieces its answer needs (the request and the need are named).
+    Raises InputError: a prompt too short for the pieces its answer needs (the request and the need are named).
     """
     rng = np.random.default_rng([seed, 2])
     starts = np.arange(len(continuation.order)) if layout is None else layout.starts
-    pieces = _Pieces(ngram, rng) if ngram is not None else None
+    accepted = dealt(shares_of(ngram.rates), rng) if ngram is not None else None
     cursor = int(rng.integers(len(starts)))
     prompts, answers = [], []
     lengths = np.column_stack([prompt_tokens, output_tokens]).astype(np.int64).tolist()
@@ -215,7 +206,10 @@ def continuation_prompts(
         cursor = int(np.searchsorted(starts, first + outputs)) % len(starts)
         answer = continuation.stretch(first, outputs)
         last = continuation.before(first)
-        copied = pieces.of(continuation, first, outputs) if pieces is not None else answer[:0]
+        copied = answer[:0]
+        if ngram is not None and accepted is not None:
+            longest = outputs + ngram.prompt_lookup_min + len(ngram.rates)
+            copied = _pieces(continuation.stretch(first, longest), outputs, ngram, accepted, rng)
         if len(copied) + 1 > length:
             message = f"request {index} copies {len(copied)} tokens for its {outputs} tokens of output; a longer prompt"
             raise InputError(f"{message} is needed", key="prompt_tokens", value=length)
@@ -229,24 +223,16 @@ def continuation_prompts(
     return prompts, answers
 
 
-class _Pieces:
-    def __init__(self, wanted: NgramTarget, rng: np.random.Generator) -> None:
-        self._lookup, self._longest = wanted.prompt_lookup_min, len(wanted.rates)
-        self._accepted, self._rng = Deck(shares_of(wanted.rates), rng), rng
-        # Between two pieces prompt_lookup_min - 1 rounds find nothing whatever stands there; the gap adds this many.
-        self._mean_gap = (1.0 - wanted.match_rate) / wanted.match_rate - (self._lookup - 1)
-
-    def of(self, continuation: Continuation, first: int, outputs: int) -> IntArray:
-        """Pieces of the answer that begins at ``first``, in the order in which the prompt holds them."""
-        text = continuation.stretch(first, outputs + self._lookup + self._longest)
-        found = []
-        at = self._gap()
-        while at + self._lookup < outputs:  # a round is still to come when its first tokens are out
-            length = self._lookup + self._accepted.deal()
-            found.append(text[at : at + length])
-            at += length + self._gap()
-        return np.concatenate(found[::-1]) if found else text[:0]
-
-    def _gap(self) -> int:
-        """Tokens between two pieces, geometric: matches come independently of each other."""
-        return int(self._rng.geometric(1.0 / (1.0 + self._mean_gap))) - 1
+def _pieces(
+    text: IntArray, outputs: int, wanted: NgramTarget, accepted: Iterator[int], rng: np.random.Generator
+) -> IntArray:
+    """Pieces of the answer ``text[:outputs]``, which the text continues, in the order in which the prompt holds them."""
+    lookup = wanted.prompt_lookup_min
+    # Between two pieces lookup - 1 rounds find nothing whatever stands there; the gap adds this many on average. It is
+    # geometric: matches come independently of each other.
+    mean_gap = (1.0 - wanted.match_rate) / wanted.match_rate - (lookup - 1)
+    found, end = [text[:0]], 0
+    while (at := end + int(rng.geometric(1.0 / (1.0 + mean_gap))) - 1) + lookup < outputs:  # a round is still to come
+        end = at + lookup + next(accepted)
+        found.append(text[at:end])
+    return np.concatenate(found[::-1])

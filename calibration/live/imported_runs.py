@@ -37,10 +37,8 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
 
     The recorded scenario gets the file's closed loop for its arrivals; of any other load the sending times tell all.
 
-    Raises:
-        InputError: no such result, or one without ``--save-detailed``; the key is named. The manifest has speculation
-            and the file counts no drafts. ``out`` is not empty.
-        LiveError: the disk refuses.
+    Raises InputError: no such result, or one without ``--save-detailed`` (the key is named); a manifest with
+    speculation where the file counts no drafts; ``out`` is not empty. LiveError: the disk refuses.
     """
     result = read_json(file)
     for key in _LISTS:
@@ -128,10 +126,8 @@ def is_recorded_run(folder: Path) -> bool:
 def import_recorded_run(folder: Path, out: Path) -> LiveRun:
     """Write the run in ``folder`` as a live run into ``out``.
 
-    Raises:
-        InputError: a line that is no such request, no request at all, or ``meta.json`` is no mapping; file and line
-            are named. ``out`` is not empty.
-        LiveError: the disk refuses.
+    Raises InputError: a line that is no such request, no request at all, or ``meta.json`` is no mapping (file and line
+    are named); ``out`` is not empty. LiveError: the disk refuses.
     """
     meta = read_json(folder / META)
     rows = _requests(folder / REQUESTS)

@@ -212,8 +212,7 @@ class LiveRunWriter:
     ) -> LiveRun:
         """End the run: without a reason against it, it is complete.
 
-        Args:
-            requests, chunks: the tables, columns as in the module's text; None: those of the journal.
+        ``requests``, ``chunks``: the tables, columns as in the module's text; None: those of the journal.
         """
         if requests is None or chunks is None:
             requests, chunks = tables(read_journal(self.folder / JOURNAL))

@@ -81,9 +81,7 @@ class Server(contextlib.AbstractContextManager["Server"]):
     def start(cls, flags: ServerFlags, log: Path) -> Self:
         """Start it and return at once; `wait_ready` waits.
 
-        Raises:
-            InputError: the port is in use, no vLLM is found.
-            LiveError: the log cannot be written.
+        Raises InputError: the port is in use, no vLLM is found; LiveError: the log cannot be written.
         """
         port = _port(flags.port)
         command, environment = flags.command(port), flags.environment()

@@ -46,10 +46,8 @@ class Device:
 def find_device(kind: str, threads: int | None) -> Device:
     """The device of a kind; sets the number of torch's CPU threads (all usable cores when None).
 
-    Raises:
-        InputError: torch is not installed.
-        HardwareError: unknown kind, no such device, a bad number of threads, a GPU whose Triton kernels would run in
-            the interpreter.
+    Raises InputError: torch is not installed; HardwareError: unknown kind, no such device, a bad number of threads, a
+    GPU whose Triton kernels would run in the interpreter.
     """
     require("calibrate", "torch", place=f"--device {kind}")
     import torch
@@ -159,9 +157,8 @@ def stream_launches(device: str, cache_bytes: int) -> dict[str, tuple[int, list[
 def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) -> dict[str, Any]:
     """The manifest's ``ceilings``.
 
-    Args:
-        rates: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``.
-        table: the measured points; those that move more than twice ``cache_bytes`` count for the memory as well.
+    ``rates``: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``. ``table``:
+    the measured points; those that move more than twice ``cache_bytes`` count for the memory as well.
     """
     peaks: dict[str, float] = {}
     for name, rate in rates.items():

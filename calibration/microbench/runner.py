@@ -88,8 +88,7 @@ class Calibration:
             budget_s: wall time of the whole calibration, an earlier run that is continued included.
             began_s: `time.perf_counter` when this run began; None: now.
 
-        Raises:
-            HardwareError: the folder holds something else, or a journal of other settings or of another device.
+        Raises HardwareError: the folder holds something else, or a journal of other settings or of another device.
         """
         self.folder, self.device, self.plan = folder, device, plan
         self.operators, self.budget_s, self.progress = operators, budget_s, progress

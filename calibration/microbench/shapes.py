@@ -182,12 +182,9 @@ def plan(
 ) -> Plan:
     """Points of every model at every tensor-parallel degree and number format, coarse ones first.
 
-    Args:
-        operators: by name; those of the settings are taken.
-        device: each implementation is asked whether it runs there.
+    ``operators``: by name; those of the settings are taken. ``device``: where each implementation must run.
 
-    Raises:
-        HardwareError: nothing to time.
+    Raises HardwareError: nothing to time.
     """
     left_out: Counter[str] = Counter()
     ranked: dict[str, tuple[tuple[int, int], float, Point]] = {}

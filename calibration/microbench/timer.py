@@ -103,9 +103,8 @@ class CpuTimer:
     def burst(self, launches: Sequence[Launch], *, graph: bool = False, seen: bool = False) -> Burst:
         """One burst over ``launches``: the same kernel on different buffers.
 
-        Args:
-            graph: false: there are no graphs on the CPU.
-            seen: this process has timed this kernel at this shape before, so its first launch sets nothing up.
+        ``graph``: false: there are no graphs on the CPU. ``seen``: this process has timed this kernel at this shape
+        before, so its first launch sets nothing up.
         """
         assert not graph
         collecting = gc.isenabled()

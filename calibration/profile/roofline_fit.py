@@ -200,9 +200,7 @@ def fit_roofline(
     Efficiencies stay in (0, 1]; a time no point can tell (the compute time of a purely memory-bound kernel) keeps the
     value it started from. Shapes inside a table are interpolated from it, so the roofline's own times are extrapolated.
 
-    Args:
-        compute_s, memory_s, measured_s: shape (points,).
-        e_c: compute efficiency known from elsewhere; None fits it.
+    ``compute_s``, ``memory_s``, ``measured_s``: shape (points,). ``e_c``: known from elsewhere; None fits it.
     """
     from scipy.optimize import least_squares
 

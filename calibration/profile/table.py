@@ -127,11 +127,9 @@ class LatencyTable:
 def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     """Kernel, shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
 
-    Args:
-        wanted: columns of `LABELS` and `SHAPES` and the values they must have.
+    ``wanted``: columns of `LABELS` and `SHAPES` and the values they must have.
 
-    Raises:
-        HardwareError: unreadable, or not these columns.
+    Raises HardwareError: unreadable, or not these columns.
     """
     columns, equal = ["implementation", *SHAPE_FIELDS[operator], "seconds"], {"operator": operator, **wanted}
     try:
