@@ -74,18 +74,17 @@ class FitOptions:
     block_size: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.held_out <= 0.5:
-            raise InputError("must be above 0 and at most 0.5", key="held_out", value=self.held_out)
-        if self.bootstrap < 0:
-            raise InputError("must be at least 0", key="bootstrap", value=self.bootstrap)
-        if not 0.0 < self.confidence < 1.0:
-            raise InputError("must be between 0 and 1", key="confidence", value=self.confidence)
-        if self.warmup_steps < 0:
-            raise InputError("must be at least 0", key="warmup_steps", value=self.warmup_steps)
-        for key in ("kv_capacity_tokens", "block_size"):
-            value = getattr(self, key)
-            if value is not None and not 1 <= value < math.inf:
-                raise InputError("must be at least 1", key=key, value=value)
+        capacity, size = self.kv_capacity_tokens, self.block_size
+        for key, allowed, holds in (
+            ("held_out", "above 0 and at most 0.5", 0.0 < self.held_out <= 0.5),
+            ("bootstrap", "at least 0", self.bootstrap >= 0),
+            ("confidence", "between 0 and 1", 0.0 < self.confidence < 1.0),
+            ("warmup_steps", "at least 0", self.warmup_steps >= 0),
+            ("kv_capacity_tokens", "at least 1", capacity is None or 1 <= capacity < math.inf),
+            ("block_size", "at least 1", size is None or size >= 1),
+        ):
+            if not holds:
+                raise InputError(f"must be {allowed}", key=key, value=getattr(self, key))
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,7 @@ class EngineLogFit:
 
 
 def fit_engine_log(
-    frame: pd.DataFrame,
-    speculative_frame: pd.DataFrame | None = None,
-    options: FitOptions = FitOptions(),  # frozen
+    frame: pd.DataFrame, speculative_frame: pd.DataFrame | None = None, options: FitOptions = FitOptions()
 ) -> EngineLogFit:
     """Fit the step time of one server.
 

@@ -15,7 +15,7 @@ from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES, Regr
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, MANIFEST, load_profile, write_manifest
 from draftcast.errors import InputError
-from draftcast.files import check_new, made, write_text
+from draftcast.files import check_new, made, picked, write_text
 
 REPORT = "engine_log.json"
 
@@ -60,8 +60,7 @@ class AffineFit:
             "name": label.name,
             "model": label.model.lower(),
             "hardware": label.hardware.name,
-            "tp": label.tp,
-            "dtype": label.dtype,
+            **picked(label, "tp dtype"),
             "enforce_eager": self.enforce_eager,
             "date": today,
             "source": self.source,

@@ -40,11 +40,7 @@ NOTHING_LEFT = "latent attention no slower than its matrices"
 
 
 def module_rows(
-    raw: pd.DataFrame,
-    left_out: LeftOut,
-    operator: str,
-    names: tuple[str, ...] = (),
-    gemm_type: str = "bfloat16",
+    raw: pd.DataFrame, left_out: LeftOut, operator: str, names: tuple[str, ...] = (), gemm_type: str = "bfloat16"
 ) -> pd.DataFrame:
     """Whole blocks with matrices of ``gemm_type`` as rows of ``operator``; the others are counted in ``left_out``.
 

@@ -21,7 +21,6 @@ from draftcast.kernels.extras import require
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.operators.registry import Launch
 
-KINDS = ("cpu", "cuda")
 # Where neither /sys nor the driver tells: larger than the last-level cache of most.
 _ASSUMED_CACHE_BYTES = 64 << 20
 
@@ -44,16 +43,14 @@ class Device:
 
 
 def find_device(kind: str, threads: int | None) -> Device:
-    """The device of a kind; sets the number of torch's CPU threads (all usable cores when None).
+    """The device of a kind, cpu or cuda; sets the number of torch's CPU threads (all usable cores when None).
 
-    Raises InputError: torch is not installed; HardwareError: unknown kind, no such device, a bad number of threads, a
-    GPU whose Triton kernels would run in the interpreter.
+    Raises InputError: torch is not installed; HardwareError: no such device, a bad number of threads, a GPU whose
+    Triton kernels would run in the interpreter.
     """
     require("calibrate", "torch", place=f"--device {kind}")
     import torch
 
-    if kind not in KINDS:
-        raise HardwareError(f"unknown kind of device; known: {', '.join(KINDS)}", key="device", value=kind)
     cores = usable_cores()
     if threads is not None and not 1 <= threads <= cores:
         raise HardwareError(f"1 to {cores} (the usable cores) is needed", key="threads", value=threads)
@@ -61,13 +58,9 @@ def find_device(kind: str, threads: int | None) -> Device:
     shared: dict[str, Any] = {"kind": kind, "cores": cores, "threads": threads or cores, "versions": _versions(torch)}
     if kind == "cpu":
         rates = [core.current for core in psutil.cpu_freq(percpu=True)]
-        return Device(
-            name=processor_name(),
-            cache_bytes=_cpu_cache_bytes(),
-            memory_bytes=_cpu_memory_bytes(),
-            clocks={"cpu_mhz": max(rates)} if rates else {},
-            **shared,
-        )
+        clocks = {"cpu_mhz": max(rates)} if rates else {}
+        sizes = {"cache_bytes": _cpu_cache_bytes(), "memory_bytes": _cpu_memory_bytes()}
+        return Device(name=processor_name(), clocks=clocks, **sizes, **shared)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise HardwareError("interpreted kernels have no time worth keeping; unset it", key="TRITON_INTERPRET", value=1)
     if not torch.cuda.is_available():

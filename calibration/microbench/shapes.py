@@ -29,14 +29,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
-_STATES = ("gdn", "kda", "mamba2", "mla")
-IMPORTED = (
-    "attention_launch",
-    "dsa_decode",
-    "indexer",
-    "mla_sparse",
-    *(f"{s}_{p}" for s in _STATES for p in ("decode", "prefill")),
-)
+IMPORTED = ("attention_launch", "dsa_decode", "indexer", "mla_sparse")
+IMPORTED += tuple(f"{kind}_{phase}" for kind in ("gdn", "kda", "mamba2", "mla") for phase in ("decode", "prefill"))
 OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")
@@ -114,10 +108,9 @@ def row_grid(dense: int, largest: int) -> tuple[int, ...]:
     return tuple(sorted(rows))
 
 
-def doublings(first: int, last: int, factor: int = 2) -> tuple[int, ...]:
-    """``first``, ``factor * first``, ... up to ``last``; at least ``first``."""
-    count = 1 + max(int(math.log(last / first, factor) + 1e-9), 0)
-    return tuple(first * factor**power for power in range(count))
+def doublings(first: int, last: int) -> tuple[int, ...]:
+    """``first``, ``2 * first``, ... up to ``last``; at least ``first``."""
+    return tuple(first << power for power in range(max((last // first).bit_length(), 1)))
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,12 @@ def launches(operator: Operator, point: Point, device: str, seed: int, cache_byt
     generator = torch.Generator(device=device).manual_seed(seed)
     first = operator.make_inputs(dict(point.shape), point.dtype, point.kv_dtype, device, generator)
     prepare = operator.implementations[point.implementation].prepare
-    tensors = [value for value in first.values() if isinstance(value, torch.Tensor)]
-    set_bytes = sum(value.nbytes for value in (*tensors, *operator.make_outputs(first).values()))
+    tensors = {name: value for name, value in first.items() if isinstance(value, torch.Tensor)}
+    set_bytes = sum(value.nbytes for value in (*tensors.values(), *operator.make_outputs(first).values()))
     ready = []
     for index in range(sets_needed(set_bytes, cache_bytes)):
-        inputs = first
-        if index:
-            copies = {name: value.clone() for name, value in first.items() if isinstance(value, torch.Tensor)}
-            inputs = {**first, **copies}
+        copies = {name: value.clone() for name, value in tensors.items()} if index else {}
+        inputs = {**first, **copies}
         outputs = operator.make_outputs(inputs)
         for output in outputs.values():
             output.zero_()

@@ -47,6 +47,7 @@ Rule = Literal[
 ]
 """What a version does that its generation did not from the first, by the name in ``calibration/engines``."""
 CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+Ratio = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 Value = TypeVar("Value")
 _VERSION = re.compile(r"(?P<engine>[a-z]+)[ =]+v?(?P<number>\d+(?:\.\d+)*)\S*(?: (?P<runner>v[12]))?", re.IGNORECASE)
 
@@ -210,9 +211,7 @@ class EngineGeneration(Section):
     caches_states_async: dict[str, bool] = field(default_factory=dict)  # whether models whose states it caches run so
     # Step times of models with latent or sparse attention over those of the timed kernels, by the version from which
     # they hold and by kind; a kind that is not there has none.
-    latent_ratio: dict[str, dict[Latents, Annotated[float, Field(ge=1.0, allow_inf_nan=False)]]] = field(
-        default_factory=dict
-    )
+    latent_ratio: dict[str, dict[Latents, Ratio]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
     # Of sparse latents (DeepSeek-V3.2, GLM-5), by the version from which it holds: compute capabilities, in whole
     # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); those on
@@ -233,7 +232,6 @@ class EngineGeneration(Section):
     multimodal_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
     def follows(self, rule: Rule, version: str) -> bool:
-        """Whether a version does what a rule says."""
         return is_since(version, self.rules_since.get(rule))
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
@@ -257,9 +255,7 @@ class EngineGeneration(Section):
 
     def packs_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether fp8 latents are packed with their scales."""
-        if model.kv_compression:
-            return True
-        return self._concerns(self.packed_latents, version, model, hardware)
+        return model.kv_compression > 0 or self._concerns(self.packed_latents, version, model, hardware)
 
     def has_wide_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether a model's latents may be in 16 bits."""
@@ -309,17 +305,12 @@ def generation_of(version: str, method: str = "none", *, is_plain: bool = True) 
     Raises HardwareError: an engine or version that no file covers; lists those that are.
     """
     engine, number, runner = parse_version(version)
-    covering = [
-        each
-        for each in generations()
-        if each.engine == engine
-        and number >= _number(each.first)
-        and _is_until(version, each.last)
-        and (each.runner == runner if runner else each.runs(version, method, is_plain=is_plain))
-    ]
-    if not covering:
-        raise _unknown(version)
-    return max(covering, key=lambda each: _number(each.first))
+    of_engine = [each for each in generations() if each.engine == engine and _number(each.first) <= number]
+    for each in sorted(of_engine, key=lambda each: _number(each.first), reverse=True):
+        runs = each.runner == runner if runner else each.runs(version, method, is_plain=is_plain)
+        if runs and _is_until(version, each.last):
+            return each
+    raise _unknown(version)
 
 
 @functools.cache
@@ -334,11 +325,9 @@ def parse_version(version: str) -> tuple[str, tuple[int, ...], str]:
 @functools.cache
 def generations() -> tuple[EngineGeneration, ...]:
     """Every bundled generation. Raises HardwareError for a bad file."""
-    record = TypeAdapter(EngineGeneration)
-    texts = {str(path): read_text(path, HardwareError) for path in sorted(FOLDER.glob("*.yaml"))}
-    return tuple(
-        validated(record, parse_yaml(text, file, HardwareError), file, HardwareError) for file, text in texts.items()
-    )
+    record, kind = TypeAdapter(EngineGeneration), HardwareError
+    texts = {str(path): read_text(path, kind) for path in sorted(FOLDER.glob("*.yaml"))}
+    return tuple(validated(record, parse_yaml(text, file, kind), file, kind) for file, text in texts.items())
 
 
 def graphs_hold_prompts(model: ModelSpec, hardware: HardwareSpec) -> bool:

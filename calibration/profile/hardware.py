@@ -29,7 +29,6 @@ _NEEDLESS = re.compile(
 _SIZE = re.compile(r"(\d+)gi?b?")
 ATTENTION_KERNELS = ("flash_attention_2", "flash_attention_3", "separate")
 
-
 Format = Annotated[str, OneOf("format", ("fp32", "bf16", "fp16", "fp8", "int8", "fp4"))]
 Text = Annotated[str, Field(min_length=1)]
 Positive = Annotated[float, Field(strict=True, gt=0.0, allow_inf_nan=False)]
@@ -116,9 +115,8 @@ def recognised(name: str) -> HardwareSpec | None:
     sizes = [found[1] for word in words if (found := _SIZE.fullmatch(word))]
     bare = "-".join(word for word in words if not _SIZE.fullmatch(word))
     known = _bundled()
-    for key in (name.lower(), *(f"{bare}-{size}g" for size in sizes)):
-        if key in known:
-            return known[key]
+    if named := [key for key in (name.lower(), *(f"{bare}-{size}g" for size in sizes)) if key in known]:
+        return known[named[0]]
     device = known.get(bare)
     fits = device is not None and all(0.9 < float(size) * 2**30 / device.memory_bytes < 1.1 for size in sizes)
     return device if fits else None
@@ -145,7 +143,6 @@ def _read(path: Path) -> HardwareSpec:
     if not isinstance(values, dict):
         raise HardwareError("a mapping of keys is needed", file=str(path))
     known = [field.name for field in fields(HardwareSpec)]
-    for key in values:
-        if key not in known:
-            raise HardwareError(f"unknown key; known: {', '.join(known)}", file=str(path), key=key)
+    if unknown := [key for key in values if key not in known]:
+        raise HardwareError(f"unknown key; known: {', '.join(known)}", file=str(path), key=unknown[0])
     return validated(TypeAdapter(HardwareSpec), values, str(path), HardwareError)

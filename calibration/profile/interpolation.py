@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,11 +74,8 @@ class CurveSet:
     curves: dict[Key, Curve]  # curve of each measured combination of the axes
     roofline: RooflineSeconds  # the family's fitted seconds
     is_stretched: bool = False  # from another device's: no time is measured
-
-    @functools.cached_property
-    def _between(self) -> dict[Key, Curve | None]:
-        """What `_blend` gave, by key: another engine of the same model asks for the same."""
-        return {}
+    # What `_blend` gave, by key: another engine of the same model asks for the same
+    _between: dict[Key, Curve | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @functools.cached_property
     def _values(self) -> tuple[FloatArray, ...]:

@@ -150,8 +150,6 @@ _PREFILL = ("attention_prefill", "gdn_prefill")
 MOST_POINTS = 4000
 """Points of one fit; of more, an even sample is taken. Four numbers need no more and a fit stays under a second."""
 _P_STARTS = (1.5, 4.0, 12.0)
-
-
 Rooflines = dict[tuple[str, str], Roofline]
 """By family and number format."""
 
@@ -215,10 +213,9 @@ def fit_roofline(
     high = [math.log(shortest), 0.0, 0.0, math.log(30.0)]
     if e_c is not None:
         low[1], high[1] = math.log(e_c) - 1e-9, math.log(e_c) + 1e-9
-    solutions = []
-    for p in _P_STARTS:
-        start = np.clip([math.log(shortest / 2), math.log(0.6), math.log(0.8), math.log(p - 1.0)], low, high)
-        solutions.append(least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1))
+    begin = [math.log(shortest / 2), math.log(0.6), math.log(0.8)]
+    starts = (np.clip([*begin, math.log(p - 1.0)], low, high) for p in _P_STARTS)
+    solutions = [least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1) for start in starts]
     best = min(solutions, key=lambda solution: solution.cost).x
     t0, e_c, e_m = (float(value) for value in np.exp(best[:3]))
     sharpness = 1.0 + math.exp(best[3])

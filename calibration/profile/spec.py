@@ -209,11 +209,7 @@ class RooflineProfile(Section):
 
 
 def _fit_of(fit: Roofline) -> dict[str, Any]:
-    return {
-        "roofline": picked(fit, "t0_s e_c e_m p"),
-        "origin": fit.origin.label,
-        **picked(fit, "fitted_rows source"),
-    }
+    return {"roofline": picked(fit, "t0_s e_c e_m p"), "origin": fit.origin.label, **picked(fit, "fitted_rows source")}
 
 
 @dataclass(frozen=True)
