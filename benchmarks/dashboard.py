@@ -140,7 +140,6 @@ def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, flo
 
 
 def same_figures(tiles: dict[str, float | None], command: list[str]) -> bool:
-    """Whether every tile is what the command prints."""
     done = subprocess.run([sys.executable, "-m", *command, "--json"], capture_output=True, text=True, check=False)
     figures: dict[str, Any] = json.loads(done.stdout)["figures"]
     shown = {name: value for name, value in tiles.items() if value is not None and name in figures}

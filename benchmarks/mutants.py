@@ -66,8 +66,6 @@ def changes(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.expr]]:
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
-    """All mutants of a file's functions."""
-
     def within(node: ast.AST, function: str) -> Iterator[tuple[str, ast.AST]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.ClassDef):

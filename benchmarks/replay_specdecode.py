@@ -74,7 +74,6 @@ class Replay(NamedTuple):
 
     @property
     def speedup(self) -> float:
-        """Mean throughput with drafts over mean throughput without."""
         return float(self.with_drafts.mean() / self.without.mean())
 
 
@@ -181,7 +180,6 @@ def sections(path: Path, method: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def rounds_of(path: Path, method: str) -> list[FloatArray]:
-    """Drafts accepted in each round of each request."""
     table = load_trace(TraceSpec(path=str(path)), RECORDS[method])
     return recorded_rounds(table.acceptance_offsets, table.acceptance_lengths, K)
 

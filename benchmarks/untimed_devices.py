@@ -20,7 +20,7 @@ from draftcast.calibration.profile.measured import FAMILY, Part, parts_of, secon
 from draftcast.calibration.profile.roofline import Origin, Roofline
 from draftcast.calibration.profile.roofline_fit import Errors, modelled
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.calibration.profile.table import SHAPES, LatencyTable
+from draftcast.calibration.profile.table import SHAPES, load_table
 from draftcast.scenarios.show.tables import aligned
 
 KINDS = (("b200", "b300", "gb300"), ("h100-sxm", "h200"), ("a100-80g",), ("l40s",), ("rtx-pro-6000",))
@@ -39,7 +39,7 @@ def profile_of(device: str, name: str | None = None) -> RooflineProfile:
 
 @cache
 def points_of(device: str) -> pd.DataFrame:
-    rows = modelled(LatencyTable.read(find_profile(device) / "table.parquet"))
+    rows = modelled(load_table(find_profile(device) / "table.parquet"))
     rows = rows[rows["operator"] != "all_reduce"]
     matrix = rows["operator"] == "linear"
     decodes = rows["operator"].str.endswith("decode") & ~rows["operator"].str.startswith("gdn")

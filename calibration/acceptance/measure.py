@@ -227,7 +227,6 @@ def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
 
 
 def accepted_by_round(accepted: Sequence[NDArray[np.int32]]) -> list[FloatArray]:
-    """Drafts accepted in each round of each request, from those by output position."""
     return [each[rounds_of(each)].astype(np.float64) for each in accepted]
 
 

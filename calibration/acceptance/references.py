@@ -15,24 +15,17 @@ from draftcast.yaml_text import yaml_beside
 
 
 class Reference(Frozen):
-    """One published measurement; of its two ways to say how many drafts are accepted it has one.
-
-    Attributes:
-        head: the draft's repository; None: the model's own.
-        data: what was answered.
-        temperature, thinking: None: not given by the source.
-        rates: unconditional, by position.
-        mean_lengths: number of drafts and tokens a round, the bonus token among them; ascending.
-    """
+    """One published measurement; of its two ways to say how many drafts are accepted it has one."""
 
     model: str
     method: str
-    head: str | None = None
-    data: str
-    temperature: float | None = None
+    head: str | None = None  # the draft's repository; None: the model's own
+    data: str  # what was answered
+    temperature: float | None = None  # as thinking, None where the source does not say
     thinking: bool | None = None
     note: str = ""
-    rates: tuple[Probability, ...] = Field((), strict=False)
+    rates: tuple[Probability, ...] = Field((), strict=False)  # unconditional, by position
+    # Number of drafts and tokens a round, the bonus token among them; ascending
     mean_lengths: tuple[Annotated[tuple[Count, float], Field(strict=False)], ...] = Field((), strict=False)
     source: str
     url: str
@@ -43,7 +36,6 @@ class Reference(Frozen):
 
     @property
     def setting(self) -> str:
-        """In words: with which model, on which data."""
         head = f" and {self.head}" if self.head else ""
         at = f", temperature {self.temperature:g}" if self.temperature is not None else ""
         thinking = "" if self.thinking is None else ", thinking" if self.thinking else ", without thinking"
@@ -51,7 +43,6 @@ class Reference(Frozen):
 
     @property
     def measured_to(self) -> int:
-        """The last position that was measured."""
         return len(self.rates) or self.mean_lengths[-1][0]
 
     def unconditional(self, k: int) -> tuple[float, ...]:

@@ -89,8 +89,6 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EngineLogFit:
-    """What an iteration log says about a server's step time."""
-
     regression: Fit  # the coefficients, as an affine profile takes them, and their errors
     clock: str  # ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known)
     # host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in

@@ -31,8 +31,6 @@ class ProfileLabel:
 
 @dataclass(frozen=True)
 class AffineFit:
-    """Fitted step times as an affine profile takes them."""
-
     values: Mapping[str, float]  # coefficients by name; one that is missing is 0. ``fixed_s`` holds the overhead
     methods: tuple[str, ...]  # how drafts were made, by the logs or runs behind the fit
     sequences: tuple[int, int]

@@ -18,7 +18,7 @@ from draftcast.calibration.importers.aiconfigurator import PACKAGE, read_aiconfi
 from draftcast.calibration.importers.formats import write_profile
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import VERIFY
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import checked_table
 from draftcast.errors import DraftcastError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
@@ -37,12 +37,12 @@ VERIFIED = "; verification timed by draftcast on an H100 (docs/gpu-runs.md)"
 """Added to the source of a profile whose folder holds such a table; H200's kernels are H100's, so it holds the same."""
 
 
-def shipped(table: LatencyTable) -> LatencyTable:
+def shipped(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of an imported table that are bundled, their seconds rounded to `DIGITS` digits."""
-    frame = table.frame[table.frame["head_dim"] <= WIDEST_HEAD]
+    frame = table[table["head_dim"] <= WIDEST_HEAD]
     windows = pd.MultiIndex.from_frame(frame[["window", "heads", "kv_heads", "head_dim"]])
     frame = frame[(frame["window"] == 0).to_numpy() | windows.isin(sorted(_windowed()))]
-    return LatencyTable.from_frame(frame.assign(seconds=rounded(frame["seconds"].to_numpy())))
+    return checked_table(frame.assign(seconds=rounded(frame["seconds"].to_numpy())))
 
 
 def _windowed() -> set[tuple[int, int, int, int]]:

@@ -13,7 +13,7 @@ from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import ENGINE_TABLE, MANIFEST, TABLE, find_profile, has_profile, write_manifest
 from draftcast.calibration.profile.roofline_fit import fit_profile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import checked_table, load_table, save_table
 from draftcast.errors import HardwareError
 from draftcast.files import made, picked
 
@@ -53,8 +53,8 @@ def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
     """With the all-reduces of the profile that is bundled for the device: these tools time the kernels of one rank."""
     if not has_profile(hardware):
         return imported
-    bundled = LatencyTable.read(find_profile(hardware.name) / TABLE).of("all_reduce")
-    table = LatencyTable.from_frame(pd.concat([imported.table.frame, bundled], ignore_index=True))
+    bundled = load_table(find_profile(hardware.name) / TABLE).query("operator == 'all_reduce'")
+    table = checked_table(pd.concat([imported.table, bundled], ignore_index=True))
     source = f"{imported.source}; all-reduces of the bundled profile {hardware.name}"
     return dataclasses.replace(imported, table=table, source=source)
 
@@ -71,7 +71,7 @@ def write_profile(
     made(folder, HardwareError)
     try:
         for file, table in tables.items():
-            table.write(folder / file)
+            save_table(table, folder / file)
         write_manifest(
             folder,
             name=name,

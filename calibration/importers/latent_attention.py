@@ -19,7 +19,7 @@ from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launche
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
-from draftcast.calibration.profile.table import POINT, LatencyTable
+from draftcast.calibration.profile.table import POINT, checked_table
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model, named_format
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
@@ -121,7 +121,7 @@ def _footprint(blocks: pd.DataFrame, weight_bytes: float) -> FloatArray:
 
 def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
     once = rows.drop_duplicates(list(POINT)).assign(settled=False)
-    return fit_table(LatencyTable.from_frame(once), hardware)[0]
+    return fit_table(checked_table(once), hardware)[0]
 
 
 def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> "pd.Series[float]":

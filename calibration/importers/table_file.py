@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.profile.table import LABELS, SHAPES, LatencyTable
+from draftcast.calibration.profile.table import LABELS, SHAPES, checked_table
 from draftcast.errors import HardwareError
 from draftcast.files import read_frame, read_text
 from draftcast.kernels.arrays import BoolArray
@@ -48,7 +48,6 @@ class Rows:
         return ~self.frame[column].isin(["", "nan", "NaN"])
 
     def whole(self, column: str, low: int = 0) -> pd.Series[int]:
-        """Whole numbers of at least ``low``."""
         numbers = self._numbers(column)
         self.check(column, (numbers >= low) & (numbers % 1 == 0), f"a whole number >= {low} is needed")
         return numbers.astype(np.int64)
@@ -116,12 +115,10 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Imported:
-    """A table read from another tool's files."""
-
-    table: LatencyTable  # the times, seconds of one launch
+    table: pd.DataFrame  # the times, seconds of one launch
     device: str  # what the source calls it
     source: str  # tool and measuring method, one sentence
-    engines: dict[str, LatencyTable] = field(default_factory=dict)  # kernels that other engines have of their own
+    engines: dict[str, pd.DataFrame] = field(default_factory=dict)  # kernels that other engines have of their own
     licence: str = ""  # of the times; empty where the source states none
     versions: dict[str, str] = field(default_factory=dict)  # of the tool and of the engine it timed
     sources: dict[str, str] = field(default_factory=dict)  # SHA-256 of every file read, by its path below the given one
@@ -149,7 +146,7 @@ def complete(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(**{name: value for name, value in blank.items() if name not in frame}).fillna(blank)
 
 
-def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:
+def table_of(frame: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Checked table of imported rows, of one point the median; no interval is known, so no point counts as settled.
 
     Raises HardwareError: nothing is left to import, or the rows are no latency table.
@@ -158,4 +155,4 @@ def table_of(frame: pd.DataFrame, path: Path) -> LatencyTable:
         raise HardwareError("holds no row that can be imported", file=str(path))
     keys = [name for name in frame.columns if name != "seconds"]
     medians = frame.groupby(keys, sort=False)["seconds"].median().reset_index()
-    return LatencyTable.from_frame(medians.assign(settled=False), file=str(path))
+    return checked_table(medians.assign(settled=False), file=str(path))

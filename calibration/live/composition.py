@@ -195,7 +195,6 @@ class TimedRun(TimedSteps):
 
     @property
     def label(self) -> str:
-        """The run's folder and how it drafted, for tables."""
         how = f"{self.method} k={self.k}" if self.method else "off"
         return f"{run_name(self.run)} ({how})"
 

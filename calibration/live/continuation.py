@@ -226,7 +226,7 @@ def continuation_prompts(
 def _pieces(
     text: IntArray, outputs: int, wanted: NgramTarget, accepted: Iterator[int], rng: np.random.Generator
 ) -> IntArray:
-    """Pieces of the answer ``text[:outputs]``, which the text continues, in the order in which the prompt holds them."""
+    """Pieces of the answer ``text[:outputs]``, behind which the text goes on, in the order of the prompt."""
     lookup = wanted.prompt_lookup_min
     # Between two pieces lookup - 1 rounds find nothing whatever stands there; the gap adds this many on average. It is
     # geometric: matches come independently of each other.

@@ -72,8 +72,6 @@ class FrontEndMeasurement:
 
 @dataclass(frozen=True)
 class LiveCalibration:
-    """A server's step time and front end."""
-
     # Seconds per unit, names of `TERMS` and ``fixed_s``; 0 where not told from the others
     coefficients: dict[str, float]
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied

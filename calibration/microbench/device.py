@@ -9,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import psutil
 
 from draftcast.calibration.microbench.noise import nvidia_smi, processor_name, usable_cores
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware, recognised
 from draftcast.calibration.profile.measured import parts_of
-from draftcast.calibration.profile.table import LatencyTable
 from draftcast.errors import HardwareError
 from draftcast.files import picked
 from draftcast.kernels.extras import require
@@ -147,7 +147,7 @@ def stream_launches(device: str, cache_bytes: int) -> dict[str, tuple[int, list[
     }
 
 
-def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) -> dict[str, Any]:
+def ceilings(rates: Mapping[str, float], table: pd.DataFrame, cache_bytes: int) -> dict[str, Any]:
     """The manifest's ``ceilings``.
 
     ``rates``: measured bytes a second of ``copy`` and ``read``, FLOP/s of ``gemm <dtype> <implementation>``. ``table``:
@@ -160,7 +160,7 @@ def ceilings(rates: Mapping[str, float], table: LatencyTable, cache_bytes: int) 
             peaks[of] = max(peaks.get(of, 0.0), rate)
     bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
     # A search over token ids computes nothing that a peak rate speaks of.
-    for part, rows in parts_of(table.frame[table.frame["dtype"].isin(list(WEIGHT_BYTES))]):
+    for part, rows in parts_of(table[table["dtype"].isin(list(WEIGHT_BYTES))]):
         work, seconds = part.work_of(rows), rows["seconds"].to_numpy(float)
         peaks[part.dtype] = max(peaks.get(part.dtype, 0.0), float((work.flops / seconds).max()))
         if part.operator != "all_reduce":  # bound by the link

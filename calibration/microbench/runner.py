@@ -31,7 +31,7 @@ from draftcast.calibration.microbench.timer import launches as make_launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import TABLE, write_manifest
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, fit_profile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import checked_table, save_table
 from draftcast.errors import HardwareError, InputError
 from draftcast.files import picked
 from draftcast.kernels.operators.registry import Launch, Operator
@@ -46,8 +46,6 @@ _WRITE_S = 2.0
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands."""
-
     spent_s: float
     measured: int
     settled: int
@@ -60,7 +58,7 @@ class Result:
     """What was written, and how far interpolation was off on points held out of it."""
 
     folder: Path
-    table: LatencyTable
+    table: pd.DataFrame
     errors: list[OperatorErrors]
     left_out: dict[str, int]
     noise: dict[str, Any]
@@ -140,7 +138,7 @@ class Calibration:
     def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
         """Write table, manifest and fit; ``command`` is what repeats it. Raises HardwareError: nothing was measured."""
         table = self.table()
-        table.write(self.folder / TABLE)
+        save_table(table, self.folder / TABLE)
         left_out = Counter(self.plan.left_out)
         left_out["no time left in the budget"] += sum(point.key not in self.state for point in self.plan.points)
         left_out.update(known.failed for known in self.state.values() if not known.visits)
@@ -160,7 +158,7 @@ class Calibration:
         _, errors = fit_profile(self.folder, hardware)
         return Result(self.folder, table, errors, dict(+left_out), self.noise())
 
-    def table(self) -> LatencyTable:
+    def table(self) -> pd.DataFrame:
         rows = []
         for point in self.plan.points:
             progress = self.state.get(point.key)
@@ -175,10 +173,9 @@ class Calibration:
             raise HardwareError(f"nothing was measured: {failed}", file=str(self.folder))
         frame = pd.DataFrame(rows).drop(columns="shape")
         whole = frame.columns.difference(["seconds", "low_s", "high_s"])
-        return LatencyTable.from_frame(frame.fillna(dict.fromkeys(whole, 0)))
+        return checked_table(frame.fillna(dict.fromkeys(whole, 0)))
 
     def noise(self) -> dict[str, Any]:
-        """The manifest's ``noise``."""
         measured = [known for known in self.state.values() if known.visits]
         quiet = sum(len(known.quiet_bursts(self.levels)) for known in measured)
         bursts = sum(known.visits for known in measured)

@@ -87,8 +87,6 @@ def _quantiles(count: int) -> tuple[int, float]:
 
 @dataclass
 class Progress:
-    """What is known of one point so far."""
-
     # Seconds of each, with the worse of the readings before and after it (None: none are taken)
     bursts: list[tuple[float, Quietness | None]] = field(default_factory=list)
     launches: int = 0  # timed in all of them
@@ -102,7 +100,6 @@ class Progress:
         return len(self.bursts)
 
     def quiet_bursts(self, levels: Levels) -> list[float]:
-        """Seconds of the bursts during which the machine was quiet."""
         return self._judge(levels)[0]
 
     def estimate(self, levels: Levels) -> Estimate:

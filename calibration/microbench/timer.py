@@ -84,8 +84,6 @@ class Burst:
 
 @dataclass(frozen=True)
 class BurstLimits:
-    """How long a burst lasts."""
-
     warm_s: float = 0.005  # launches run untimed for this long, at least one
     sample_s: float = 0.0002  # least length of a sample; shorter launches are repeated within it
     burst_s: float = 0.04  # samples are taken for this long, but at least one

@@ -45,8 +45,6 @@ class Ceilings(BaseModel):
 
 
 class Manifest(BaseModel):
-    """Where a table comes from."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
@@ -156,7 +154,6 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
 
 
 def has_profile(hardware: HardwareSpec) -> bool:
-    """Whether a profile measured on this device is bundled."""
     return (PROFILE_FOLDER / hardware.name / MANIFEST).is_file()
 
 
@@ -166,7 +163,6 @@ def profiles_of(device: str) -> tuple[str, ...]:
 
 
 def assumed_profile(hardware: HardwareSpec) -> str:
-    """Name of the profile of assumed efficiencies for a device."""
     return _ASSUMED.get(hardware.vendor, DEFAULT_PROFILE)
 
 

@@ -75,7 +75,6 @@ class Part(NamedTuple):
         return tuple(name for name in SHAPE_FIELDS[self.operator] if name not in ("batch", "q", "context"))
 
     def work(self, shape: Mapping[str, Any]) -> Work:
-        """Work of one launch; shapes may be arrays."""
         return registry.operator(self.operator).work(shape, self.dtype, self.kv_dtype)
 
     def work_of(self, rows: pd.DataFrame) -> Work:
@@ -155,8 +154,6 @@ def _grid_at(part: Part, rows: Points, between: RooflineSeconds) -> AttentionGri
 
 
 def roofline_of(part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
-    """The roofline at values of a grid's axes."""
-
     def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 

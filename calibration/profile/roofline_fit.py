@@ -26,7 +26,7 @@ from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load
 from draftcast.calibration.profile.measured import ATTENTION, CURVES, FAMILY, Part, Points, Seconds
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, LatencyTable
+from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, load_table
 from draftcast.errors import HardwareError
 from draftcast.files import picked, write_text
 from draftcast.kernels.arrays import BoolArray, FloatArray
@@ -78,9 +78,9 @@ class OperatorErrors:
     predictions: pd.DataFrame  # held-out rows with columns ``predicted`` and ``error`` beside their shape
 
 
-def modelled(table: LatencyTable) -> pd.DataFrame:
+def modelled(table: pd.DataFrame) -> pd.DataFrame:
     """Points of the operators that a step is built from, ``held_out`` or not; of one shape the fastest kernel's."""
-    frame = table.frame[table.frame["operator"].isin(list(FAMILY))]
+    frame = table[table["operator"].isin(list(FAMILY))]
     shape = [*Part._fields, *SHAPES]
     least = frame.sort_values("seconds", kind="stable").drop_duplicates(shape).sort_index().reset_index(drop=True)
     return least.assign(held_out=held_out(least))
@@ -154,7 +154,7 @@ Rooflines = dict[tuple[str, str], Roofline]
 """By family and number format."""
 
 
-def fit_table(table: LatencyTable, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
+def fit_table(table: pd.DataFrame, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
     """Rooflines of every family and format of ``table``, and held-out errors of every operator that has a family."""
     fits: Rooflines = {}
     errors: list[OperatorErrors] = []
@@ -231,7 +231,7 @@ def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[O
     if manifest.hardware != hardware.name:
         message = f"the table was made on this device, not on {hardware.name}"
         raise HardwareError(message, file=str(folder), key="hardware", value=manifest.hardware)
-    fits, errors = fit_table(LatencyTable.read(folder / TABLE), manifest.ceilings.applied(hardware))
+    fits, errors = fit_table(load_table(folder / TABLE), manifest.ceilings.applied(hardware))
     document = {
         "schema_version": 1,
         "kind": "roofline",

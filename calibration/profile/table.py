@@ -35,9 +35,7 @@ ngram               batch texts of context tokens searched for their own end (in
 """
 
 import functools
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -45,9 +43,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from draftcast import files
 from draftcast.errors import HardwareError
-from draftcast.files import written
+from draftcast.files import read_frame, written
 from draftcast.kernels.operators.registry import FACTS
 
 SHAPE_FIELDS: dict[str, tuple[str, ...]] = {name: tuple(facts["shape"]) for name, facts in FACTS.items()}
@@ -66,62 +63,51 @@ POINT = (*LABELS, *SHAPES, "graph")
 """Columns that tell one measured point from another."""
 
 
-@dataclass(frozen=True)
-class LatencyTable:
-    """A checked table."""
+def checked_table(frame: pd.DataFrame, file: str | None = None) -> pd.DataFrame:
+    """``frame`` checked and ordered; shape columns, flags, bounds and repeats that are absent are filled in.
 
-    # One row a point with the columns `COLUMNS`: `LABELS` strings, `SHAPES` and repeats int64, `FLAGS` bool, `TIMES`
-    # float64 seconds; ``low_s`` and ``high_s`` bound the median (95 %), NaN where the source has none
-    frame: pd.DataFrame
+    One row a point with the columns `COLUMNS`: `LABELS` strings, `SHAPES` and repeats int64, `FLAGS` bool, `TIMES`
+    float64 seconds; ``low_s`` and ``high_s`` bound the median (95 %), NaN where the source has none.
 
-    def __len__(self) -> int:
-        return len(self.frame)
+    Raises HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that is
+    not a positive number, the same point twice; ``file`` is named.
+    """
+    if unknown := [name for name in frame.columns if name not in COLUMNS]:
+        raise HardwareError(f"unknown column; known: {', '.join(COLUMNS)}", file=file, key=str(unknown[0]))
+    for name in ("operator", "dtype", "seconds"):
+        if name not in frame.columns:
+            raise HardwareError("column required, but missing", file=file, key=name)
+    full = pd.DataFrame(index=frame.index)
+    defaults: dict[str, object] = {"settled": True, "graph": False, "low_s": np.nan, "high_s": np.nan}
+    for name in COLUMNS:
+        column = frame[name] if name in frame.columns else defaults.get(name, "" if name in LABELS else 0)
+        kind = object if name in LABELS else bool if name in FLAGS else np.float64 if name in TIMES else np.int64
+        try:
+            full[name] = pd.Series(column, index=frame.index).astype(kind)
+        except (TypeError, ValueError) as error:
+            raise HardwareError(f"column cannot be read as {kind.__name__}: {error}", file=file, key=name) from None
+    _check(full, file)
+    return full.sort_values(list(POINT), kind="stable").reset_index(drop=True)
 
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, file: str | None = None) -> Self:
-        """Check and order ``frame``; shape columns, flags, bounds and repeats that are absent are filled in.
 
-        Raises HardwareError: an unknown or missing column, an unknown operator, a shape of the wrong kind, a time that
-        is not a positive number, the same point twice; ``file`` is named.
-        """
-        if unknown := [name for name in frame.columns if name not in COLUMNS]:
-            raise HardwareError(f"unknown column; known: {', '.join(COLUMNS)}", file=file, key=str(unknown[0]))
-        for name in ("operator", "dtype", "seconds"):
-            if name not in frame.columns:
-                raise HardwareError("column required, but missing", file=file, key=name)
-        full = pd.DataFrame(index=frame.index)
-        defaults: dict[str, object] = {"settled": True, "graph": False, "low_s": np.nan, "high_s": np.nan}
-        for name in COLUMNS:
-            column = frame[name] if name in frame.columns else defaults.get(name, "" if name in LABELS else 0)
-            kind = object if name in LABELS else bool if name in FLAGS else np.float64 if name in TIMES else np.int64
-            try:
-                full[name] = pd.Series(column, index=frame.index).astype(kind)
-            except (TypeError, ValueError) as error:
-                raise HardwareError(f"column cannot be read as {kind.__name__}: {error}", file=file, key=name) from None
-        _check(full, file)
-        return cls(full.sort_values(list(POINT), kind="stable").reset_index(drop=True))
+def save_table(frame: pd.DataFrame, path: Path) -> None:
+    """Write as Parquet (zstd, dictionary-encoded), a row group an operator; the same rows give the same bytes."""
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    starts = frame["operator"].drop_duplicates().index.to_numpy()
+    with (
+        written(path, HardwareError) as partial,
+        pq.ParquetWriter(partial, table.schema, compression="zstd", compression_level=19) as writer,
+    ):
+        for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
+            writer.write_table(table.slice(start, end - start))
 
-    def of(self, operator: str) -> pd.DataFrame:
-        return self.frame[self.frame["operator"] == operator]
 
-    def write(self, path: Path) -> None:
-        """Write as Parquet (zstd, dictionary-encoded), a row group an operator; the same rows give the same bytes."""
-        table = pa.Table.from_pandas(self.frame, preserve_index=False).replace_schema_metadata(None)
-        starts = self.frame["operator"].drop_duplicates().index.to_numpy()
-        with (
-            written(path, HardwareError) as partial,
-            pq.ParquetWriter(partial, table.schema, compression="zstd", compression_level=19) as writer,
-        ):
-            for start, end in zip(starts, [*starts[1:], len(table)], strict=True):
-                writer.write_table(table.slice(start, end - start))
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read what `write` wrote. Raises HardwareError naming the file when it is not such a table."""
-        frame = files.read_frame(path, kind=HardwareError)
-        if missing := [name for name in COLUMNS if name not in frame]:
-            raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
-        return cls.from_frame(frame, file=str(path))
+def load_table(path: Path) -> pd.DataFrame:
+    """Read what `save_table` wrote. Raises HardwareError naming the file when it is not such a table."""
+    frame: pd.DataFrame = read_frame(path, kind=HardwareError)
+    if missing := [name for name in COLUMNS if name not in frame]:
+        raise HardwareError("is not a latency table: column missing", file=str(path), key=missing[0])
+    return checked_table(frame, file=str(path))
 
 
 def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:

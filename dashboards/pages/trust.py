@@ -90,7 +90,7 @@ def _points(checksum: str, part: Part, _opened: profile_view.OpenProfile) -> Ope
 
 
 def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> None:
-    parts = {str(part): part for part, _ in parts_of(opened.table.frame) if part.operator in FAMILY}
+    parts = {str(part): part for part, _ in parts_of(opened.table) if part.operator in FAMILY}
     names = sorted(parts, key=lambda name: not name.startswith("attention_decode (bf16"))
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):

@@ -219,7 +219,7 @@ def _operator_rows(result: "Result") -> list[dict[str, Any]]:
     """A row an operator and format: points, how many settled, their intervals, errors on the held-out ones."""
     from draftcast.calibration.profile.measured import parts_of
 
-    frame = result.table.frame
+    frame = result.table
     errors = {entry.part: entry.interpolated for entry in result.errors}
     width = (frame["high_s"] - frame["low_s"]) / frame["seconds"]
     rows = []
@@ -334,7 +334,7 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
     rows = [
         {"operator": operator, "dtype": weights, "kv_dtype": kv_dtype, "points": len(points)}
-        for (operator, weights, kv_dtype), points in timings.table.frame.groupby(["operator", "dtype", "kv_dtype"])
+        for (operator, weights, kv_dtype), points in timings.table.groupby(["operator", "dtype", "kv_dtype"])
     ]
     answer = {"operators": rows, "left_out": dict(timings.left_out), "written": str(out)}
     print_profile(profile.as_json, answer, "rows")

@@ -134,7 +134,7 @@ def profile_figure(opened: OpenProfile) -> Any:
     titles = "Measured kernels and the device's roofs", " "
     figure = panels(*titles, rows=2, row_heights=[0.62, 0.38], vertical_spacing=0.14)
     dots = {"type": "scattergl", "marker_size": 3.5, "marker_opacity": 0.55}
-    for part, rows in parts_of(opened.table.frame):
+    for part, rows in parts_of(opened.table):
         if part.operator in OPERATOR_COLOURS:
             some = _even(rows, 800)
             work = part.work_of(some)

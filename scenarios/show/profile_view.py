@@ -22,7 +22,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.measured import Part, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
-from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, LatencyTable
+from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, load_table
 from draftcast.errors import HardwareError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import load_model
@@ -52,11 +52,11 @@ class OpenProfile:
     manifest: load.Manifest | None  # None for a profile that is one YAML file
 
     @functools.cached_property
-    def table(self) -> LatencyTable:
+    def table(self) -> pd.DataFrame:
         """The measured table, read once. Raises HardwareError when the profile has none."""
         if self.folder is None:
             raise HardwareError("holds no measured table", key="profile", value=self.profile.name)
-        return LatencyTable.read(self.folder / load.TABLE)
+        return load_table(self.folder / load.TABLE)
 
 
 def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
@@ -135,11 +135,11 @@ def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
 
     Raises HardwareError: the profile has no measured table, or nothing of this part.
     """
-    frame = opened.table.frame
+    frame = opened.table
     points = frame[(frame[list(Part._fields)] == list(part)).all(axis=1)]
     if points.empty:
         raise HardwareError(f"has no measured points of {part}", key="profile", value=opened.profile.name)
-    rows = modelled(LatencyTable(points.reset_index(drop=True)))
+    rows = modelled(points.reset_index(drop=True))
     if len(rows) > MOST_ROWS:
         curve = ["k", "n", "num_experts", "top_k", "heads", "kv_heads", "head_dim", "window"]
         every = -(-len(rows) // MOST_ROWS)
@@ -152,13 +152,13 @@ def _predictions(opened: OpenProfile, part: Part, rows: pd.DataFrame) -> Operato
     return interpolation_errors(part, rows, opened.profile.seconds_of(*part.roofline))
 
 
-def coverage(table: LatencyTable) -> list[dict[str, Any]]:
+def coverage(table: pd.DataFrame) -> list[dict[str, Any]]:
     """What was measured: for every operator and format the number of points and the range of each shape column.
 
     ``settled`` is None where the source gave no intervals.
     """
     rows = []
-    for part, points in parts_of(table.frame):
+    for part, points in parts_of(table):
         ranges = []
         for name in SHAPE_FIELDS[part.operator]:
             low, high, count = points[name].min(), points[name].max(), points[name].nunique()
@@ -247,7 +247,7 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     """
     if first.folder is None or second.folder is None:
         return []
-    both = first.table.frame.merge(second.table.frame, on=list(POINT), suffixes=("", "_other"))
+    both = first.table.merge(second.table, on=list(POINT), suffixes=("", "_other"))
     both = both[both[["low_s", "low_s_other"]].notna().all(axis=1)]
     meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
     both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())

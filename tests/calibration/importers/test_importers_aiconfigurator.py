@@ -60,7 +60,7 @@ def shape(frame: pd.DataFrame, *fields: str) -> list[tuple]:
 
 def test_linear_layers(tmp_path: Path) -> None:
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.0125, "fp8")])
-    frame = read_aiconfigurator(tmp_path, H100).table.of("linear")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'linear'")
     assert shape(frame, "dtype", "m", "k", "n", "graph", "settled", "repeats") == [
         ("bf16", 8, 4096, 6144, True, False, 0),
         ("fp8", 8, 4096, 6144, True, False, 0),
@@ -81,7 +81,7 @@ def test_attention_decode_context_counts_the_new_token(tmp_path: Path) -> None:
     rows = [attention(4, 1, 1023, 0.03), attention(4, 1, 1023, 0.025, "fp8"), attention(4, 1, 63, 0.012)]
     rows.append(attention(4, 1, 4095, 0.02, window_size=128))
     put(tmp_path, "attention", "generation_attention", rows)
-    frame = read_aiconfigurator(tmp_path, H100).table.of("attention_decode")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'attention_decode'")
     fields = ("dtype", "kv_dtype", "batch", "q", "context", "heads", "kv_heads", "head_dim", "window", "tree")
     assert shape(frame, *fields) == [
         ("bf16", "bf16", 4, 1, 64, 32, 8, 128, 0, 0),
@@ -95,7 +95,7 @@ def test_attention_decode_context_counts_the_new_token(tmp_path: Path) -> None:
 def test_attention_prefill_context_is_prefix_and_chunk(tmp_path: Path) -> None:
     rows = [attention(2, 512, 0, 0.05), attention(2, 512, 1536, 0.09)]
     put(tmp_path, "attention", "context_attention", rows)
-    frame = read_aiconfigurator(tmp_path, H100).table.of("attention_prefill")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'attention_prefill'")
     assert shape(frame, "batch", "q", "context") == [(2, 512, 512), (2, 512, 2048)]
 
 
@@ -103,13 +103,13 @@ def test_files_without_windows(tmp_path: Path) -> None:
     row = attention(4, 1, 1023, 0.03)
     del row["window_size"]
     put(tmp_path, "attention", "generation_attention", [row])
-    assert read_aiconfigurator(tmp_path, H100).table.frame["window"].tolist() == [0]
+    assert read_aiconfigurator(tmp_path, H100).table["window"].tolist() == [0]
 
 
 def test_experts_on_one_rank(tmp_path: Path) -> None:
     rows = [moe(64, 0.3), moe(64, 0.2, moe_dtype="w4a16_mxfp4"), moe(64, 0.25, moe_dtype="fp8_block")]
     put(tmp_path, "moe", "moe", rows)
-    frame = read_aiconfigurator(tmp_path, H100).table.of("moe")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'moe'")
     fields = ("dtype", "m", "k", "n", "num_experts", "top_k", "graph")
     assert shape(frame, *fields) == [
         ("bf16", 64, 2048, 384, 128, 8, True),
@@ -159,7 +159,7 @@ def test_experts_without_counterpart_are_counted() -> None:
 def test_all_reduce_counts_bytes(tmp_path: Path) -> None:
     rows = [all_reduce(4096, 8, 0.006), all_reduce(4096, 8, 0.012, "eager")]
     put(tmp_path, "comm", "custom_allreduce", rows)
-    frame = read_aiconfigurator(tmp_path, H100).table.of("all_reduce")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'all_reduce'")
     assert shape(frame, "implementation", "message_bytes", "ranks", "graph") == [
         ("vLLM_custom_eager", 8192, 8, False),
         ("vLLM_custom_graph", 8192, 8, True),
@@ -172,7 +172,7 @@ def test_all_reduces_of_slower_links_count(tmp_path: Path) -> None:
         rows = [all_reduce(4096, 2, 0.020 * factor), all_reduce(1 << 20, 2, 0.1 * max(factor, 0.9))]
         put(tmp_path, "comm", "custom_allreduce", rows, version=version)
     imported = read_aiconfigurator(tmp_path, H100)
-    taken = imported.table.frame.set_index("message_bytes")["seconds"].to_dict()
+    taken = imported.table.set_index("message_bytes")["seconds"].to_dict()
     assert taken == pytest.approx({8192: 20e-6, 2 << 20: 90e-6})
     assert imported.versions["vllm custom_allreduce"] == "0.19.0, 0.24.0"
     assert len(imported.sources) == 2
@@ -184,7 +184,7 @@ def test_newest_version_is_taken_and_recorded(tmp_path: Path) -> None:
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.04)], version="0.1.dev19")
     assert newest_first(file.parents[1], file.name)[0] == file
     imported = read_aiconfigurator(tmp_path, H100)
-    assert imported.table.frame["seconds"].tolist() == pytest.approx([20e-6])
+    assert imported.table["seconds"].tolist() == pytest.approx([20e-6])
     assert imported.device == DEVICE
     assert imported.versions == {"aiconfigurator-core": "unknown", "vllm gemm": "0.24.0"}
     (name, digest), *_ = imported.sources.items()
@@ -204,7 +204,7 @@ def test_one_point_timed_twice_is_its_median_and_kernels_stay_apart(tmp_path: Pa
     times = [("a", 0.02), ("a", 0.03), ("a", 0.022), ("b", 0.05)]
     rows = [{**gemm(8, 4096, 6144, ms), "kernel_source": kernel} for kernel, ms in times]
     put(tmp_path, "gemm", "gemm", rows)
-    frame = read_aiconfigurator(tmp_path, H100).table.frame
+    frame = read_aiconfigurator(tmp_path, H100).table
     assert shape(frame, "implementation") == [("a",), ("b",)]
     assert frame["seconds"].tolist() == pytest.approx([22e-6, 50e-6])
 
@@ -224,7 +224,7 @@ def test_linear_times_below_the_floor_are_dropped_and_counted(tmp_path: Path) ->
     rows += [gemm(8193, 4096, 6144, 0.417), gemm(16, 4096, 6144, 0.0076, "fp8"), gemm(1, 4096, 6144, 0.0075, "fp8")]
     put(tmp_path, "gemm", "gemm", rows)
     imported = read_aiconfigurator(tmp_path, H100)
-    assert shape(imported.table.frame, "dtype", "m") == [("bf16", 17), ("bf16", 8193), ("fp8", 16)]
+    assert shape(imported.table, "dtype", "m") == [("bf16", 17), ("bf16", 8193), ("fp8", 16)]
     assert imported.left_out == {plausible.BELOW_FLOOR: 3}
 
 
@@ -237,7 +237,7 @@ def test_attention_times_below_the_floor_are_dropped_and_counted(tmp_path: Path)
     put(tmp_path, "attention", "context_attention", [attention(64, 16, 0, 0.0080)])
     imported = read_aiconfigurator(tmp_path, H100)
     fields = ("operator", "kv_dtype", "context", "window")
-    assert shape(imported.table.frame, *fields) == [
+    assert shape(imported.table, *fields) == [
         ("attention_decode", "bf16", 1024, 128),
         ("attention_decode", "fp8", 1024, 0),
         ("attention_prefill", "bf16", 16, 0),
@@ -258,7 +258,7 @@ def test_times_far_above_a_larger_shapes_are_dropped(tmp_path: Path) -> None:
     rows += [gemm(16, 4096, 6144, 0.06), gemm(32, 4096, 1024, 0.01)]
     put(tmp_path, "gemm", "gemm", rows)
     imported = read_aiconfigurator(tmp_path, H100)
-    assert sorted(imported.table.frame["m"]) == [2, 8, 16, 32]
+    assert sorted(imported.table["m"]) == [2, 8, 16, 32]
     assert imported.left_out == {plausible.ABOVE_LARGER: 1}
 
 
@@ -267,7 +267,7 @@ def test_attention_grows_with_batch_and_with_context(tmp_path: Path) -> None:
     rows.append(attention(2, 1, 1023, 0.07))  # above the longer context's
     put(tmp_path, "attention", "generation_attention", rows)
     imported = read_aiconfigurator(tmp_path, H100)
-    assert shape(imported.table.frame, "batch", "context") == [(2, 4096), (8, 1024)]
+    assert shape(imported.table, "batch", "context") == [(2, 4096), (8, 1024)]
     assert imported.left_out == {plausible.ABOVE_LARGER: 2}
 
 
@@ -275,7 +275,7 @@ def test_fp8_experts_far_slower_than_bf16_are_dropped(tmp_path: Path) -> None:
     rows = [moe(64, 0.3), moe(64, 0.5, moe_dtype="fp8"), moe(512, 0.6), moe(512, 0.8, moe_dtype="fp8")]
     put(tmp_path, "moe", "moe", rows)
     imported = read_aiconfigurator(tmp_path, H100)
-    assert shape(imported.table.frame, "dtype", "m") == [("bf16", 64), ("bf16", 512), ("fp8", 512)]
+    assert shape(imported.table, "dtype", "m") == [("bf16", 64), ("bf16", 512), ("fp8", 512)]
     assert imported.left_out == {plausible.ABOVE_WIDER: 1}
 
 
@@ -361,33 +361,33 @@ def test_triton_experts_of_the_version_before_stay_where_the_newest_has_none(tmp
     block = {"moe_dtype": "fp8_block"}
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, **block), moe(1024, 0.6)], kernel_source="flashinfer")
     put(tmp_path, "moe", "moe", [moe(1024, 0.8, **block), moe(1024, 3.0)], "0.22.0", kernel_source="triton")
-    frame = read_aiconfigurator(tmp_path, H100).table.of("moe")
+    frame = read_aiconfigurator(tmp_path, H100).table.query("operator == 'moe'")
     found = {(row.dtype, row.implementation, row.seconds) for row in frame.itertuples()}
     fp8 = {("fp8", "flashinfer", 0.5e-3), ("fp8", "triton", 0.8e-3)}
     assert found == fp8 | {("bf16", "flashinfer", 0.6e-3), ("bf16", "triton", 3.0e-3)}
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, **block)], kernel_source="triton")
-    assert len(read_aiconfigurator(tmp_path, H100).table.of("moe")) == 1
+    assert len(read_aiconfigurator(tmp_path, H100).table.query("operator == 'moe'")) == 1
 
 
 def test_experts_in_int4_are_taken(tmp_path: Path) -> None:
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, moe_dtype="int4_wo")])
-    assert list(read_aiconfigurator(tmp_path, H100).table.of("moe")["dtype"]) == ["int4"]
+    assert list(read_aiconfigurator(tmp_path, H100).table.query("operator == 'moe'")["dtype"]) == ["int4"]
 
 
 def test_nvfp4_matrices_and_experts_are_taken(tmp_path: Path) -> None:
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02), gemm(8, 4096, 6144, 0.01, "nvfp4")])
     put(tmp_path, "moe", "moe", [moe(1024, 0.5, moe_dtype="nvfp4")])
     table = read_aiconfigurator(tmp_path, H100).table
-    assert list(table.of("linear")["dtype"]) == ["bf16", "nvfp4"]
-    assert list(table.of("moe")["dtype"]) == ["nvfp4"]
+    assert list(table.query("operator == 'linear'")["dtype"]) == ["bf16", "nvfp4"]
+    assert list(table.query("operator == 'moe'")["dtype"]) == ["nvfp4"]
 
 
 def test_another_engine_has_a_table_of_its_own(tmp_path: Path) -> None:
     put(tmp_path, "moe", "moe", [moe(64, 0.3)])
     put(tmp_path, "moe", "moe", [moe(64, 0.2), moe(64, 0.9, moe_dtype="w4a16_mxfp4")], "0.5.14", engine="sglang")
     imported = read_aiconfigurator(tmp_path, H100)
-    assert imported.table.of("moe")["seconds"].tolist() == [0.3e-3]
-    own = imported.engines["sglang"].of("moe")
+    assert imported.table.query("operator == 'moe'")["seconds"].tolist() == [0.3e-3]
+    own = imported.engines["sglang"].query("operator == 'moe'")
     assert (own["dtype"].tolist(), own["seconds"].tolist()) == (["bf16"], [0.2e-3])
     assert imported.left_out == {"sglang: experts in w4a16_mxfp4": 1}
     assert imported.versions["sglang moe"] == "0.5.14"
@@ -409,7 +409,7 @@ def test_sglangs_latent_decode_is_attention_products_and_three_kernels(tmp_path:
     file = put(tmp_path, "mla_bmm", "mla_bmm", products, "0.5.14", engine="sglang")
     pd.DataFrame(pd.read_parquet(file).assign(op_name=[row["op_name"] for row in products])).to_parquet(file)
     imported = read_aiconfigurator(tmp_path, H100)
-    own = imported.engines["sglang"].of("mla_decode")
+    own = imported.engines["sglang"].query("operator == 'mla_decode'")
     assert shape(own, "kv_dtype", "batch", "context", "heads", "k", "n") == [
         ("bf16", 8, 8192, 16, 576, 512),
         ("bf16", 12, 8192, 16, 576, 512),

@@ -11,7 +11,7 @@ from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import TABLE, find_profile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import load_table
 from draftcast.errors import DraftcastError, HardwareError
 from draftcast.kernels.model.catalog import load_model
 
@@ -94,7 +94,7 @@ def points(frame: pd.DataFrame, operator: str, *fields: str) -> dict[tuple, floa
 
 
 def test_vidur_mlp(tmp_path: Path) -> None:
-    frame = read_vidur(mlp_file(tmp_path)).table.frame
+    frame = read_vidur(mlp_file(tmp_path)).table
     # two ranks: 16 heads and 4 KV heads of 128; qkv 24 * 128, o 16 * 128 in, gate and up 2 * 7168
     assert points(frame, "linear", "dtype", "m", "k", "n") == pytest.approx(
         {
@@ -112,18 +112,18 @@ def test_vidur_mlp(tmp_path: Path) -> None:
 
 
 def test_vidur_mlp_without_gate(tmp_path: Path) -> None:
-    frame = read_vidur(mlp_file(tmp_path, use_gated_mlp=False)).table.frame
+    frame = read_vidur(mlp_file(tmp_path, use_gated_mlp=False)).table
     assert (512, 4096, 7168) in points(frame, "linear", "m", "k", "n")
     assert "swiglu" not in set(frame["operator"])
 
 
 def test_vidur_kv_heads_are_replicated(tmp_path: Path) -> None:
-    frame = read_vidur(mlp_file(tmp_path, num_tensor_parallel_workers=16)).table.frame
+    frame = read_vidur(mlp_file(tmp_path, num_tensor_parallel_workers=16)).table
     assert points(frame, "rotary", "heads", "kv_heads") == pytest.approx({(2, 1): 0.4e-3})
 
 
 def test_vidur_attention(tmp_path: Path) -> None:
-    frame = read_vidur(attention_file(tmp_path)).table.frame
+    frame = read_vidur(attention_file(tmp_path)).table
     fields = ("kv_dtype", "batch", "q", "context", "heads", "kv_heads", "head_dim", "window")
     assert points(frame, "attention_prefill", *fields) == pytest.approx({("bf16", 1, 256, 1024, 8, 2, 128, 0): 1.75e-3})
     assert points(frame, "attention_decode", *fields) == pytest.approx({("bf16", 16, 1, 1024, 8, 2, 128, 0): 0.5e-3})
@@ -133,7 +133,7 @@ def test_vidur_folder_reads_both_and_remembers_them(tmp_path: Path) -> None:
     mlp_file(tmp_path)
     attention_file(tmp_path)
     imported = read_vidur(tmp_path)
-    assert {"linear", "attention_decode"} <= set(imported.table.frame["operator"])
+    assert {"linear", "attention_decode"} <= set(imported.table["operator"])
     assert set(imported.sources) == {"mlp.csv", "attention.csv"}
 
 
@@ -198,7 +198,7 @@ def test_llmservingsim_dense_and_per_sequence(tmp_path: Path) -> None:
     )
     heads = "layer,sequences,time_us\nlm_head,8,350\nsampler,8,26\n"
     imported = read_llmservingsim(bundle(tmp_path, dense=dense, per_sequence=heads), LLAMA)
-    frame = imported.table.frame
+    frame = imported.table
     assert points(frame, "linear", "m", "k", "n") == pytest.approx(
         {
             (8, 4096, 3072): 20.5e-6,
@@ -212,7 +212,7 @@ def test_llmservingsim_dense_and_per_sequence(tmp_path: Path) -> None:
     assert points(frame, "swiglu", "m", "n") == pytest.approx({(8, 7168): 4e-6})
     assert points(frame, "embedding", "m", "k", "n") == pytest.approx({(8, 64128, 4096): 5e-6})
     assert points(frame, "sampler", "m", "n") == pytest.approx({(8, 128256): 26e-6})
-    assert points(imported.table.frame, "rmsnorm", "m", "n") == pytest.approx({(8, 4096): 2e-6})
+    assert points(imported.table, "rmsnorm", "m", "n") == pytest.approx({(8, 4096): 2e-6})
     assert imported.left_out == {"layer qk_norm: no counterpart": 1}
 
 
@@ -225,7 +225,7 @@ def test_llmservingsim_rows_left_out_are_counted_over_all_files(tmp_path: Path) 
 
 def test_llmservingsim_number_format_is_the_weights(tmp_path: Path) -> None:
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,12\nact_fn,8,4\n")
-    frame = read_llmservingsim(folder, LLAMA, dtype="fp8").table.frame
+    frame = read_llmservingsim(folder, LLAMA, dtype="fp8").table
     assert dict(zip(frame["operator"], frame["dtype"], strict=True)) == {"linear": "fp8", "swiglu": "bf16"}
 
 
@@ -240,16 +240,12 @@ def test_llmservingsim_attention(tmp_path: Path, header: str, prefill: int) -> N
     )
     imported = read_llmservingsim(bundle(tmp_path, attention=text), LLAMA)
     fields = ("batch", "q", "context", "heads", "kv_heads", "head_dim")
-    assert points(imported.table.frame, "attention_prefill", *fields) == pytest.approx(
-        {(1, 512, 1536, 16, 4, 128): 60e-6}
-    )
-    assert points(imported.table.frame, "attention_decode", *fields) == pytest.approx(
+    assert points(imported.table, "attention_prefill", *fields) == pytest.approx({(1, 512, 1536, 16, 4, 128): 60e-6})
+    assert points(imported.table, "attention_decode", *fields) == pytest.approx(
         {(4, 1, 129, 16, 4, 128): 11e-6, (4, 3, 131, 16, 4, 128): 12.5e-6}
     )
     launch = ("m", "k", "n", "batch", "context", "heads")
-    assert points(imported.table.frame, "attention_launch", *launch) == pytest.approx(
-        {(512, 1536, 129, 4, 129, 16): 70e-6}
-    )
+    assert points(imported.table, "attention_launch", *launch) == pytest.approx({(512, 1536, 129, 4, 129, 16): 70e-6})
     assert imported.left_out == {"layer indexer: no counterpart": 1}
 
 
@@ -260,7 +256,7 @@ def test_llmservingsim_unequal_contexts(tmp_path: Path) -> None:
     (folder / "meta.yaml").write_text("gpu: NVIDIA L40S\nvllm_version: 0.19.0\nmeasurement_iterations: 3\n")
     imported = read_llmservingsim(folder, LLAMA)
     assert (imported.device, imported.versions) == ("NVIDIA L40S", {"vllm": "0.19.0"})
-    frame = imported.table.frame
+    frame = imported.table
     assert points(frame, "attention_launch", "m", "k", "n", "batch", "context") == pytest.approx(
         {(0, 0, 2049, 4, 897): 15e-6, (256, 768, 2049, 4, 897): 40e-6}
     )
@@ -268,7 +264,7 @@ def test_llmservingsim_unequal_contexts(tmp_path: Path) -> None:
 
 def test_llmservingsim_attention_without_layer_and_query_length(tmp_path: Path) -> None:
     text = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,9.5\n"
-    frame = read_llmservingsim(bundle(tmp_path, attention=text), LLAMA).table.frame
+    frame = read_llmservingsim(bundle(tmp_path, attention=text), LLAMA).table
     assert points(frame, "attention_decode", "batch", "q", "context") == pytest.approx({(1, 1, 17): 9.5e-6})
 
 
@@ -276,7 +272,7 @@ def test_llmservingsim_experts_take_the_expected_number_visited(tmp_path: Path) 
     # 8 tokens of Qwen3-30B-A3B touch 128 * (1 - (15/16)^8) = 51.6 of 128 experts.
     text = "ep,tokens,activated_experts,time_us\n1,8,32,90\n1,8,48,130\n1,8,64,170\n2,8,32,60\n"
     imported = read_llmservingsim(bundle(tmp_path, moe=text), QWEN_MOE)
-    assert points(imported.table.frame, "moe", "m", "k", "n", "num_experts", "top_k") == pytest.approx(
+    assert points(imported.table, "moe", "m", "k", "n", "num_experts", "top_k") == pytest.approx(
         {(8, 2048, 384, 128, 8): 130e-6}
     )
     assert sorted(imported.left_out.values()) == [1, 2]
@@ -290,7 +286,7 @@ def test_llmservingsim_first_version(tmp_path: Path) -> None:
     )
     imported = read_llmservingsim(bundle(tmp_path, layers=text), LLAMA)
     # k and v are one point, timed twice
-    assert points(imported.table.frame, "linear", "m", "k", "n") == pytest.approx(
+    assert points(imported.table, "linear", "m", "k", "n") == pytest.approx(
         {(4, 4096, 2048): 16e-6, (4, 4096, 512): 8.1e-6, (4, 4096, 7168): 41e-6, (4, 7168, 4096): 43e-6}
     )
     assert imported.left_out == {"layer attn: no counterpart": 1}
@@ -339,7 +335,7 @@ def test_llmservingsim_of_what_is_asked_for(tmp_path: Path) -> None:
     meta = "gpu: NVIDIA A10G\nmodel: meta-llama/Llama-3.1-8B\nvariant: bf16\ntp_degrees: [2]\n"
     (folder / "meta.yaml").write_text(meta)
     table = read("llmservingsim", folder, A10G, model=LLAMA).table
-    assert points(table.frame, "linear", "m", "k", "n") == pytest.approx({(8, 4096, 3072): 1e-6})
+    assert points(table, "linear", "m", "k", "n") == pytest.approx({(8, 4096, 3072): 1e-6})
     (folder / "meta.yaml").write_text("gpu: some GPU\nmodel: my/finetune\nvariant: mine\ntp_degrees: [1, 2]\n")
     assert len(read("llmservingsim", folder, A10G, model=LLAMA, tp=2).table) == 1
     assert "or the tensor-parallel degree be given by --tp" in fault(lambda: read_llmservingsim(folder, LLAMA))
@@ -368,9 +364,9 @@ def test_all_reduces_come_from_the_bundled_profile(tmp_path: Path) -> None:
     """Tools that time one rank have none; a device without a bundled profile gets none."""
     mlp_file(tmp_path)
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
-    bundled = LatencyTable.read(find_profile("a100-80g") / TABLE).of("all_reduce")
+    bundled = load_table(find_profile("a100-80g") / TABLE).query("operator == 'all_reduce'")
     for imported in (read("vidur", tmp_path, A100), read("llmservingsim", folder, A100, model=LLAMA)):
-        assert len(imported.table.of("all_reduce")) == len(bundled) > 0
+        assert len(imported.table.query("operator == 'all_reduce'")) == len(bundled) > 0
         assert imported.source.endswith("all-reduces of the bundled profile a100-80g")
 
 

@@ -11,7 +11,7 @@ from draftcast.calibration.importers.plausible import below_floor, floor_seconds
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import PROFILE_FOLDER, TABLE, load_profile, read_manifest
 from draftcast.calibration.profile.spec import RooflineProfile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import checked_table, load_table
 from draftcast.errors import ModelError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import ModelSpec
@@ -78,7 +78,7 @@ def test_kernels_that_sglang_alone_has(name: str) -> None:
     assert isinstance(profile, RooflineProfile)
     own, shared = profile.times_for("sglang")
     assert profile.times_for("vllm") == (shared,)
-    frame = LatencyTable.read(own.table).frame
+    frame = load_table(own.table)
     sparse = {"dsa_decode"} if name in TIMED_SPARSE else set()
     newer = set() if name == "a100-80g" else {"mla_decode", "gdn_prefill"}
     assert set(frame["operator"]) == {"moe", "gdn_decode"} | newer | sparse
@@ -88,7 +88,7 @@ def test_kernels_that_sglang_alone_has(name: str) -> None:
 
 def test_a_table_is_a_valid_one_in_order(frames: dict[str, pd.DataFrame]) -> None:
     frame = frames["a100-80g"]  # the smallest; all were written by the same code
-    pd.testing.assert_frame_equal(LatencyTable.from_frame(frame).frame, frame, check_dtype=False)
+    pd.testing.assert_frame_equal(checked_table(frame), frame, check_dtype=False)
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -335,7 +335,7 @@ def test_shipped_leaves_out_wide_heads_and_foreign_windows() -> None:
         decode_row(head_dim=256),
         decode_row(head_dim=512),
     ]
-    kept = shipped(LatencyTable.from_frame(pd.DataFrame(rows))).frame
+    kept = shipped(checked_table(pd.DataFrame(rows)))
     assert sorted(zip(kept["window"], kept["head_dim"], strict=True)) == [(0, 64), (0, 256), (128, 64)]
     assert set(kept["seconds"]) == {1.235e-5}
 

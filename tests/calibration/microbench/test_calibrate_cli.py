@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from draftcast.calibration.microbench import device, runner
 from draftcast.calibration.profile.load import read_manifest
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import load_table
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
 
@@ -255,11 +255,11 @@ def test_a_run_killed_in_the_middle_goes_on_where_it_stopped(
     assert re.search(r"note: the calibration took \d+ s, more than its budget of 1 s$", last.stderr, re.MULTILINE)
     assert run.lines("burst")[: len(bursts)] == bursts
 
-    table = LatencyTable.read(tmp_path / "profile" / "table.parquet")
+    table = load_table(tmp_path / "profile" / "table.parquet")
     layers = [(64, 128), (64, 64), (64, 256), (128, 64)]
-    linear = table.of("linear")
+    linear = table.query("operator == 'linear'")
     assert set(zip(linear["k"], linear["n"], linear["m"], strict=True)) == {(*kn, 1) for kn in layers}
-    assert list(table.of("rmsnorm")["m"]) == [1]
+    assert list(table.query("operator == 'rmsnorm'")["m"]) == [1]
     manifest = read_manifest(tmp_path / "profile")
     assert manifest.name == "profile"
     assert manifest.command.startswith("draftcast calibrate --device cpu --out ")

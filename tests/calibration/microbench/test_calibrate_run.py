@@ -22,7 +22,7 @@ from draftcast.calibration.microbench.shapes import Plan, Point, Settings
 from draftcast.calibration.microbench.timer import Burst, BurstLimits
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import read_manifest
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import load_table
 from draftcast.errors import HardwareError
 from draftcast.kernels.operators.registry import Implementation, Launch, Operator, operator
 
@@ -95,12 +95,12 @@ def test_it_writes_table_manifest_and_fit(tmp_path: Path, clock: SimpleNamespace
     with calibration(tmp_path / "p", clock, progress=seen.append) as run:
         run.measure()
         result = run.write("mine", load_hardware("cpu"), command=["draftcast", "calibrate"])
-    table = LatencyTable.read(tmp_path / "p" / "table.parquet")
+    table = load_table(tmp_path / "p" / "table.parquet")
     assert len(table) == len(POINTS)
-    assert set(table.frame["seconds"]) == {0.001}
-    assert table.frame["settled"].all()
-    assert set(table.frame["repeats"]) == {3 * 10 * 2}
-    assert set(table.of("linear")["m"]) == set(ROWS)
+    assert set(table["seconds"]) == {0.001}
+    assert table["settled"].all()
+    assert set(table["repeats"]) == {3 * 10 * 2}
+    assert set(table.query("operator == 'linear'")["m"]) == set(ROWS)
     manifest = read_manifest(tmp_path / "p")
     assert (manifest.name, manifest.hardware, manifest.device) == ("mine", "cpu", "a processor")
     assert manifest.clocks == {"cpu_mhz": 2000.0}
@@ -156,8 +156,8 @@ def test_a_short_budget_covers_every_operator_and_can_be_raised(tmp_path: Path, 
         assert run.spent_s <= 30.0
         short = run.table()
         result = run.write("mine", load_hardware("cpu"), ["draftcast"])
-    assert {1, 8} <= set(short.of("linear")["m"])
-    assert {1, 8} <= set(short.of("rmsnorm")["m"])
+    assert {1, 8} <= set(short.query("operator == 'linear'")["m"])
+    assert {1, 8} <= set(short.query("operator == 'rmsnorm'")["m"])
     assert 4 < len(short) < len(POINTS)
     assert result.left_out["no time left in the budget"] == len(POINTS) - len(short)
     assert set(Counter(line["point"] for line in lines_of(tmp_path / "p", "burst")).values()) == {3}
@@ -171,7 +171,7 @@ def test_points_that_do_not_settle_take_the_time_that_is_left(tmp_path: Path, cl
     noisy = FakeTimer(clock, lambda count: 0.001 * (1.0 + 0.1 * (count % 3)))
     with calibration(tmp_path / "p", clock, budget_s=200.0, timer=noisy) as run:
         run.measure()
-        table = run.table().frame
+        table = run.table()
     assert 200.0 - runner._WRITE_S - 1.0 < run.spent_s <= 200.0, "less than one more burst would have fitted"
     assert not table["settled"].all()
     assert (table["low_s"] <= table["seconds"]).all()
@@ -252,7 +252,7 @@ def test_a_machine_that_is_never_quiet_is_recorded(
     with calibration(tmp_path / "p", clock, budget_s=100.0) as run:
         run.measure()
         assert run.noise()["quiet_bursts"] == 0.0
-        assert not run.table().frame["settled"].any()
+        assert not run.table()["settled"].any()
 
 
 def test_a_disturbed_burst_is_tried_again(
@@ -265,7 +265,7 @@ def test_a_disturbed_burst_is_tried_again(
     with calibration(tmp_path / "p", clock, timer=timer, plan=Plan(SETTINGS, POINTS[:2])) as run:
         run.measure()
         assert run.noise()["quiet_bursts"] == 1.0
-        assert set(run.table().frame["seconds"]) == {0.001}, "the second try of each visit"
+        assert set(run.table()["seconds"]) == {0.001}, "the second try of each visit"
         assert timer.count > 2 * 3 * 2
 
 

@@ -186,7 +186,7 @@ def test_a_real_reading_has_positive_times() -> None:
 def test_ceilings_are_the_best_of_products_and_table() -> None:
     import pandas as pd
 
-    from draftcast.calibration.profile.table import LatencyTable
+    from draftcast.calibration.profile.table import checked_table
 
     rows = [
         {"operator": "linear", "dtype": "bf16", "m": 10, "k": 10, "n": 10, "seconds": 1e-6},
@@ -194,7 +194,7 @@ def test_ceilings_are_the_best_of_products_and_table() -> None:
         # Comparing token ids is no arithmetic: it sets no peak, though it is the fastest here.
         {"operator": "ngram", "dtype": "int32", "batch": 8, "context": 512, "seconds": 1e-9},
     ]
-    table = LatencyTable.from_frame(pd.DataFrame(rows).fillna(0))
+    table = checked_table(pd.DataFrame(rows).fillna(0))
     rates = {"copy": 5e9, "read": 7e9, "gemm bf16 torch": 1e9, "gemm fp32 torch": 3e9, "gemm fp32 triton": 4e9}
     assert device.ceilings(rates, table, 1 << 20) == {
         "peak_flops": {"bf16": pytest.approx(2e9), "fp32": 4e9},

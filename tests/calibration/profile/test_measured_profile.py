@@ -17,7 +17,7 @@ from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE, load_profil
 from draftcast.calibration.profile.roofline import Origin, Roofline
 from draftcast.calibration.profile.roofline_fit import fit_profile, fit_roofline, held_out
 from draftcast.calibration.profile.spec import AffineProfile, RooflineProfile
-from draftcast.calibration.profile.table import SHAPE_FIELDS, LatencyTable, read_points
+from draftcast.calibration.profile.table import SHAPE_FIELDS, checked_table, load_table, read_points, save_table
 from draftcast.errors import HardwareError, InputError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators import registry
@@ -62,7 +62,7 @@ def points(operator: str) -> pd.DataFrame:
 def write_profile(folder: Path, frame: pd.DataFrame | None = None, **fields: object) -> Path:
     folder.mkdir(exist_ok=True)
     whole = pd.concat([points(name) for name in TRUE], ignore_index=True).fillna(0) if frame is None else frame
-    LatencyTable.from_frame(whole).write(folder / TABLE)
+    save_table(checked_table(whole), folder / TABLE)
     given = {"name": "a-test", "hardware": "h100-sxm", "device": "none", "date": "2026-11-21", "command": "-"}
     write_manifest(folder, **{**given, "source": "a test", **fields})
     return folder
@@ -114,7 +114,7 @@ def test_decode_of_single_queries_takes_its_compute_efficiency_from_prefill(tmp_
 
 
 def test_held_out_points_are_inner_ones_and_always_the_same() -> None:
-    frame = LatencyTable.from_frame(points("linear")).frame
+    frame = checked_table(points("linear"))
     drawn = held_out(frame)
     assert 0.08 < drawn.mean() < 0.3
     assert not drawn[(frame["m"] == 1) | (frame["m"] == 8192)].any()
@@ -306,32 +306,32 @@ def test_a_manifest_with_an_unknown_key_is_refused(copy: Path) -> None:
 )
 def test_a_row_out_of_range_is_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(HardwareError, match=message):
-        LatencyTable.from_frame(points("linear").assign(**change), "a.parquet")
+        checked_table(points("linear").assign(**change), "a.parquet")
 
 
 def test_unknown_missing_and_double_rows_are_refused(tmp_path: Path) -> None:
     frame = points("linear")
     with pytest.raises(HardwareError, match=r"colour: unknown column"):
-        LatencyTable.from_frame(frame.assign(colour="red"))
+        checked_table(frame.assign(colour="red"))
     with pytest.raises(HardwareError, match=r"seconds: column required"):
-        LatencyTable.from_frame(frame.drop(columns="seconds"))
+        checked_table(frame.drop(columns="seconds"))
     with pytest.raises(HardwareError, match=r"the same point stands twice"):
-        LatencyTable.from_frame(pd.concat([frame, frame]))
+        checked_table(pd.concat([frame, frame]))
     (tmp_path / "text").write_text("no parquet")
     with pytest.raises(HardwareError, match=r"text: damaged"):
-        LatencyTable.read(tmp_path / "text")
+        load_table(tmp_path / "text")
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
     frame = points("linear")
-    LatencyTable.from_frame(frame).write(tmp_path / "a")
-    LatencyTable.from_frame(frame.sample(frac=1.0, random_state=2)).write(tmp_path / "b")
+    save_table(checked_table(frame), tmp_path / "a")
+    save_table(checked_table(frame.sample(frac=1.0, random_state=2)), tmp_path / "b")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    assert LatencyTable.read(tmp_path / "a").frame["seconds"].sum() == pytest.approx(frame["seconds"].sum())
+    assert load_table(tmp_path / "a")["seconds"].sum() == pytest.approx(frame["seconds"].sum())
 
 
 def test_points_are_read_alike_from_row_groups_in_order_and_from_one_that_mixes(folder: Path, tmp_path: Path) -> None:
-    whole = LatencyTable.read(folder / TABLE).frame
+    whole = load_table(folder / TABLE)
     mixed = tmp_path / "mixed.parquet"
     whole.sample(frac=1.0, random_state=3).to_parquet(mixed, index=False)
     assert whole["operator"].nunique() > 1

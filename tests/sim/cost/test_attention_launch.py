@@ -10,7 +10,7 @@ import pytest
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import TABLE, load_profile, write_manifest
 from draftcast.calibration.profile.roofline_fit import fit_profile
-from draftcast.calibration.profile.table import LatencyTable
+from draftcast.calibration.profile.table import checked_table, save_table
 from draftcast.kernels.model.catalog import load_model
 from draftcast.sim.cost import attention_time as al
 from draftcast.sim.cost import attention_time as at
@@ -178,7 +178,7 @@ def test_measured_launches_replace_the_formulas(tmp_path_factory: pytest.TempPat
         labels = {"dtype": "bf16", "kv_dtype": "bf16", "implementation": "a test", **HEADS}
         place = folder / name
         place.mkdir()
-        LatencyTable.from_frame(frame.assign(**labels)).write(place / TABLE)
+        save_table(checked_table(frame.assign(**labels)), place / TABLE)
         about = {"date": "2026-11-21", "command": "a test", "source": "a test"}
         write_manifest(place, name=name, hardware=A100.name, device="a test", **about)
         fit_profile(place, A100)
