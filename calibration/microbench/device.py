@@ -58,9 +58,8 @@ def find_device(kind: str, threads: int | None) -> Device:
     shared: dict[str, Any] = {"kind": kind, "cores": cores, "threads": threads or cores, "versions": _versions(torch)}
     if kind == "cpu":
         rates = [core.current for core in psutil.cpu_freq(percpu=True)]
-        clocks = {"cpu_mhz": max(rates)} if rates else {}
-        sizes = {"cache_bytes": _cpu_cache_bytes(), "memory_bytes": _cpu_memory_bytes()}
-        return Device(name=processor_name(), clocks=clocks, **sizes, **shared)
+        shared |= {"cache_bytes": _cpu_cache_bytes(), "memory_bytes": _cpu_memory_bytes()}
+        return Device(name=processor_name(), clocks={"cpu_mhz": max(rates)} if rates else {}, **shared)
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise HardwareError("interpreted kernels have no time worth keeping; unset it", key="TRITON_INTERPRET", value=1)
     if not torch.cuda.is_available():

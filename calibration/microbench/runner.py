@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 
@@ -64,7 +64,7 @@ class Result:
     noise: dict[str, Any]
 
 
-class Calibration:
+class Calibration(contextlib.AbstractContextManager["Calibration"]):
     """One run over a folder; a context manager that holds the journal."""
 
     def __init__(
@@ -106,9 +106,6 @@ class Calibration:
         self._probe = NoiseProbe(device.cache_bytes)
         # As if all runs were one that began so much earlier.
         self._began_s = (time.perf_counter() if began_s is None else began_s) - self._noted_s
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.journal.close()

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 Shape = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
-IMPORTED = ("attention_launch", "dsa_decode", "indexer", "mla_sparse")
-IMPORTED += tuple(f"{kind}_{phase}" for kind in ("gdn", "kda", "mamba2", "mla") for phase in ("decode", "prefill"))
+IMPORTED = {"attention_launch", "dsa_decode", "indexer", "mla_sparse"}
+IMPORTED |= {f"{kind}_{phase}" for kind in ("gdn", "kda", "mamba2", "mla") for phase in ("decode", "prefill")}
 OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")

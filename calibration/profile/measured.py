@@ -175,7 +175,7 @@ class MeasuredTimes:
     timed_by: Callable[[str, str], Seconds] | None = None
     # A table of attention over several queries a sequence beside those of one query: its ratios hold (`_verify`)
     verify: Path | None = None
-    _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
         """Curves of an operator at a dtype; None when nothing was measured for it.

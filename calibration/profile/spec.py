@@ -153,18 +153,14 @@ class RooflineProfile(Section):
         to 12 %, attention 3 to 24 %; from B200 to B300 1 to 18 %, latent attention aside
         (`benchmarks/untimed_devices.py`).
         """
-
-        def stretched(times: MeasuredTimes) -> MeasuredTimes:
-            return MeasuredTimes(times.table, times.sha256, self.seconds_of, times.verify)
-
         return replace(
             self,
             hardware=hardware,
             timed_on=self.hardware,
             source=f"the times of {self.hardware.name} at the rates of this device's data sheet: {self.source}",
             host=None,
-            measured=None if self.measured is None else stretched(self.measured),
-            of_engine={name: stretched(times) for name, times in self.of_engine.items()},
+            measured=None if self.measured is None else replace(self.measured, timed_by=self.seconds_of),
+            of_engine={name: replace(times, timed_by=self.seconds_of) for name, times in self.of_engine.items()},
         )
 
     @property
