@@ -14,9 +14,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.hardware import HardwareSpec, Section
 from draftcast.calibration.profile.roofline import Seconds
-from draftcast.calibration.profile.spec import Section
 from draftcast.errors import HardwareError
 from draftcast.files import digest, read_text
 from draftcast.kernels.model.spec import ModelSpec

@@ -41,12 +41,17 @@ def _with_a_wide_format(peak_flops: dict[str, float]) -> dict[str, float]:
     return peak_flops
 
 
-@dataclass(frozen=True)
-class HardwareSpec:
-    """One device. A file is validated against the types; a record made in code is trusted."""
+class Section:
+    """A mapping of a profile's or device's file: validated against the types, unknown keys refused.
+
+    A record made in code is trusted.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
+
+@dataclass(frozen=True)
+class HardwareSpec(Section):
     name: Text
     vendor: Text
     memory_bytes: Positive  # what the driver reports as total, less than the nameplate

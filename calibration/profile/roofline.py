@@ -14,8 +14,9 @@ from typing import Annotated, Self
 import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from draftcast.calibration.profile.hardware import Section
 from draftcast.kernels.arrays import FloatArray, IntArray
 
 
@@ -65,13 +66,8 @@ OriginLabel = Annotated[Origin, BeforeValidator(Origin.parse)]
 
 
 @dataclass(frozen=True)
-class Roofline:
-    """The four fitted or assumed numbers of one operator family on one device and dtype, and their standing.
-
-    A profile's file is validated against the types; a record made in code is trusted.
-    """
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
+class Roofline(Section):
+    """The four fitted or assumed numbers of one operator family on one device and dtype, and their standing."""
 
     t0_s: Seconds  # seconds one launch of the kernel takes with no work (>= 0)
     e_c: Fraction  # fraction of the peak FLOP/s reached when compute-bound, in (0, 1]

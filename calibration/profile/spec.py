@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, InstanceOf
+from pydantic import AfterValidator, Field, InstanceOf
 
-from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.hardware import HardwareSpec, Section
 from draftcast.calibration.profile.measured import MeasuredTimes, seconds_by
 from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
 from draftcast.errors import HardwareError
@@ -59,12 +59,6 @@ Published = Annotated[
     AfterValidator(_rising),
 ]
 """The same of times that somebody measured: at least one, none of 0."""
-
-
-class Section:
-    """A mapping of a profile's file; unknown keys are refused."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
