@@ -158,11 +158,6 @@ def _check_answered(requests: int, failed: float, source: str) -> None:
         raise InputError(f"{failed:.0f} requests failed beside {requests} that were answered", file=source)
 
 
-def _relative_error(mean: float, deviation: Any, requests: int) -> float:
-    known = type(deviation) in (int, float) and math.isfinite(deviation)
-    return float(deviation) / math.sqrt(requests) / mean if known and mean > 0.0 else 0.0
-
-
 def without_rate(result: Mapping[str, Any]) -> bool:
     """Whether a result of ``vllm bench serve`` is of requests that nothing but the number of clients held back."""
     return result.get("request_rate", "inf") in ("inf", None, math.inf) and result.get(_RAMP_UP) is None
@@ -243,13 +238,17 @@ def _from_bench(result: Any, source: str) -> OffRun:
         arrivals = {"process": "gamma", "request_rate_rps": rate_rps, "burstiness": burstiness}
         if result.get("arrival_pattern") == "constant":
             arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
-    errors = {name: _relative_error(mean, result.get(f"std_{name}_ms"), requests) for name, mean in means.items()}
+    errors = {}
+    for name, mean in means.items():
+        deviation = result.get(f"std_{name}_ms")
+        known = mean > 0.0 and type(deviation) in (int, float) and math.isfinite(deviation)
+        errors[f"mean_{name}_s"] = float(deviation) / math.sqrt(requests) / mean if known else 0.0
     return OffRun(
         source=source,
         load=load,
         requests=requests,
         figures={f"mean_{name}_s": mean / 1e3 for name, mean in means.items()},
-        errors={f"mean_{name}_s": error for name, error in errors.items()},
+        errors=errors,
         arrivals=arrivals,
         prompt_tokens=_lengths(result, source, "input", requests),
         output_tokens=_lengths(result, source, "output", requests),

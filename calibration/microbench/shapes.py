@@ -203,26 +203,22 @@ def plan(
 def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtype: str) -> float:
     """Bytes of one set of inputs and outputs, tables that a launch reads only parts of included."""
     size = Counter(shape)  # 0 for what the operator does not have
-    m, k, n, batch, q, top_k = (size[name] for name in ("m", "k", "n", "batch", "q", "top_k"))
-    if operator == "ngram":
-        return 4.0 * batch * size["context"]
-    act = activation_bytes(dtype)
-    if operator == "linear":
-        return k * n * WEIGHT_BYTES[dtype] + m * (k + n) * act
-    if operator == "moe":
-        return 3 * size["num_experts"] * k * n * WEIGHT_BYTES[dtype] + m * (2 * k + 3 * top_k * n) * act
-    if operator in ATTENTION:
-        cached = 2 * batch * size["context"] * size["kv_heads"] * size["head_dim"] * KV_BYTES[kv_dtype or dtype]
-        return cached + 2 * batch * q * size["heads"] * size["head_dim"] * act
-    if operator == "rotary":
-        return 2 * m * (size["heads"] + size["kv_heads"]) * size["head_dim"] * act
-    if operator == "embedding":
-        return (k + m) * n * act
-    if operator == "rejection_sampler":
-        return 3 * batch * q * n * 4.0
-    if operator == "all_reduce":
-        return 2.0 * size["message_bytes"]
-    return 4 * m * n * act
+    m, k, n, batch, q, context, top_k = (size[name] for name in ("m", "k", "n", "batch", "q", "context", "top_k"))
+    heads, kv_heads, head_dim = (size[name] for name in ("heads", "kv_heads", "head_dim"))
+    if operator == "ngram":  # of token ids, which no weights come in
+        return 4.0 * batch * context
+    act, weight, kv = activation_bytes(dtype), WEIGHT_BYTES[dtype], KV_BYTES.get(kv_dtype or dtype, 0.0)
+    attention = 2 * batch * context * kv_heads * head_dim * kv + 2 * batch * q * heads * head_dim * act
+    footprints = {
+        "linear": k * n * weight + m * (k + n) * act,
+        "moe": 3 * size["num_experts"] * k * n * weight + m * (2 * k + 3 * top_k * n) * act,
+        **dict.fromkeys(ATTENTION, attention),
+        "rotary": 2 * m * (heads + kv_heads) * head_dim * act,
+        "embedding": (k + m) * n * act,
+        "rejection_sampler": 3 * batch * q * n * 4.0,
+        "all_reduce": 2.0 * size["message_bytes"],
+    }
+    return footprints.get(operator, 4 * m * n * act)
 
 
 def _points(
@@ -253,13 +249,12 @@ def _all_series(
     yield Series("ngram", "int32", "", {}, {"batch": batches, "context": contexts}, grid.max_tokens)
     for model, tp, dtype in itertools.product(models, settings.tps, settings.dtypes):
         act = "fp32" if dtype == "fp32" else "bf16"
-        yield from _linear_series(model, tp, dtype, act, grid)
-        yield from _elementwise_series(model, tp, act, grid)
+        yield from _row_series(model, tp, dtype, act, grid)
         for kv_dtype in ("fp32",) if act == "fp32" else settings.kv_dtypes:
             yield from _attention_series(model, tp, act, kv_dtype, grid, left_out)
 
 
-def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) -> Iterator[Series]:
+def _row_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) -> Iterator[Series]:
     rows = {"m": grid.rows}
     for layer in (*linear_layers(model, tp), lm_head(model, tp)):
         if not layer.num_experts:
@@ -271,10 +266,6 @@ def _linear_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) 
     if tp > 1:
         messages = tuple(row * model.hidden_size * int(activation_bytes(act)) for row in doublings(1, grid.rows[-1]))
         yield Series("all_reduce", act, "", {"ranks": tp}, {"message_bytes": messages})
-
-
-def _elementwise_series(model: ModelSpec, tp: int, act: str, grid: Grid) -> Iterator[Series]:
-    rows = {"m": grid.rows}
     for part in elementwise_parts(model, tp):
         if part.kernel and part.kernel != "embedding":
             yield Series(part.kernel, act, "", dict(zip(CURVES[part.kernel].axes, part.key, strict=True)), rows)
