@@ -80,7 +80,7 @@ def read_llmservingsim(
         if name == "attention.csv":
             parts += _attention(file, model, ranks, left_out)
         elif name == "skew.csv":
-            parts.append(_skew(file, model, ranks))
+            parts.append(_skew(file, model, ranks, int(meta.get("measurement_iterations", "1"))))
         elif name == "moe.csv":
             parts.append(_experts(file, model, ranks, dtype, left_out))
         else:
@@ -225,8 +225,7 @@ def _heads(model: ModelSpec, tp: int) -> dict[str, int]:
     return {"heads": heads, "kv_heads": kv_heads, "head_dim": model.head_dim}
 
 
-def _skew(file: Path, model: ModelSpec, tp: int) -> pd.DataFrame:
-    iterations = int(_meta(file.parent).get("measurement_iterations", "1"))
+def _skew(file: Path, model: ModelSpec, tp: int, iterations: int) -> pd.DataFrame:
     rows = read_rows(file)
     mean, m = rows.seconds("kv_mean", 1.0), rows.whole("pc")
     columns: Columns = {"m": m, "k": (rows.whole("kp") + m).where(m > 0, 0), "n": rows.whole("kv_big", 1) + 1}

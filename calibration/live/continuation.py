@@ -162,7 +162,6 @@ class NgramTarget:
     prompt_lookup_min: int  # as the server is told
 
     def __post_init__(self) -> None:
-        check_rates(self.rates)
         most = 1.0 / self.prompt_lookup_min
         if not 0.0 < self.match_rate <= most:
             allowed = f"above 0 and at most {most:g} with prompt_lookup_min = {self.prompt_lookup_min}"

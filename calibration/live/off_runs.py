@@ -240,7 +240,7 @@ def _from_bench(result: Any, source: str) -> OffRun:
             arrivals = {"process": "deterministic", "request_rate_rps": rate_rps}
     errors = {}
     for name, mean in means.items():
-        deviation = result.get(f"std_{name}_ms")
+        deviation: Any = result.get(f"std_{name}_ms")
         known = mean > 0.0 and type(deviation) in (int, float) and math.isfinite(deviation)
         errors[f"mean_{name}_s"] = float(deviation) / math.sqrt(requests) / mean if known else 0.0
     return OffRun(
