@@ -67,7 +67,12 @@ class Client:
         ]
 
     async def run(self) -> None:
-        """Carry out the plan. Raises a group of ServerGone, or of LiveError where the journal cannot be written."""
+        """Carry out the plan.
+
+        Raises a group of:
+            LiveError: the journal cannot be written.
+            ServerGone: the server refuses connections and does not answer ``/health``.
+        """
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(self._on_sent)
         timeout = aiohttp.ClientTimeout(total=self._plan.request_timeout_s)

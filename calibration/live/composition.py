@@ -49,14 +49,17 @@ def compose(
 ) -> pd.DataFrame:
     """A row per logged step within the run, in order.
 
-    Columns: the log's, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
-    `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its oldest
-    request to the line, else NaN.
+    Args:
+        log: of `read_engine_log`, with time stamps.
+        speculative_config: the server's; its k (by batch size, where scheduled) says what each step drafted.
 
-    ``log``: of `read_engine_log`, with time stamps. ``speculative_config``: the server's; its k (by batch size, where
-    scheduled) says what each step drafted.
+    Returns:
+        The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
+        `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its
+        oldest request to the line, else NaN.
 
-    Raises InputError: no step of the log falls into the run, or its lines have no stamps.
+    Raises:
+        InputError: no step of the log falls into the run, or its lines have no stamps.
     """
     log = _within(log, requests, start_unix_s)
     time_s = log["time_s"].to_numpy()

@@ -45,13 +45,17 @@ def run_load(
 ) -> tuple[dict[str, Any], str]:
     """Send the plan's requests, writing to ``journal``.
 
-    Returns the client's own summary (`Client.summary`), {} when it died without one, and why it did not come to its
-    end, "" when it did.
+    Args:
+        trouble: asked twice a second whether the server is in trouble; a text stops the load and is the reason.
+        progress: called with sent, done, failed, tokens, time_s twice a second.
 
-    ``trouble``: asked twice a second whether the server is in trouble; a text stops the load and is the reason.
-    ``progress``: called with sent, done, failed, tokens, time_s twice a second.
+    Returns:
+        The client's own summary (`Client.summary`), {} when it died without one; and why it did not come to its end,
+        "" when it did.
 
-    Raises LiveError: the client cannot be started. Whatever is raised in here, the client is stopped first.
+    Raises:
+        LiveError: the client cannot be started.
+        KeyboardInterrupt, ...: whatever is raised in here; the client is stopped first.
     """
     summary: dict[str, Any] = {}
     reason = ""

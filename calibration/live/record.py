@@ -54,10 +54,13 @@ def record(
 ) -> LiveRun:
     """Send ``warmup`` unrecorded, then ``plan`` recorded, and finish the run.
 
-    It is marked incomplete, with a reason, when something stopped it (which is raised again), a request failed, the
-    server or the client did not reach the end, or a token differs from the known continuation.
+    Returns:
+        The run; it is marked incomplete, with a reason, when a request failed, the server or the client did not reach
+        the end, or a token differs from the known continuation.
 
-    Raises LiveError: the disk refuses.
+    Raises:
+        LiveError: the disk refuses.
+        KeyboardInterrupt, ...: what stopped it; the run is finished first, as incomplete.
     """
     machine = {
         **host_facts(),
