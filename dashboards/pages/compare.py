@@ -14,7 +14,7 @@ from draftcast.dashboards.session.session import Question, Session, View, litera
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import WORDS, button, label_of, uploader, view_choice
-from draftcast.dashboards.widgets.page import Html, Report, html_table, upload_again
+from draftcast.dashboards.widgets.page import Html, Report, cannot_run, html_table, upload_again
 from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
 from draftcast.errors import InputError, cut
 from draftcast.scenarios.compare.comparison import Difference
@@ -136,10 +136,7 @@ def _entries(session: Session, own: Answer) -> list[Entry]:
         try:
             entries.append(_simulated_entry(letter, about(session.question, question), answer(question.scenario)))
         except InputError as error:
-            if missing := session.missing_of(question):
-                upload_again(" and ".join(missing), session.page)
-                continue
-            st.error(f"{letter} cannot be simulated: {literal(error)}", icon=":material/error:")
+            cannot_run(session, error, question, letter)
     slo = own.scenario.slo
     for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
         folder = session.measured_folder(name)

@@ -185,11 +185,6 @@ class Session:
     def room(self) -> int:
         return MOST_RUNS - 1 - len(self.runs) - len(self.measured)
 
-    @property
-    def missing_uploads(self) -> list[str]:
-        """`missing_of` the question."""
-        return self.missing_of(self.question)
-
     def missing_of(self, *questions: Question) -> list[str]:
         """Files that questions take from this session's folder and that are not there: links carry none."""
         names = [name for asked in questions for name in outside_names(to_mapping(asked.scenario)).values()]

@@ -18,7 +18,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
 from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.session import Session, View, literal, short, token
+from draftcast.dashboards.session.session import Question, Session, View, literal, short, token
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
@@ -51,12 +51,12 @@ def banner(session: Session) -> None:
         st.warning(literal(note), icon=":material/content_cut:")
 
 
-def cannot_run(session: Session, error: InputError) -> None:
-    """In place of an answer: why there is none."""
-    if missing := session.missing_uploads:
+def cannot_run(session: Session, error: InputError, question: Question | None = None, name: str = "This") -> None:
+    """In place of an answer to ``question`` (None: that of the page), by its ``name``: why there is none."""
+    if missing := session.missing_of(question or session.question):
         upload_again(" and ".join(missing), session.page)
     else:
-        st.error(f"This cannot be simulated: {literal(error)}", icon=":material/error:")
+        st.error(f"{name} cannot be simulated: {literal(error)}", icon=":material/error:")
 
 
 def upload_again(name: str, page: str = "start") -> None:

@@ -265,20 +265,20 @@ def test_files_to_take_away_name_an_upload_by_its_own_name_and_open_again(
         assert str(alone.path).encode() not in content, label
     assert take_scenario(alone, "again.yaml", made["Scenario YAML"]()).good
     assert scenario_hash(alone.question.scenario) == scenario_hash(asked.scenario)
-    assert alone.missing_uploads == []
+    assert alone.missing_of(alone.question) == []
     # In a session without that file the page asks for it.
     other = made["Scenario YAML"]().replace(b"mine.csv", b"other.csv")
     assert take_scenario(alone, "other.yaml", other).good
-    assert alone.missing_uploads == ["other.csv"]
+    assert alone.missing_of(alone.question) == ["other.csv"]
 
 
 def test_a_link_to_an_upload_of_another_session_says_so(alone: Session) -> None:
     arrivals = json.dumps({"process": "trace", "path": "upload:gone.csv"})
     read_link(alone, {"workload.arrivals": [arrivals], "workload.lengths": ["null"]})
     assert not alone.warnings
-    assert alone.missing_uploads == ["gone.csv"]
+    assert alone.missing_of(alone.question) == ["gone.csv"]
     (alone.path / "gone.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
-    assert alone.missing_uploads == []
+    assert alone.missing_of(alone.question) == []
 
 
 def test_sessions_do_not_see_each_other() -> None:
@@ -518,11 +518,11 @@ def test_a_file_that_a_scenario_names_is_served_as_the_scenario_says(
     asked = alone.question
     # What cannot be read is still asked for.
     assert not receive(alone, TRACE, {"mine.csv": b"a,b\n1,2\n"}).good
-    assert alone.missing_uploads == ["mine.csv"]
+    assert alone.missing_of(alone.question) == ["mine.csv"]
     receipt = receive(alone, TRACE, {"mine.csv": trace})
     assert (receipt.good, receipt.text) == (True, "mine.csv: taken for the scenario that names it")
     assert alone.question == asked
-    assert alone.missing_uploads == []
+    assert alone.missing_of(alone.question) == []
     assert scenario_hash(alone.question.scenario) == scenario_hash(load_scenario(tmp_path / "my.yaml"))
 
 
