@@ -63,12 +63,14 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         "attention_output_bias": config.flag("attention_output_bias", attention_biased),
         "mlp_bias": config.flag("mlp_bias", biased),
         "attention_output_gate": config.flag("attn_output_gate"),
-        "norms_per_layer": config.integer("norms_per_layer", 2),
+        "norms_per_layer": config.integer("norms_per_layer", 2, minimum=0),
         "residual_streams": config.count("hc_mult"),
+        "residual_rank": config.count("hc_lowrank"),
         "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm"),
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
         **_states(config, layers),
+        **_ngrams(config, layers),
     }
     if blocks:
         config.per_layer(config.first("hybrid_override_pattern", "layers_block_type"), blocks, layers)
@@ -94,12 +96,29 @@ def _shared_layers(config: Config, layers: int) -> dict[str, int]:
     if shared:
         config.per_layer("layer_types", kinds, layers)
     return {
-        "norms_per_layer": config.integer("norms_per_layer", 2) + bool(width),
+        "norms_per_layer": config.integer("norms_per_layer", 2, minimum=0) + bool(width),
         "num_kv_shared_layers": shared,
         "num_kv_shared_sliding_layers": sum(kind in _WINDOWED for kind in kinds[layers - shared :]),
         "num_double_wide_layers": shared if config.flag("use_double_wide_mlp") else 0,
         "per_layer_input_size": width,
     }
+
+
+def _ngrams(config: Config, layers: int) -> dict[str, int]:
+    """Layers that add embeddings of n-grams, the last tokens together (Qwen3.8-Flash-Next), and rows of their table.
+
+    Each of several hashes finds a row of its own part of the table, which is a part of the embedding's width.
+    """
+    count = len(config.layer_numbers("ple_layer_ids", layers, first=1))
+    if not count:
+        return {}
+    width, hashes = (
+        config.integer("ple_embed_dim"),
+        (config.integer("ngram_size") - 1) * config.integer("heads_per_ngram"),
+    )
+    if not hashes or width % hashes:
+        raise config.refusal("ple_embed_dim", f"a multiple of the {hashes} hashes is needed")
+    return {"num_ngram_layers": count, "ngram_size": width, "ngram_rows": config.integer("ngram_vocab_size_base")}
 
 
 def _formats(config: Config, model: ModelSpec) -> ModelSpec:
@@ -271,6 +290,7 @@ def _indexers(config: Config, layers: int) -> dict[str, Any]:
         indexed = letters.count("F")
     else:
         every, offset = config.integer("index_topk_freq", 1), config.integer("index_skip_topk_offset", 2)
+        layers -= config.strings("layer_types", _KINDS).count("linear_attention")
         indexed = sum(max(layer - offset + 1, 0) % every == 0 for layer in range(layers))
     return _top_k(heads, size, config.integer("index_topk"), layers, indexed)
 

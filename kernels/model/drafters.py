@@ -233,6 +233,8 @@ def mtp_head(target: ModelSpec) -> ModelSpec:
         num_sliding_layers=min(1, target.num_sliding_layers),
         num_linear_layers=0,
         num_indexed_layers=min(1, target.num_indexed_layers),
+        num_ngram_layers=0,
+        ngram_rows=0,
         num_nextn_layers=0,
         shares_embedding=True,
         shares_lm_head=True,

@@ -49,6 +49,7 @@ def matrices(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[Matrix]:
         yield from _states(model, tp)
         yield from _feed_forward(model, tp, expert_tp)
         yield from _indexers(model, tp)
+        yield from _residuals(model)
     if model.word_embed_proj_dim != model.hidden_size:
         inner, outer = model.word_embed_proj_dim, model.hidden_size
         yield Matrix("project_in", inner, outer, 1, quantised=False, group="embedding")
@@ -171,6 +172,18 @@ def _indexers(model: ModelSpec, tp: int) -> Iterator[Matrix]:
         yield Matrix("index_k", hidden, keys + heads, count, quantised=False, group="router")
     elif count:
         yield Matrix("index_qk", hidden, max(1, heads // tp) * size + size, count)
+
+
+def _residuals(model: ModelSpec) -> Iterator[Matrix]:
+    """What mixes the streams of the residual before each half layer and at the end, and says what half a layer adds to
+    each of them; keys and values of n-grams. Whole on each rank, in 16 bits (vLLM, ``models/qwen4_exp.py``)."""
+    wide, count = model.residual_streams * model.hidden_size, 2 * model.num_hidden_layers + 1
+    if model.residual_rank:
+        yield Matrix("streams_in", wide, model.residual_rank + model.residual_streams, count, False, group="router")
+        yield Matrix("streams_out", model.residual_rank, wide, count, False, group="router")
+    if model.num_ngram_layers:
+        keys_and_value = wide + model.hidden_size
+        yield Matrix("ngram", model.ngram_size, keys_and_value, model.num_ngram_layers, False, group="router")
 
 
 def _of_draft_head(model: ModelSpec, tp: int) -> Iterator[Matrix]:

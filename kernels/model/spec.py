@@ -102,7 +102,14 @@ class ModelSpec:
     local_window: int = 0
     o_groups: int = 0
     o_lora_rank: int = 0
-    residual_streams: int = 0  # hyper-connections (arXiv 2409.19606): copies of the residual, mixed at each half layer
+    # Hyper-connections (arXiv 2409.19606): copies of the residual, mixed at each half layer, by matrices of this rank
+    # where one is given (Qwen3.8-Flash-Next)
+    residual_streams: int = 0
+    residual_rank: int = 0
+    # Layers with embeddings of n-grams; their width, and rows of a table of this width in all
+    num_ngram_layers: int = 0
+    ngram_size: int = 0
+    ngram_rows: int = 0
     # Linear attention or state space layers: a state of fixed size in place of a context.
     linear_kind: str = "gated_delta"
     num_linear_layers: int = 0
@@ -349,12 +356,14 @@ class ModelSpec:
             groups[matrix.group] += matrix.parameters
         embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
         embedding += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
+        embedding += math.ceil(self.ngram_rows / tp) * self.ngram_size
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
         norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
         norms += moe_layers * hidden if self.shared_expert_gate else 0
-        # What mixes the residual's streams before and behind half a layer.
-        norms += 2 * layers * hidden * self.residual_streams**2 * (self.residual_streams + 2)
+        # What mixes the residual's streams before and behind half a layer, or their norms beside `residual_rank`.
+        of_streams = 1 if self.residual_rank else self.residual_streams * (self.residual_streams + 2)
+        norms += 2 * layers * hidden * self.residual_streams * of_streams
         biases = 0
         for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
             if self.qk_norm_all_heads:

@@ -98,7 +98,8 @@ def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, .
             # Read, written with the last output added, and mixed into the next input: one kernel (vLLM 0.32), whose
             # small matrix is not counted.
             parts.append(ElementwisePart("", (), 2 * layers, (2.0 * streams + 2.0) * hidden, 2 * layers))
-        parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
+        if norms:
+            parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
         parts += _rotary_parts(model, tp)
         parts += _activation_parts(model, tp)
         parts += _gate_parts(model, tp)

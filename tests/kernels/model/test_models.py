@@ -165,6 +165,7 @@ CARDS = {
     "Qwen3.5-397B-A17B": 397,
     "Qwen3.6-27B": 27,
     "Qwen3.6-35B-A3B": 35,
+    "Qwen3.8-Flash-Next": 176,  # 125 and a table of n-grams of 51
     "gpt-oss-120b": 116.8,
     "CodeLlama-7B": 6.74,
     "CodeLlama-34B": 33.7,
@@ -241,6 +242,38 @@ def test_llama_count_by_hand() -> None:
     attention = 4096 * 4096 * 2 + 2 * 4096 * 1024
     mlp = 3 * 4096 * 14336
     assert load_model("Llama-3.1-8B").num_parameters == 2 * 128256 * 4096 + 32 * (attention + mlp + 2 * 4096) + 4096
+
+
+def test_streams_and_ngrams_by_hand() -> None:
+    """Qwen3.8-Flash-Next: low-rank matrices mix four streams before each half layer and once at the end; layer 2 adds
+    embeddings of n-grams, of which 16 hashes have 20 million rows of 160 each. Its MTP layer has no such table."""
+    model, wide = load_model("Qwen3.8-Flash-Next"), 4 * 2560
+    found = {layer.name: layer for layer in layers.linear_layers(model, tp=2)}
+    assert (found["streams_in"].k, found["streams_in"].n, found["streams_in"].count) == (wide, 320 + 4, 2 * 48 + 1)
+    assert (found["streams_out"].k, found["streams_out"].n, found["streams_out"].count) == (320, wide, 2 * 48 + 1)
+    assert (found["ngram"].k, found["ngram"].n, found["ngram"].count) == (2560, wide + 2560, 1)
+    assert model.parameter_groups(2)["embedding"] == (248320 * 2560 + 16 * 20_000_000 * 160) / 2
+    head = drafters.mtp_head(model)
+    assert head.num_parameters < 4e9
+    assert "ngram" not in {layer.name for layer in layers.linear_layers(head)}
+    config = config_of("Qwen3.8-Flash-Next")
+    assert load_model("Qwen3.8-Flash-Next") == spec_from_config(config, "Qwen3.8-Flash-Next")
+    with pytest.raises(ModelError, match=r"ple_embed_dim = 2561: a multiple of the 16 hashes is needed"):
+        spec_from_config({**config, "ple_embed_dim": 2561}, "other")
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "qwen_sparse_attention"])
+def test_sparse_layers_beside_linear_ones(kind: str) -> None:
+    config = config_of("Qwen3.8-Flash-Next")
+    kinds = [each.replace("full_attention", kind) for each in config["layer_types"]]
+    model = spec_from_config({**config, "layer_types": kinds}, "own")
+    assert (model.num_linear_layers, model.num_sliding_layers, model.num_indexed_layers) == (36, 12, 12)
+    assert (model.sliding_window, model.window_kind, model.index_n_heads, model.index_head_dim) == (
+        2048,
+        "top_k",
+        4,
+        128,
+    )
 
 
 def test_opt_count_by_hand() -> None:
@@ -733,6 +766,8 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = replace(load_model("Qwen3.5-35B-A3B"), num_linear_layers=15)
     elif "expert" in field or field in ("moe_intermediate_size", "moe_latent_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
+    elif "ngram" in field:
+        base = load_model("Qwen3.8-Flash-Next")
     elif field.startswith(("conv_", "selector_")):
         base = drafters.HeadConfig("a head", "dflash2").build(load_model("Qwen3-8B"), 1)
     elif field == "fc_every_pass":
