@@ -341,9 +341,9 @@ class ModelSpec:
 
         Megatron sharding as in vLLM: q/k/v/o, MLP, experts, embedding and lm_head are split; KV heads are replicated
         when ``tp`` exceeds them; norms, routers, MLA's down-projections and ``extra`` are on every rank.
-        Keys: embedding, lm_head, attention, attention_out (its output's matrix), linear_attention, dense_mlp, experts,
-        shared_experts, router, norms, biases, extra; among the norms a linear layer's convolution, decays and norm, and
-        shared experts' gates.
+        Keys: embedding, ngrams (their table), lm_head, attention, attention_out (its output's matrix),
+        linear_attention, dense_mlp, experts, shared_experts, router, norms, biases, extra; among the norms a linear
+        layer's convolution, decays and norm, and shared experts' gates.
         """
         self.check_tensor_parallel(tp)
         layers, moe_layers, with_cache = self.num_hidden_layers, self.num_moe_layers, self.num_attention_layers
@@ -351,12 +351,11 @@ class ModelSpec:
         mlp, expert_mlp = math.ceil(self.intermediate_size / tp), math.ceil(self.moe_intermediate_size / tp)
         norm = hidden * (2 if self.layer_norm_bias else 1)
 
-        groups = dict.fromkeys(("embedding", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
+        groups = dict.fromkeys(("embedding", "ngrams", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
         for matrix in matrices(self, tp, tp):
             groups[matrix.group] += matrix.parameters
         embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
         embedding += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
-        embedding += math.ceil(self.ngram_rows / tp) * self.ngram_size
         lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
         norms = layers * self.norms_per_layer * norm
         norms += norm if self.final_norm else 0
@@ -390,6 +389,7 @@ class ModelSpec:
         biases += moe_layers * (self.num_experts if self.router_bias else 0)
         return groups | {
             "embedding": groups["embedding"] + embedding,
+            "ngrams": math.ceil(self.ngram_rows / tp) * self.ngram_size,
             "lm_head": 0 if self.tie_word_embeddings or self.shares_lm_head else lm_head,
             "norms": norms + self.per_layer_input_size,
             "biases": biases,
@@ -440,7 +440,9 @@ class ModelSpec:
         Its own checkpoint where that is in ``dtype``; else as the checkpoints that vLLM's users serve.
         """
         dtype = weight_dtype(dtype)
-        if dtype == self.quantization:
+        if group == "ngrams" and dtype != wide_dtype(dtype):
+            found: tuple[str, float] | None = ("fp8", 1.0)  # of narrower checkpoints too (SGLang, models/qwen4_exp.py)
+        elif dtype == self.quantization:
             found = next(((own, size) for named, own, size in self.formats if named == group), None)
         else:
             experts_only = {"mxfp4": _QUANTISED_MXFP4, "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}

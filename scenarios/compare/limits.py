@@ -242,11 +242,11 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
 
 
 def _bytes_read(model: ModelSpec, dtype: str, tp: int) -> float:
-    """Bytes of weights that a pass reads on a rank: hardly any of an embedding, and also an lm_head that it shares."""
+    """Bytes of weights that a pass reads on a rank: hardly any of embeddings, and also an lm_head that it shares."""
     table = model.vocab_size * model.word_embed_proj_dim * max(1, model.num_draft_heads)
     if model.shares_lm_head and model.num_draft_heads:
         table = 0  # its heads have one table, which is among its other parameters
-    held = model.weight_bytes(dtype, tp) - model.weight_bytes(dtype, tp, ("embedding", "lm_head"))
+    held = model.weight_bytes(dtype, tp) - model.weight_bytes(dtype, tp, ("embedding", "ngrams", "lm_head"))
     return held + table / tp * model.stored("lm_head", dtype)[1]
 
 

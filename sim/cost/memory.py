@@ -181,11 +181,12 @@ def _weight_bytes(
         whole -= model.weight_bytes(dtype, tp, ("experts",)) * (1.0 - 1.0 / config.lockstep_ranks)
     if stages == 1:
         return whole
-    embedding, lm_head = (model.weight_bytes(dtype, tp, (group,)) for group in ("embedding", "lm_head"))
+    groups = ("embedding", "ngrams", "lm_head")
+    embedding, ngrams, lm_head = (model.weight_bytes(dtype, tp, (group,)) for group in groups)
     layers = stage_layers(model.num_hidden_layers, stages)[stage] / model.num_hidden_layers
     first, last = stage == 0, stage == stages - 1
     head = embedding if model.tie_word_embeddings else lm_head
-    return (whole - embedding - lm_head) * layers + first * embedding + last * head
+    return (whole - embedding - ngrams - lm_head) * layers + first * (embedding + ngrams) + last * head
 
 
 def _stage_budget(

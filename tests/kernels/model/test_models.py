@@ -252,7 +252,9 @@ def test_streams_and_ngrams_by_hand() -> None:
     assert (found["streams_in"].k, found["streams_in"].n, found["streams_in"].count) == (wide, 320 + 4, 2 * 48 + 1)
     assert (found["streams_out"].k, found["streams_out"].n, found["streams_out"].count) == (320, wide, 2 * 48 + 1)
     assert (found["ngram"].k, found["ngram"].n, found["ngram"].count) == (2560, wide + 2560, 1)
-    assert model.parameter_groups(2)["embedding"] == (248320 * 2560 + 16 * 20_000_000 * 160) / 2
+    assert model.parameter_groups(2)["ngrams"] == 16 * 20_000_000 * 160 / 2
+    sizes = {dtype: model.weight_bytes(dtype, 1, ("ngrams",)) / 51.2e9 for dtype in ("bf16", "fp8", "nvfp4")}
+    assert sizes == {"bf16": 2.0, "fp8": 1.0, "nvfp4": 1.0}
     head = drafters.mtp_head(model)
     assert head.num_parameters < 4e9
     assert "ngram" not in {layer.name for layer in layers.linear_layers(head)}
