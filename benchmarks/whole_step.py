@@ -76,9 +76,9 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     sets = [(each, found.make_outputs(each)) for each in inputs]
     ready = [
         [implementation.prepare(*each) for each in sets]
-        for implementation in found.implementations.values()
+        for name, implementation in found.implementations.items()
         if not implementation.supports(shape, DTYPE, kv_dtype, device.kind)
-        and (implementation.name, device.kind) != ("triton", "cpu")  # interpreted, its times mean nothing
+        and (name, device.kind) != ("triton", "cpu")  # interpreted, its times mean nothing
     ]
     if not ready:
         raise HardwareError("no implementation runs here", key=name, value=shape)

@@ -157,6 +157,11 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
     return outputs
 
 
+def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Weights of the recovered token: what the target gives beyond the draft."""
+    return (target - draft).clamp_(min=0)
+
+
 def verify_drafts(inputs: Tensors) -> Outputs:
     """Tokens [batch, q] and counts [batch]; see the module's docstring. Nothing is read back to the host."""
     logits, draft_probs, temperature = inputs["logits"], inputs["draft_probs"], inputs["temperature"]
@@ -181,8 +186,7 @@ def verify_drafts(inputs: Tensors) -> Outputs:
             draft = torch.zeros_like(weights).scatter_(1, tokens.gather(1, place), 1.0)
         else:
             draft = draft_probs.gather(1, place[..., None].expand(batch, 1, n))[:, 0]
-        # The recovered token goes by what the target gives beyond the draft.
-        weights = torch.where(length < num_drafts, (weights - draft).clamp_(min=0), weights)
+        weights = torch.where(length < num_drafts, residual(weights, draft), weights)
     best = likeliest.gather(1, length)[:, 0]
     final = torch.where(temperature > 0, drawn(weights, inputs["final_uniforms"], best), best)
     padded = torch.cat((tokens, tokens.new_zeros((batch, 1))), 1)

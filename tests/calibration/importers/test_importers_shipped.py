@@ -169,6 +169,7 @@ NO_HEADS |= {(32 // tp, max(4 // tp, 1), 512) for tp in (1, 2, 4, 8)} | {
     (1, 1, 512),
 }  # Gemma 4's
 NO_HEADS |= {(20, 4, 64), (10, 2, 64), (5, 1, 64), (56, 8, 128)}  # Granite-4.0-Micro's and Yi-34B's
+NO_HEADS |= {(24, 2, 256), (12, 1, 256)}  # Qwen3.8-Flash-Next's
 NO_BLACKWELL_HEADS = {(64 // tp, max(4 // tp, 1), 192) for tp in (1, 2, 4, 8)}  # MiMo-V2-Flash's
 # More than 8 KV heads.
 NO_DECODE_HEADS = {(64, 64, 128), (40, 40, 128), (32, 32, 128), (16, 16, 128), (32, 32, 64), (16, 16, 64), (12, 12, 64)}

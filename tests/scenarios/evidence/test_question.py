@@ -74,7 +74,7 @@ def test_the_figure_without_speculation_sets_nothing() -> None:
     ("changes", "reason"),
     [
         ({"model": None}, "model: not named"),
-        ({"model": "Qwen/Qwen3.8-Flash-Next"}, "not among the bundled models"),
+        ({"model": "zai-org/GLM-5.3-Flash"}, "not among the bundled models"),
         ({"model": "someone/new-model"}, "model: someone/new-model: not among the bundled models"),
         ({"gpu": "unknown (80 GB class)"}, "gpu: not named"),
         ({"gpu": "Radeon-AI-PRO-R9700"}, "gpu: Radeon-AI-PRO-R9700 is not among the bundled devices"),
