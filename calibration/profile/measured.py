@@ -81,10 +81,10 @@ class Part(NamedTuple):
         return self.work({name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[self.operator]})
 
     def tiled_work_of(self, rows: pd.DataFrame) -> Work:
-        """The same in whole tiles, which few rows of experts and short queries do not fill, yet kernels multiply.
+        """The same in whole tiles: kernels multiply all of a tile, also where few rows of an expert or queries fill it.
 
-        Reading weights or KV hides it on most devices. One with much less compute (an H20 has 15 % of an H200's) may
-        take longer to multiply the tiles than to read.
+        On most devices reading weights or KV takes longer than that. With much less compute (an H20 has 15 % of an
+        H200's) multiplying the tiles may take longer than reading.
         """
         work, padding = self.work_of(rows), np.ones(len(rows))
         if self.operator == "moe":

@@ -112,10 +112,8 @@ def _ngrams(config: Config, layers: int) -> dict[str, int]:
     count = len(config.layer_numbers("ple_layer_ids", layers, first=1))
     if not count:
         return {}
-    width, hashes = (
-        config.integer("ple_embed_dim"),
-        (config.integer("ngram_size") - 1) * config.integer("heads_per_ngram"),
-    )
+    width = config.integer("ple_embed_dim")
+    hashes = (config.integer("ngram_size") - 1) * config.integer("heads_per_ngram")
     if not hashes or width % hashes:
         raise config.refusal("ple_embed_dim", f"a multiple of the {hashes} hashes is needed")
     return {"num_ngram_layers": count, "ngram_size": width, "ngram_rows": config.integer("ngram_vocab_size_base")}

@@ -175,9 +175,11 @@ def _indexers(model: ModelSpec, tp: int) -> Iterator[Matrix]:
 
 
 def _residuals(model: ModelSpec) -> Iterator[Matrix]:
-    """What mixes the streams of the residual before each half layer and at the end, and says what half a layer adds to
-    each of them; keys and values of n-grams. Whole on each rank, in 16 bits (SGLang, ``models/qwen4_exp.py``)."""
-    wide, count = model.residual_streams * model.hidden_size, 2 * model.num_hidden_layers + 1
+    """Matrices of the residual's streams, before each half layer and at the end, and keys and values of n-grams.
+
+    Whole on each rank, in 16 bits (SGLang, ``models/qwen4_exp.py``).
+    """
+    wide, count = max(1, model.residual_streams) * model.hidden_size, 2 * model.num_hidden_layers + 1
     if model.residual_rank:
         yield Matrix("streams_in", wide, model.residual_rank + model.residual_streams, count, False, group="router")
         yield Matrix("streams_out", model.residual_rank, wide, count, False, group="router")

@@ -199,6 +199,8 @@ class ModelSpec:
         compresses = bool(self.o_groups and self.o_lora_rank and self.local_window)
         needed = "with it o_groups, o_lora_rank and local_window > 0, without it 0"
         yield "kv_compression", bool(self.kv_compression) != compresses, needed
+        lacks = self.residual_rank and not self.residual_streams
+        yield "residual_rank", lacks, "residual_streams > 0 is needed with it"
         lacks = self.is_sparse and self.is_mla and not self.q_lora_rank
         yield "q_lora_rank", lacks, "sparse latent attention needs it"
         yield "sliding_window", sliding and not self.sliding_window, "sliding layers need a window > 0"

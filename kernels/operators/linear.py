@@ -96,8 +96,8 @@ LINEAR = Operator(
 )
 
 
-EXPERT_TILE_ROWS = {"fp8": 64, "other": 16}
-"""Rows of a tile by format, for no more rows than experts (``get_default_config`` of vLLM's, SGLang's fused_moe.py)."""
+EXPERT_TILE_ROWS, EXPERT_TILE_ROWS_FP8 = 16, 64
+"""Rows of a tile for no more rows than experts (``get_default_config`` in vLLM's and SGLang's ``fused_moe.py``)."""
 
 
 def touched_experts(tokens: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike) -> FloatArray:
@@ -122,11 +122,8 @@ def fullest_rank_share(tokens: ArrayLike, num_experts: int, top_k: int, ranks: i
 
 
 def moe_padding(m: ArrayLike, num_experts: ArrayLike, top_k: ArrayLike, dtype: str) -> FloatArray:
-    """How many times as many rows the kernels of routed experts compute as they are given: an expert fills a tile.
-
-    Its rows are those that vLLM and SGLang choose for few rows, `EXPERT_TILE_ROWS`.
-    """
-    rows, tile = as_array(m) * as_array(top_k), EXPERT_TILE_ROWS.get(dtype, EXPERT_TILE_ROWS["other"])
+    """Rows that the kernels of routed experts multiply, as a multiple of those given: each expert has whole tiles."""
+    rows, tile = as_array(m) * as_array(top_k), EXPERT_TILE_ROWS_FP8 if dtype == "fp8" else EXPERT_TILE_ROWS
     return np.asarray(np.maximum(touched_experts(m, num_experts, top_k) * tile / rows, 1.0))
 
 

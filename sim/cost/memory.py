@@ -161,11 +161,10 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     elif config.method.drafts and not config.method.proposes_by_match:
         left += reserve.head
     if left >= gib:
-        tokens = config.max_num_batched_tokens
         message = (
             f"by the rule of {config.version} no memory is left for weights: lower it or give gpu_memory_utilization"
         )
-        raise CapacityError(message, key="max_num_batched_tokens", value=tokens)
+        raise CapacityError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
 
 

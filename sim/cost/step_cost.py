@@ -176,8 +176,8 @@ def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfi
     sizes: set[int] = set()
     largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
     if verify_rows > 1:
-        most = min(config.max_num_seqs, ceiling)
-        requests = {*engine_config.graph_sizes(most), most}
+        batch = min(config.max_num_seqs, ceiling)
+        requests = {*engine_config.graph_sizes(batch), batch}
         sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
     elif config.max_num_seqs <= largest:
         sizes = {config.max_num_seqs}

@@ -262,6 +262,10 @@ def test_streams_and_ngrams_by_hand() -> None:
     assert load_model("Qwen3.8-Flash-Next") == spec_from_config(config, "Qwen3.8-Flash-Next")
     with pytest.raises(ModelError, match=r"ple_embed_dim = 2561: a multiple of the 16 hashes is needed"):
         spec_from_config({**config, "ple_embed_dim": 2561}, "other")
+    with pytest.raises(ModelError, match=r"residual_rank = 320: residual_streams > 0 is needed with it"):
+        replace(model, residual_streams=0)
+    one = {layer.name: layer for layer in layers.linear_layers(replace(model, residual_streams=0, residual_rank=0))}
+    assert (one["ngram"].k, one["ngram"].n) == (2560, 2560 + 2560)
 
 
 @pytest.mark.parametrize("kind", ["full_attention", "qwen_sparse_attention"])
@@ -768,7 +772,7 @@ def test_every_field_changes_the_output(field: str) -> None:
         base = replace(load_model("Qwen3.5-35B-A3B"), num_linear_layers=15)
     elif "expert" in field or field in ("moe_intermediate_size", "moe_latent_size", "router_bias"):
         base = replace(load_model("Mixtral-8x7B"), num_shared_experts=1)
-    elif "ngram" in field:
+    elif "ngram" in field or field == "residual_rank":
         base = load_model("Qwen3.8-Flash-Next")
     elif field.startswith(("conv_", "selector_")):
         base = drafters.HeadConfig("a head", "dflash2").build(load_model("Qwen3-8B"), 1)
