@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 
 from draftcast.errors import InputError
-from draftcast.files import picked
 from draftcast.scenarios.run.choices import replaced_arrivals
 from draftcast.scenarios.schema import Scenario, to_mapping, with_rate, with_values
-from draftcast.scenarios.schema.changes import check_one_acceptance
-from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.acceptance.model import Tree
+from draftcast.scenarios.schema.changes import equal_acceptance
 
 AXIS_OPTION = "--over"
 ALPHAS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
@@ -85,26 +82,12 @@ def _at_length(axis: str, key: str) -> Callable[[Scenario, float], Scenario]:
 
 
 def _at_acceptance(scenario: Scenario, x: float) -> Scenario:
-    """x the same at every position, at the scenario's own load; text search keeps its share of rounds with a match."""
-    spec, own = scenario.speculative_config, scenario.acceptance
-    if spec is None:
+    """x the same at every position and in every class, at the scenario's own load."""
+    if scenario.speculative_config is None:
         return scenario
-    if spec.synthetic_rates is not None:
-        message = "rejection_sample_method: synthetic prescribes the acceptance"
-        raise InputError(message, file=AXIS_OPTION, value="acceptance")
-    check_one_acceptance(scenario)
-    known = own.confidence_discrimination if own is not None else None
-    model: dict[str, Any] = {"model": "constant", "alpha": x, "confidence_discrimination": known}
-    if spec.tree is not None:
-        model["model"] = "tree"
-    if isinstance(own, Tree):
-        model |= picked(own, "match_probability persistence")
-    if isinstance(own, Chain) and own.match_probability is not None:
-        names = ("alpha",) if own.alpha_good is None else ("alpha_good", "alpha_bad")
-        model = {**own.model_dump(exclude_none=True), "rates": None, "factors": None, **dict.fromkeys(names, x)}
     classes = [index for index, entry in enumerate(scenario.workload.classes) if entry.acceptance is not None]
     replaced = {f"workload.classes.{index}.acceptance": None for index in classes}
-    return with_values(scenario, {"acceptance": model} | replaced)
+    return with_values(scenario, {"acceptance": equal_acceptance(scenario, x)} | replaced)
 
 
 def _closed_loop(scenario: Scenario, arrivals: Mapping[str, Any]) -> Scenario:

@@ -15,6 +15,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import missing_acceptance, to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema.raw import NAMES, value_at
 from draftcast.sim.acceptance.chain import Chain
+from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
 from draftcast.sim.acceptance.model import Tree
 from draftcast.yaml_text import parse_yaml
 
@@ -144,38 +145,41 @@ def _policy(scenario: Scenario, value: Any) -> Scenario:
 
 
 def _acceptance(scenario: Scenario, value: Any) -> Scenario:
-    """Every draft token accepted with this probability (what a lookup matches stays as it is).
-
-    Raises ScenarioError: the value would have no effect.
-    """
-    spec = scenario.speculative_config
-    if spec is not None and spec.synthetic_rates is not None:
-        raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
+    """Raises ScenarioError: the value would have no effect."""
     for index, entry in enumerate(scenario.workload.classes):
         if entry.acceptance is not None:
             key = f"workload.classes.{index}.acceptance"
             raise ScenarioError(f"class {entry.name} has its own; name {key}", key="acceptance", value=value)
-    check_one_acceptance(scenario)
-    own: dict[str, Any] = {"model": "constant"}
-    if isinstance(scenario.acceptance, Tree):
-        measured = {"rates", "tree_width", "max_tree_nodes", "min_tree_width"}
-        own = scenario.acceptance.model_dump(mode="json", exclude=measured, exclude_none=True)
-    elif isinstance(scenario.acceptance, Chain):
-        matches = {"match_probability", "mean_match_tokens", "persistence"}
-        kept = {"confidence_discrimination", "concentration"}
-        searches = scenario.acceptance.match_probability is not None
-        given = scenario.acceptance.model_dump(mode="json", include=kept | (matches if searches else set()))
-        name = "ngram" if searches else "constant" if scenario.acceptance.concentration is None else "chain"
-        own = {"model": name} | given
-    return with_values(scenario, {"acceptance": {**own, "alpha": value}})
+    return with_values(scenario, {"acceptance": equal_acceptance(scenario, value)})
 
 
-def check_one_acceptance(scenario: Scenario) -> None:
-    """Refuse to replace the acceptance of a cluster with a group that has its own."""
+def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
+    """The scenario's acceptance, but every draft token accepted with this probability.
+
+    What a search matches, how requests differ and what the draft knows stay as they are; rates and traces go.
+
+    Raises ScenarioError: the value would have no effect.
+    """
+    spec, own = scenario.speculative_config, scenario.acceptance
+    if spec is not None and spec.synthetic_rates is not None:
+        raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
     for index, group in enumerate(scenario.cluster.groups):
         if group.acceptance is not None:
             key = f"cluster.groups.{index}.acceptance"
             raise ScenarioError("a group has its own: name its key, or take it away", key=key)
+    if isinstance(own, Tree):
+        measured = {"rates", "tree_width", "max_tree_nodes", "min_tree_width", "num_rounds", "relative_error"}
+        return {**own.model_dump(mode="json", exclude=measured, exclude_none=True), "alpha": value}
+    if not isinstance(own, Chain):
+        return {"model": "constant" if spec is None or spec.tree is None else "tree", "alpha": value}
+    kept = {"confidence_discrimination", "concentration"}
+    if own.match_probability is not None:
+        kept |= {"match_probability", "mean_match_tokens", "persistence"}
+    given = own.model_dump(mode="json", include=kept)
+    if own.kind == KIND_BESIDE_HEAD:
+        return {"model": "chain", **given, "alpha_good": value, "alpha_bad": value}
+    name = "ngram" if own.match_probability is not None else "constant" if own.concentration is None else "chain"
+    return {"model": name, **given, "alpha": value}
 
 
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:

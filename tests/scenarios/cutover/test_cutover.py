@@ -32,6 +32,7 @@ from draftcast.scenarios.cutover.probe import PairedRun, Prober
 from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, _longest, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import (
     contour_lines,
@@ -251,29 +252,40 @@ def test_every_axis(tmp_path: Path, over: str, at: list[float], unit: str) -> No
 
 def test_a_changed_acceptance_keeps_what_the_draft_knows_of_it() -> None:
     own = "acceptance={model: constant, alpha: 0.5, confidence_discrimination: 0.3}"
-    changed = axis_named("acceptance").at(load_scenario(overrides=[own]), 0.4).acceptance
-    assert changed is not None
-    assert changed.model_dump(exclude_none=True) == {
+    found = axis_named("acceptance").at(load_scenario(overrides=[own]), 0.4).acceptance
+    assert found is not None
+    assert found.model_dump(exclude_none=True) == {
         "model": "constant",
         "alpha": 0.4,
         "confidence_discrimination": 0.3,
     }
 
 
+def test_an_acceptance_means_the_same_to_a_cutover_and_to_a_sweep() -> None:
+    own = "acceptance={model: chain, rates: [0.8, 0.6, 0.4], concentration: 3.0, num_rounds: 500}"
+    scenario = load_scenario(overrides=[own])
+    spread = axis_named("acceptance").at(scenario, 0.4)
+    assert spread == changed(scenario, {"acceptance": 0.4})
+    assert spread.acceptance is not None
+    assert spread.acceptance.model_dump(exclude_none=True) == {"model": "chain", "alpha": 0.4, "concentration": 3.0}
+
+
 def test_acceptance_of_a_search_beside_a_head_is_that_of_both() -> None:
     spec = "engine.speculative_config={method: arctic, num_speculative_tokens: 3, enable_suffix_decoding: true}"
     own = "acceptance={model: chain, match_probability: 0.4, alpha_good: 0.8, alpha_bad: 0.6}"
     scenario = load_scenario(overrides=["engine.version=vllm 0.11", spec, own])
-    changed: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
-    assert (changed.alpha_good, changed.alpha_bad, changed.match_probability) == (0.5, 0.5, 0.4)
+    found = axis_named("acceptance").at(scenario, 0.5)
+    assert found == changed(scenario, {"acceptance": 0.5})
+    both: Any = found.acceptance
+    assert (both.alpha_good, both.alpha_bad, both.match_probability) == (0.5, 0.5, 0.4)
 
 
 def test_acceptance_of_a_search_s_tree_keeps_how_often_it_finds_one() -> None:
     spec = "engine.speculative_config={method: ngram, num_speculative_tokens: 3, tree_width: 2}"
     own = "acceptance={model: tree, rates: [0.6, 0.4], tree_width: 2, match_probability: 0.4, persistence: 0.5}"
     scenario = load_scenario(overrides=["engine.version=sglang 0.5", spec, own])
-    changed: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
-    assert changed == Tree(model="tree", alpha=0.5, match_probability=0.4, persistence=0.5)
+    found: Any = axis_named("acceptance").at(scenario, 0.5).acceptance
+    assert found == Tree(model="tree", alpha=0.5, match_probability=0.4, persistence=0.5)
 
 
 def test_more_acceptance_breaks_even_at_a_given_load(tmp_path: Path) -> None:
