@@ -18,7 +18,7 @@ from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.files import parse_json, picked, plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES
-from draftcast.scenarios.live.validate.sweep import Accepted, Cell, ModeSteps, SweepValidation
+from draftcast.scenarios.live.validate.sweep import Accepted, Cell, Cutover, Effect, ModeSteps, SweepValidation
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
@@ -63,34 +63,6 @@ class Continuation(BaseModel, frozen=True):
     wrong_tokens: int
 
 
-class CutoverSummary(BaseModel, frozen=True):
-    """`Cutover`; None: beyond what was run, as ``shown`` says."""
-
-    mode: str
-    measured: float | None
-    low: float | None
-    high: float | None
-    forecast: float | None
-    forecast_low: float | None
-    forecast_high: float | None
-    users: tuple[float, ...]
-    within_bar: bool
-    shown: tuple[str, str, str, str, str, str]
-
-
-class EffectSummary(BaseModel, frozen=True):
-    """Speculation's effect in one mode at one load; ``sign``: ``right``, ``WRONG`` or ``small``."""
-
-    mode: str
-    load_kind: str
-    load: float
-    measured: float | None
-    low: float | None
-    high: float | None
-    forecast: float | None
-    sign: str
-
-
 class SweepSummary(BaseModel, frozen=True):
     draftcast_version: str
     created_at: str  # of the first judged run
@@ -106,8 +78,8 @@ class SweepSummary(BaseModel, frozen=True):
     steps: Annotated[dict[str, ModeSteps], BeforeValidator(_with_nan)]
     known_continuation: Continuation
     acceptance: Annotated[tuple[Accepted, ...], BeforeValidator(_with_nan)]
-    cutovers: tuple[CutoverSummary, ...]
-    effects: tuple[EffectSummary, ...]
+    cutovers: Annotated[tuple[Cutover, ...], BeforeValidator(_with_nan)]
+    effects: Annotated[tuple[Effect, ...], BeforeValidator(_with_nan)]
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="before")
@@ -210,8 +182,8 @@ def load_text(kind: str, load: float) -> str:
     return f"{load:g} {'users' if kind == 'concurrency' else 'req/s'}"
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None or math.isnan(value) else f"{value:.3f}"
+def _ratio(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"
 
 
 STEM = "sweep-validation"
@@ -268,8 +240,8 @@ def summary(found: SweepValidation) -> dict[str, Any]:
         "verdicts": verdicts(found),
         "verdicts_with_own_step_times": _counted(_figure_checks(found, own_step_times=True)),
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
-        "cutovers": [picked(cutover, " ".join(CutoverSummary.model_fields)) for cutover in found.cutovers],
-        "effects": [picked(effect, " ".join(EffectSummary.model_fields)) for effect in found.effects],
+        "cutovers": found.cutovers,
+        "effects": [picked(effect, "mode load_kind load measured low high forecast sign") for effect in found.effects],
         "cells": list(map(_cell, found.cells)),
         "notes": _notes(found),
     }

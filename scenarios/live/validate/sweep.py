@@ -13,10 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 from scipy.optimize import isotonic_regression
 
 from draftcast.calibration.live.run_directory import LiveRun
@@ -69,22 +70,23 @@ class Effect:
     low: float  # of its interval
     high: float
     forecast: float  # over all rounds and replications
+    sign: str  # ``right`` or ``WRONG``; ``small`` where the measured effect is too small to have a sign
+
+
+@dataclass(frozen=True)
+class Resampled(Effect):
+    """An effect with what its interval and the cutover's come from."""
+
     resamples: FloatArray  # of the measured effect, shape (`RESAMPLES`,)
     replications: FloatArray  # the forecast effect by replication
-
-    @property
-    def sign(self) -> str:
-        """``right`` or ``WRONG``; ``small`` where the measured effect is too small to have a sign."""
-        if abs(self.measured - 1.0) <= _LARGE_EFFECT:
-            return "small"
-        return "right" if (self.measured > 1.0) == (self.forecast > 1.0) else "WRONG"
 
 
 @dataclass(frozen=True)
 class Cutover:
     """Closed-loop users at which a mode's throughput gain falls through 1.
 
-    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run.
+    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run. Read
+    from JSON, which has no infinity: NaN.
     """
 
     mode: str
@@ -95,25 +97,9 @@ class Cutover:
     forecast_low: float  # of the range over its replications
     forecast_high: float
     users: tuple[float, ...]  # the numbers of users that were run
-
-    @property
-    def within_bar(self) -> bool:
-        """Whether the two are within one step of the numbers of users that were run, or within `CUTOVER_BAR`."""
-        if math.isfinite(self.measured) and abs(self.forecast / self.measured - 1.0) <= CUTOVER_BAR:
-            return True
-        return abs(self._place(self.measured) - self._place(self.forecast)) <= 1.0
-
-    @property
-    def shown(self) -> list[str]:
-        """Measured, forecast and their bounds in words, as JSON has no infinity: users, or beyond which end of them."""
-        bounds = (self.measured, self.forecast, self.low, self.high, self.forecast_low, self.forecast_high)
-        least, most = self.users[0], self.users[-1]
-        beyond = {math.inf: f"above {most:g}", -math.inf: f"below {least:g}"}
-        return [beyond.get(value, f"{value:.3g}") for value in bounds]
-
-    def _place(self, users: float) -> float:
-        """On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end, a step from it."""
-        return float(np.interp(users, self.users, np.arange(len(self.users)), left=-1.0, right=len(self.users)))
+    within_bar: bool  # see the function
+    # Measured, forecast and their bounds in words: users, or beyond which end of them
+    shown: Annotated[tuple[str, ...], Field(min_length=6, max_length=6)]
 
 
 @dataclass(frozen=True)
@@ -223,7 +209,7 @@ def _modes(cells: Sequence[Cell]) -> list[str]:
     return [mode for mode in dict.fromkeys(cell.entry["mode"] for cell in cells) if mode != OFF]
 
 
-def _effects(cells: Sequence[Cell]) -> list[Effect]:
+def _effects(cells: Sequence[Cell]) -> list[Resampled]:
     """Of every mode at every load that was run off as well, rounds taken together."""
     runs = pd.DataFrame([{**cell.entry, "run": cell.validation} for cell in cells])
     is_off = runs["mode"] == OFF
@@ -238,9 +224,16 @@ def _effects(cells: Sequence[Cell]) -> list[Effect]:
         resamples = np.stack(resampled)[drawn, np.arange(RESAMPLES)[:, None]].mean(axis=1)
         replications = np.mean(forecast, axis=0)
         low, high = np.percentile(resamples, _PERCENTILES).tolist()
-        figures = float(np.mean(measured)), low, high, float(replications.mean())
-        effects.append(Effect(mode, kind, load, *figures, resamples, replications))
+        mean, forecast_mean = float(np.mean(measured)), float(replications.mean())
+        figures = mean, low, high, forecast_mean, _sign(mean, forecast_mean)
+        effects.append(Resampled(mode, kind, load, *figures, resamples, replications))
     return effects
+
+
+def _sign(measured: float, forecast: float) -> str:
+    if abs(measured - 1.0) <= _LARGE_EFFECT:
+        return "small"
+    return "right" if (measured > 1.0) == (forecast > 1.0) else "WRONG"
 
 
 def _gain(kind: str, off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray, FloatArray]:
@@ -279,7 +272,7 @@ def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
     return counts.astype(np.float64)
 
 
-def cutover(effects: Sequence[Effect]) -> Cutover | None:
+def cutover(effects: Sequence[Resampled]) -> Cutover | None:
     """Where one mode's closed-loop gain crosses 1, measured and forecast; None with fewer than two loads."""
     ordered = sorted(effects, key=lambda each: each.load)
     users = np.array([each.load for each in ordered])
@@ -291,8 +284,33 @@ def cutover(effects: Sequence[Effect]) -> Cutover | None:
 
     (measured,), (forecast,), played = (crossings(name) for name in ("measured", "forecast", "replications"))
     low, high = np.percentile(crossings("resamples"), _PERCENTILES, method="nearest").tolist()
-    forecasts = forecast, min(played), max(played)
-    return Cutover(ordered[0].mode, measured, low, high, *forecasts, tuple(users.tolist()))
+    least, most = min(played), max(played)
+    return Cutover(
+        mode=ordered[0].mode,
+        measured=measured,
+        low=low,
+        high=high,
+        forecast=forecast,
+        forecast_low=least,
+        forecast_high=most,
+        users=tuple(users.tolist()),
+        within_bar=within_bar(measured, forecast, users),
+        shown=tuple(_shown(value, users) for value in (measured, forecast, low, high, least, most)),
+    )
+
+
+def within_bar(measured: float, forecast: float, users: FloatArray) -> bool:
+    """Whether the two are within one step of the numbers of users that were run, or within `CUTOVER_BAR`."""
+    if math.isfinite(measured) and abs(forecast / measured - 1.0) <= CUTOVER_BAR:
+        return True
+    # On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end is a step from it.
+    places = np.interp((measured, forecast), users, np.arange(len(users)), left=-1.0, right=len(users))
+    return bool(abs(places[0] - places[1]) <= 1.0)
+
+
+def _shown(value: float, users: FloatArray) -> str:
+    beyond = {math.inf: f"above {users[-1]:g}", -math.inf: f"below {users[0]:g}"}
+    return beyond.get(value, f"{value:.3g}")
 
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:

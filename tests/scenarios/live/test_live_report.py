@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from draftcast.errors import InputError
+from draftcast.files import plain
 from draftcast.scenarios.cli.main import main
-from draftcast.scenarios.live.validate.sweep import Cutover, Effect, SweepValidation, cutover, validate_sweep
+from draftcast.scenarios.live.validate.sweep import Resampled, SweepValidation, cutover, validate_sweep, within_bar
 from draftcast.scenarios.show import validation_sweep_report as sweep_report
 from draftcast.scenarios.show.validation_sweep_report import markdown, summary, verdicts, write_sweep_report
 
@@ -150,15 +151,27 @@ def test_a_static_page_holds_its_picture_and_no_script(
 
 
 def test_summary_is_plain(found: SweepValidation) -> None:
-    report = summary(found)
+    report = plain(summary(found))
     assert report["cutovers"][0]["mode"] == "draft_model-k3"
     assert not {"resamples", "replications"} & set(report["effects"][0])
     assert report["cells"][0]["figures"]["output_throughput"]["measured"] > 0.0
 
 
 def test_cutovers_beyond_what_was_run_are_told_in_words(found: SweepValidation) -> None:
-    always = Cutover("on", math.inf, -math.inf, math.inf, 3.0, -math.inf, 12.0, (1.0, 16.0))
-    report = summary(dataclasses.replace(found, cutovers=(always,)))
+    # The gain crosses 1 at u users where it falls from 1 + log16(u) at 1 user to log16(u) at 16 users.
+    at_3, at_12 = math.log(3, 16), math.log(12, 16)
+    first = Resampled(
+        *("on", "concurrency", 1.0, 1.5, 0.9, 1.5, 1.0 + at_3, "right"),
+        np.array([0.9, 1.5]),
+        np.array([0.9, 1.0 + at_12]),
+    )
+    second = Resampled(
+        *("on", "concurrency", 16.0, 1.2, 0.8, 1.2, at_3, "WRONG"), np.array([0.8, 1.2]), np.array([0.8, at_12])
+    )
+    always = cutover([first, second])
+    assert always is not None
+    assert (always.measured, always.low, always.high) == (math.inf, -math.inf, math.inf)
+    report = plain(summary(dataclasses.replace(found, cutovers=(always,))))
     assert report["cutovers"][0]["shown"] == ["above 16", "3", "below 1", "above 16", "below 1", "12"]
     assert "| on | above 16 | below 1 to above 16 | 3 | below 1 to 12 | MISSED |" in markdown(
         dataclasses.replace(found, cutovers=(always,))
@@ -205,10 +218,10 @@ def test_acceptance_and_the_known_text_are_in_the_report(sweep: Path, found: Swe
     assert "concurrency-1/off: 1 of 50 tokens differ from the known text" in markdown(checked)
 
 
-def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[Effect]:
+def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[Resampled]:
     spread = np.linspace(-0.05, 0.05, 101)
     return [
-        Effect(
+        Resampled(
             mode,
             "concurrency",
             load,
@@ -216,6 +229,7 @@ def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -
             value - 0.05,
             value + 0.05,
             forecast[load],
+            "right",
             value + spread,
             forecast[load] + np.array([-0.02, 0.0, 0.02]),
         )
@@ -265,5 +279,4 @@ def test_one_dip_does_not_end_a_gain() -> None:
     ],
 )
 def test_within_a_step_or_fifteen_per_cent(measured: float, forecast: float, held: bool) -> None:
-    found = Cutover("on", measured, measured, measured, forecast, forecast, forecast, (1.0, 4.0, 8.0, 16.0, 32.0))
-    assert found.within_bar is held
+    assert within_bar(measured, forecast, np.array([1.0, 4.0, 8.0, 16.0, 32.0])) is held

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,12 +10,7 @@ import pytest
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import main
-from draftcast.scenarios.show.validation_sweep_report import (
-    CutoverSummary,
-    bars_line,
-    read_summary,
-    shipped_summaries,
-)
+from draftcast.scenarios.show.validation_sweep_report import bars_line, read_summary, shipped_summaries
 
 
 def test_the_tables_are_those_of_the_report(sweep_report: Path) -> None:
@@ -81,7 +77,7 @@ def test_a_later_report_is_read(sweep_report: Path) -> None:
 def test_bounds_beyond_what_was_run_are_told_in_words() -> None:
     (cutover, *_) = next(iter(shipped_summaries().values())).cutovers
     shown = ("above 16", "below 1", "below 1", "above 16", "3", "above 17")
-    with_bounds = CutoverSummary(**cutover.model_dump() | {"shown": shown})
+    with_bounds = dataclasses.replace(cutover, shown=shown)
     summary = next(iter(shipped_summaries().values())).model_copy(update={"cutovers": (with_bounds,)})
     (_, row) = list(summary.tables().values())[1]
     assert row[1:5] == ["above 16", "below 1 to above 16", "below 1", "3 to above 17"]
