@@ -7,46 +7,67 @@ import numpy as np
 
 from draftcast.errors import InputError
 
-_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?)\.\.(?P<high>[^:]+):(?P<count>\d{1,9})(?P<log>log)?")
+_RANGE = re.compile(r"(?P<low>[^:]+?)\.\.(?P<high>[^:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
 _MOST = 1000
 
 
 def parse_values(text: str, place: str) -> list[float]:
     """Increasing positive numbers without repeats, from numbers and ranges that commas separate.
 
-    Raises InputError, which names ``place``: nothing, no number, not above 0, a range that does not rise or has fewer
-    than 2 points.
+    Raises InputError, which names ``place``: nothing, no number, not above 0, a range as of `parse_range`.
     """
     if text.count(",") >= _MOST:
         raise InputError(f"at most {_MOST} numbers", file=place)
-    found: set[float] = set()
+    values: set[float] = set()
     for part in text.split(","):
-        matched = _RANGE.fullmatch(part.strip())
-        if matched is None:
-            found.add(_number(part, place))
-            continue
-        low, high = _number(matched["low"], place), _number(matched["high"], place)
-        count = int(matched["count"])
-        if not low < high or not 2 <= count <= _MOST:
-            message = f"must be LOW..HIGH:POINTS with LOW < HIGH and 2 to {_MOST} points"
-            raise InputError(message, file=place, value=part)
-        found.update(spaced(low, high, count, log=matched["log"] is not None))
-    return sorted(found)
+        points = parse_range(part.strip(), _MOST, whole=False, file=place) or [_number(part, place)]
+        if not 0 < points[0] < math.inf:
+            raise InputError("must be above 0 and finite", file=place, value=part)
+        values.update(points)
+    return sorted(values)
 
 
-def spaced(low: float, high: float, count: int, *, log: bool) -> list[float]:
-    """``count`` numbers from ``low`` to ``high``, evenly spaced (in the logarithm): the ends as given, the others to
-    six digits, which is how people would write them.
+def parse_range(text: str, most: int, *, whole: bool, file: str, key: str | None = None) -> list[float] | None:
+    """The rising numbers of a range; None: ``text`` is none.
+
+    Args:
+        most: largest number of points.
+        whole: ``0..5``, a range without points, is every whole number, as ``int``; else it is no range.
+        file, key: what an error names.
+
+    Raises InputError: no numbers, a range that does not rise, or one of fewer than 2 or too many points.
     """
-    points = np.geomspace(low, high, count) if log else np.linspace(low, high, count)
+    matched = _RANGE.fullmatch(text)
+    if matched is None or (matched["count"] is None and not whole):
+        return None
+
+    def wrong(message: str) -> InputError:
+        return InputError(message, file=file, key=key, value=text)
+
+    try:
+        low, high = float(matched["low"]), float(matched["high"])
+    except ValueError:
+        raise wrong(f"must be {'LOW..HIGH or ' if whole else ''}LOW..HIGH:POINTS") from None
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise wrong("must be finite")
+    if not low < high:
+        raise wrong("must rise from LOW to HIGH")
+    if matched["count"] is None and (low != int(low) or high != int(high)):
+        raise wrong("needs whole ends, or LOW..HIGH:POINTS")
+    count = int(matched["count"] or high - low + 1)
+    if not 2 <= count <= most:
+        raise wrong(f"must have 2 to {most} points")
+    if matched["count"] is None:
+        return [*range(int(low), int(high) + 1)]
+    if matched["log"] and low <= 0:
+        raise wrong("a range in the logarithm starts above 0")
+    # The ends as given, the others to six digits, which is how people would write them.
+    points = np.geomspace(low, high, count) if matched["log"] else np.linspace(low, high, count)
     return [low, *(float(f"{point:.6g}") for point in points[1:-1]), high]
 
 
 def _number(text: str, place: str) -> float:
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
         raise InputError("must be numbers separated by commas, or LOW..HIGH:POINTS", file=place, value=text) from None
-    if not 0 < value < math.inf:
-        raise InputError("must be above 0 and finite", file=place, value=text)
-    return value

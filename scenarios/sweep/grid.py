@@ -5,8 +5,7 @@ An axis is a short name (``scenarios/schema/changes``) or any dotted key that ``
 
 import itertools
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -15,12 +14,11 @@ from pydantic import BaseModel
 from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
-from draftcast.scenarios.schema.numbers import spaced
+from draftcast.scenarios.schema.numbers import parse_range
 from draftcast.yaml_text import parse_yaml
 
 PLACE = "--grid"
 MAX_CELLS = 100_000
-_RANGE = re.compile(r"(?P<low>[^,:]+?)\.\.(?P<high>[^,:]+?)(?::(?P<count>\d{1,9})(?P<log>log)?)?")
 _WHOLE = ("concurrency", "k")
 
 
@@ -98,36 +96,11 @@ def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
     return points
 
 
-def _part(text: str, name: str, whole: bool) -> Iterator[Any]:
-    matched = _RANGE.fullmatch(text)
-    if matched is None:
-        yield parse_yaml(text, f"{PLACE} {name}", ScenarioError)
-        return
-    low, high = (_number(matched[end], name) for end in ("low", "high"))
-    if not low < high:
-        raise InputError("must rise from LOW to HIGH", file=PLACE, key=name, value=text)
-    if matched["count"] is None:
-        if low != int(low) or high != int(high):
-            raise InputError("needs whole ends, or LOW..HIGH:POINTS", file=PLACE, key=name, value=text)
-        count, whole = int(high - low) + 1, True
-    else:
-        count = int(matched["count"])
-    if not 2 <= count <= MAX_CELLS:
-        raise InputError(f"must have 2 to {MAX_CELLS} points", file=PLACE, key=name, value=text)
-    if matched["log"] and low <= 0:
-        raise InputError("a range in the logarithm starts above 0", file=PLACE, key=name, value=text)
-    for point in spaced(low, high, count, log=matched["log"] is not None):
-        yield round(point) if whole else point
-
-
-def _number(text: str, name: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError("must be LOW..HIGH or LOW..HIGH:POINTS", file=PLACE, key=name, value=text) from None
-    if not math.isfinite(value):
-        raise InputError("must be finite", file=PLACE, key=name, value=text)
-    return value
+def _part(text: str, name: str, whole: bool) -> list[Any]:
+    points = parse_range(text, MAX_CELLS, whole=True, file=PLACE, key=name)
+    if points is None:
+        return [parse_yaml(text, f"{PLACE} {name}", ScenarioError)]
+    return [round(point) if whole else point for point in points]
 
 
 def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:

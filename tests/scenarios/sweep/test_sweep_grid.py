@@ -40,6 +40,7 @@ def base() -> Scenario:
         ("engine.enforce_eager=true,false", (True, False)),
         ("engine.speculative_config=[null, {method: ngram, num_speculative_tokens: 2}]",
          (None, {"method": "ngram", "num_speculative_tokens": 2})),
+        ("statistics.seed=1234567..1234570", (1234567, 1234568, 1234569, 1234570)),
     ],
 )  # fmt: skip
 def test_axes(base: Scenario, text: str, values: tuple[Any, ...]) -> None:
