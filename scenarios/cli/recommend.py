@@ -25,7 +25,6 @@ def recommend(
     from draftcast.scenarios.compare.recommend import ComparedLoad
     from draftcast.scenarios.compare.recommend import recommend as rank
     from draftcast.scenarios.compare.serve_command import SERVERS
-    from draftcast.scenarios.schema.load import with_rate
     from draftcast.scenarios.show.recommend_report import answer_line, candidates_table, paste_lines
     from draftcast.scenarios.show.tables import title
 
@@ -33,17 +32,12 @@ def recommend(
         raise InputError(f"must be one of {', '.join(SERVERS)}", file="--engine", value=engine)
     check_target("--out", out, question)
     scenario = question.load()
-    own = scenario.workload.arrivals.model_dump(mode="json") if scenario.is_closed_loop else {"process": "closed_loop"}
     with question.naming(), progress_bar() as progress:
         if rates is not None and concurrency is not None:
             raise InputError("give --rates or --concurrency, not both", file="--concurrency", value=concurrency)
-        arrivals = {
-            f"{rate:g} req/s": with_rate(scenario, rate).workload.arrivals.model_dump(mode="json")
-            for rate in values_of(rates, "--rates")
-        }
-        for clients in whole_values_of(concurrency, "--concurrency"):
-            arrivals[f"{clients} clients"] = own | {"concurrency": clients}
-        loads = [ComparedLoad(label, {"workload.arrivals": section}) for label, section in arrivals.items()]
+        loads = [ComparedLoad(f"{rate:g} req/s", {"rate": rate}) for rate in values_of(rates, "--rates")]
+        clients = whole_values_of(concurrency, "--concurrency")
+        loads += [ComparedLoad(f"{count} clients", {"concurrency": count}) for count in clients]
         methods = [method_of(text) for text in candidate or []]
         answer = rank(scenario, metric=metric, loads=loads, alternatives=methods, max_k=max_k, progress=progress)
     if out is not None:

@@ -23,7 +23,8 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.schema import Scenario, members, with_values
+from draftcast.scenarios.schema import Scenario, members
+from draftcast.scenarios.schema.changes import changed
 from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of, parts_of
@@ -34,7 +35,7 @@ _GROUPS = "cluster.groups"
 
 @dataclass(frozen=True)
 class ComparedLoad:
-    """One load: dotted keys that replace the scenario's, none for the scenario as it is."""
+    """One load: short names or dotted keys of `changed`, none for the scenario as it is."""
 
     label: str
     values: Mapping[str, Any]
@@ -171,7 +172,9 @@ def recommend(
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
     loads = tuple(loads) or (ComparedLoad("as given", {}),)
     if not all(isinstance(load, ComparedLoad) for load in loads):
-        raise InputError("must be ComparedLoad, each with a label and dotted keys", key="loads", value=loads)
+        raise InputError("must be ComparedLoad, each with a label and its keys", key="loads", value=loads)
+    for load in loads:  # one that cannot be is refused before any is simulated
+        changed(scenario, load.values)
     settings = candidates(scenario, alternatives, max_k)
     by_load = [_verdicts(settings, load, chosen_metric, part) for load, part in parts_of(progress, loads)]
     return _answer(scenario, chosen_metric, loads, _ranked(settings, list(zip(*by_load, strict=True))))
@@ -181,7 +184,7 @@ def _verdicts(
     settings: Sequence[Candidate], load: ComparedLoad, metric: Metric, progress: Progress | None
 ) -> list[Verdict]:
     """Every candidate against off (the first) at one load, each pair measured as `simulate` measures it."""
-    variants = [with_values(candidate.scenario, load.values) for candidate in settings]
+    variants = [changed(candidate.scenario, load.values) for candidate in settings]
     served = [serve(variant, progress=part) for variant, part in parts_of(part_of(progress, 0, 2), variants)]
     (alone,) = measure(served[:1])
     (first, *later), half = variants, part_of(progress, 1, 2)
@@ -258,7 +261,7 @@ def _answer(
     best_of_method = {each.candidate.scenario.method: each.candidate.scenario for each in reversed(outcomes)}
     assumed = dict.fromkeys(note for each in (tuned, *best_of_method.values()) for note in assumptions(each))
     notes = (*_not_tried(scenario), *serve_command.class_notes(tuned), *assumed)
-    loaded = with_values(tuned, loads[-1].values)
+    loaded = changed(tuned, loads[-1].values)
     places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
     commands = {
         f"{server}{place}": _command(member, server, loaded if place == "" else None)
@@ -268,7 +271,7 @@ def _answer(
     known = all(isinstance(commands[f"vllm{place}"], serve_command.ServerCommand) for place in places)
     config = serve_command.speculative_config_json(tuned) if known else None
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
-    notes += cliffs(with_values(tuned, load.values) for load in loads)
+    notes += cliffs(changed(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)
 
 
