@@ -24,7 +24,7 @@ from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import acceptance_models, workload_spec
 from draftcast.scenarios.schema.load import load_scenario, to_mapping
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.cluster import ClosedLoop, Cluster
 from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.state.engine import STOP_OUTPUT
@@ -240,7 +240,8 @@ def play(
         excess=(decode_excess, prompt_excess),
         noise_seed=seed,
     )
-    Cluster([replica], table, ROUTERS["round_robin"](table, 1, seed), loop, seed).run()
+    clients = ClosedLoop(loop.concurrency, loop.draw_think_s(seed, len(table))) if loop is not None else None
+    Cluster([replica], table, ROUTERS["round_robin"](table, 1, seed), clients).run()
     return _write(folder, told, replica, front_end, deployment.settings, log, seed)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from paths import DATA
 
+from draftcast.sim.cluster.cluster import ClosedLoop
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 
 # As a scenario's ``workload.lengths``: a capacity of short requests is found in a tenth of the time.
@@ -143,3 +144,8 @@ def closed_loop(users: int, think_s: float = 0.0, distribution: str = "constant"
     """Clients that pause between an answer and their next request."""
     fields: dict[str, Any] = {"think_time_s": think_s, "think_time_distribution": distribution}
     return ClosedLoopArrivals(process="closed_loop", concurrency=users, **fields)
+
+
+def clients(loop: ClosedLoopArrivals, n: int, seed: int = 0) -> ClosedLoop:
+    """The clients of ``loop`` as a cluster takes them, who send n requests."""
+    return ClosedLoop(loop.concurrency, loop.draw_think_s(seed, n))

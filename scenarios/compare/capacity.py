@@ -26,6 +26,7 @@ from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario, members, to_mapping, with_values, without_speculation
 from draftcast.scenarios.schema.references import put_checksums
+from draftcast.sim.cluster.cluster import ClosedLoop
 from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
@@ -152,8 +153,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
         counted = max(math.ceil(users * (MIXING_TURNOVERS + COUNTED_TURNOVERS / engines)), LEAST_REQUESTS)
         table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
         table = dataclasses.replace(table, num_extra=len(table) // 2)
-        loop = ClosedLoopArrivals(process="closed_loop", concurrency=users)
-        done = replicate(one, loop, [deployment], table, seed, None, False)
+        done = replicate(one, ClosedLoop(users, np.zeros(len(table))), [deployment], table, seed, None, False)
         simulated += len(done.requests)
         cut = find_warmup([done.requests], closed_loop=True).requests
         tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]

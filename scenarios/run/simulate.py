@@ -34,7 +34,7 @@ from draftcast.scenarios.run.run_directory import (
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import Scenario, members
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.cluster.cluster import Cluster
+from draftcast.sim.cluster.cluster import ClosedLoop, Cluster
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import ROUTERS
 from draftcast.sim.compiled.random_streams import replication_seed
@@ -211,15 +211,6 @@ def build_replicas(
     return replicas
 
 
-class BehindFrontEnd(ClosedLoopArrivals):
-    """Clients whose requests reach the engine ``added_s`` after their sending."""
-
-    added_s: float
-
-    def draw_think_s(self, seed: int, n: int) -> FloatArray:
-        return super().draw_think_s(seed, n) + self.added_s
-
-
 def front_end_work_s(deployment: Deployment, prompt_tokens: ArrayLike) -> FloatArray:
     """Seconds that an API server works on a request of each prompt, alone; 0: a whole-step fit knows no front end."""
     constants = deployment.settings.generation.constants
@@ -257,7 +248,7 @@ def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: Re
 
 def replicate(
     scenario: Scenario,
-    loop: ClosedLoopArrivals | None,
+    loop: ClosedLoop | None,
     deployments: Sequence[Deployment],
     table: RequestTable,
     seed: int,
@@ -265,7 +256,7 @@ def replicate(
     record_steps: bool,
     late_s: FloatArray | float = 0.0,
 ) -> Replication:
-    """Serve the requests of ``table`` once: at their arrival times, or as the users of ``loop`` send them.
+    """Serve the requests of ``table`` once: at their arrival times, or as the clients of ``loop`` send them.
 
     ``deployments``: one for each of the scenario's `members`; ``late_s``: see `requests_frame`.
 
@@ -273,7 +264,7 @@ def replicate(
     """
     replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
     router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)
-    cluster = Cluster(replicas, table, router, loop, seed, progress)
+    cluster = Cluster(replicas, table, router, loop, progress)
     cluster.run()
     by_replica = [replica.ranks for replica in replicas]
     ranks = [rank for own in by_replica for rank in own]
@@ -381,7 +372,6 @@ def serve(
     deployments = (deployment,) if deployment is not None else deployments_of(scenario)
     spec = workload_spec(scenario)
     traces = load_traces(spec)
-    loop = spec.arrivals if isinstance(spec.arrivals, ClosedLoopArrivals) else None
     count = scenario.statistics.replications
     _check_run_memory(scenario.workload.num_requests or 0, count)
     done = []
@@ -391,14 +381,17 @@ def serve(
         table = build_requests(spec, seed, None, deployments[0].settings.max_model_len, traces, goes_on)
         _check_run_memory(len(table), count - replication)
         late_s = front_end_s(scenario, deployments, table)
-        behind = BehindFrontEnd(**loop.model_dump(), added_s=late_s[0]) if loop is not None else None
-        if loop is None:
+        loop = None
+        if isinstance(spec.arrivals, ClosedLoopArrivals):
+            think_s = spec.arrivals.draw_think_s(seed, len(table))
+            loop = ClosedLoop(spec.arrivals.concurrency, think_s + late_s[0])
+        else:
             table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
         if table.think_s is not None:
             table = dataclasses.replace(table, think_s=table.think_s + late_s)
         recorded = replication == 0 if record_steps == "first" else record_steps
         counted_late_s = late_s[: table.num_counted]
-        done.append(replicate(scenario, behind, deployments, table, seed, part, recorded, counted_late_s))
+        done.append(replicate(scenario, loop, deployments, table, seed, part, recorded, counted_late_s))
     return Served(scenario, deployments, done, table.notes)
 
 

@@ -12,25 +12,31 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from draftcast.kernels.arrays import IntArray
+from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
 from draftcast.sim.cluster.routers import Router
 from draftcast.sim.engine.replica import Replica
 from draftcast.sim.output.steady_state import ALWAYS_STABLE, FINITE, Stability, assess
 from draftcast.sim.progress import Progress
 from draftcast.sim.state.engine import FINISHED, STOP_FINISHED
-from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.request_table import RequestTable
 
 PROGRESS_PARTS = 50
 RAN_OUT = "the last requests took as long as sending all requests once more: the run is too short"
 EXTRA_CHUNKS = 40  # extra requests are sent in so many; between two it is asked whether they are still needed
+
+
+class ClosedLoop(NamedTuple):
+    """Clients, each of whom thinks, sends, waits for the answer and begins again."""
+
+    clients: int
+    think_s: FloatArray  # before request i of the table is sent (before session i begins), for each or for more
 
 
 class Cluster:
@@ -39,7 +45,7 @@ class Cluster:
     Args:
         replicas: over the same request rows, none of them used yet.
         table: the requests; in a closed loop its arrival times are replaced in the rows as users send.
-        closed_loop: users and their think time, keyed by ``seed``; None for an open loop.
+        closed_loop: its clients; None for an open loop.
         progress: called with the share of the work done, 0 to 1.
 
     Attributes hold what came of it once ``run`` has ended.
@@ -50,8 +56,7 @@ class Cluster:
         replicas: Sequence[Replica | DataParallel],
         table: RequestTable,
         router: Router,
-        closed_loop: ClosedLoopArrivals | None = None,
-        seed: int = 0,
+        closed_loop: ClosedLoop | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.replicas = list(replicas)
@@ -70,7 +75,6 @@ class Cluster:
         self._router = router
         self._routes = router.assign() if router.is_static else None
         self._closed_loop = closed_loop
-        self._seed = seed
         self._report = progress or (lambda share: None)
         self._served = 0  # counted requests that clients have had answered
         self._rank = self.order.copy()  # of each request in `order`; where clients wait, once it has been sent
@@ -79,7 +83,7 @@ class Cluster:
 
     def run(self) -> None:
         if self._closed_loop is not None or self._table.session is not None:
-            clients = _Clients(self._table, self._closed_loop, self._seed)
+            clients = _Clients(self._table, self._closed_loop)
             if len(self.replicas) == 1 and clients.never_think:
                 self._run_without_thought(len(clients.first_sends))
             else:
@@ -259,7 +263,7 @@ class _Clients:
     A request without a session is one of its own. ``starts_left``: sessions of which nothing has been sent.
     """
 
-    def __init__(self, table: RequestTable, loop: ClosedLoopArrivals | None, seed: int) -> None:
+    def __init__(self, table: RequestTable, loop: ClosedLoop | None) -> None:
         session = np.arange(len(table)) if table.session is None else table.session
         is_start = np.diff(session, prepend=-1) != 0
         starts = np.flatnonzero(is_start)
@@ -277,13 +281,13 @@ class _Clients:
         if loop is not None:
             from scipy.ndimage import minimum_filter1d
 
-            drawn_s = loop.draw_think_s(seed, len(starts))
-            self.never_think = table.session is None and not drawn_s.any()
-            self._next = min(loop.concurrency, len(starts))
-            self._thoughts_s = drawn_s.tolist()
+            think_s = loop.think_s[: len(starts)]
+            self.never_think = table.session is None and not think_s.any()
+            self._next = min(loop.clients, len(starts))
+            self._thoughts_s = think_s.tolist()
             first_s = self._thoughts_s[: self._next]
             window = max(self._next, 1)  # From each session on, the shortest thought of as many as there are clients.
-            shortest_s = minimum_filter1d(drawn_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
+            shortest_s = minimum_filter1d(think_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
             self._least_s = [*shortest_s.tolist(), math.inf]
         self.first_sends = sorted(zip(first_s, self._starts, strict=False))
         """When, and which request, before there is any answer: a heap."""

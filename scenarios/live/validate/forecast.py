@@ -22,14 +22,15 @@ from draftcast.calibration.measured_model import check_model
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
-from draftcast.kernels.arrays import FloatArray, IntArray
+from draftcast.kernels.arrays import IntArray
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.run.deployment import Deployment, deploy, with_excess
 from draftcast.scenarios.run.measured_run import answered_requests, counted_acceptance, piece_gaps
-from draftcast.scenarios.run.simulate import BehindFrontEnd, replicate
+from draftcast.scenarios.run.simulate import replicate
 from draftcast.scenarios.run.timeline import Timeline
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
+from draftcast.sim.cluster.cluster import ClosedLoop
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
@@ -159,16 +160,15 @@ class Replay:
     figures: dict[str, float]  # by name, see `run_figures`
 
 
-class _Turnaround(BehindFrontEnd):
+def _clients(loop: ClosedLoopArrivals, seed: int, n: int, front_end: FrontEnd) -> ClosedLoop:
     """Clients of a closed loop, with what passes between engine and client on either side of their think time.
 
     They begin together, but the front end takes their first requests one after the other: an engine that was idle
     begins its first step with the first alone.
     """
-
-    def draw_think_s(self, seed: int, n: int) -> FloatArray:
-        entry_s = np.where(np.arange(n) < self.concurrency, _ENTRY_GAP_S * np.arange(n), 0.0)
-        return super().draw_think_s(seed, n) + entry_s
+    added_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
+    entry_s = np.where(np.arange(n) < loop.concurrency, _ENTRY_GAP_S * np.arange(n), 0.0)
+    return ClosedLoop(loop.concurrency, loop.draw_think_s(seed, n) + added_s + entry_s)
 
 
 def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
@@ -185,13 +185,12 @@ def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
     if loop is None:
         table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)
     else:
-        added_s = front_end.request_s + front_end.output_s + front_end.turnaround_s
-        loop = _Turnaround(**loop.model_dump(), added_s=added_s)
         table = dataclasses.replace(table, arrival_s=np.zeros(len(table)), has_arrivals=False)
     replays = []
     for number in range(scenario.statistics.replications):
         seed = replication_seed(scenario.statistics.seed, number)
-        done = replicate(scenario, loop, [deployment], table, seed, None, True)
+        clients = _clients(loop, seed, len(table), front_end) if loop is not None else None
+        done = replicate(scenario, clients, [deployment], table, seed, None, True)
         assert done.steps is not None
         steps = done.steps.assign(step_s=done.steps[["host_s", "draft_s", "target_s"]].sum(axis=1))
         requests, counts = _at_client(done.requests, steps, front_end), done.itl_counts

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from samples import closed_loop
+from samples import clients, closed_loop
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.cluster.cluster import Cluster, _Clients
@@ -40,7 +40,8 @@ def serve(build_case: Any) -> Serve:
     ) -> tuple[pd.DataFrame, Any]:
         case = build_case(prompt, output, replicas=replicas, seed=seed, **fields)
         chosen = ROUTERS[router](case.table, replicas, seed)
-        cluster = Cluster(case.replicas, case.table, chosen, closed_loop, seed, progress)
+        loop = clients(closed_loop, len(prompt), seed) if closed_loop is not None else None
+        cluster = Cluster(case.replicas, case.table, chosen, loop, progress)
         cluster.run()
         for replica in case.replicas:
             replica.check_integrity()
@@ -217,7 +218,7 @@ def test_answers_that_bring_a_request_at_once_need_no_look_at_each_client(
     def bits() -> list[Any]:
         case = build_case(**drawn)
         table = dataclasses.replace(case.table, num_extra=num_extra)
-        cluster = Cluster(case.replicas, table, ROUTERS["random"](table, 1, 0), closed_loop(users), 0)
+        cluster = Cluster(case.replicas, table, ROUTERS["random"](table, 1, 0), clients(closed_loop(users), len(table)))
         cluster.run()
         state = case.replica.state
         arrays = (state.requests, state.engine, state.steps, state.itl, cluster.assigned, cluster.engines)
@@ -227,7 +228,7 @@ def test_answers_that_bring_a_request_at_once_need_no_look_at_each_client(
     monkeypatch.setattr(
         Cluster,
         "_run_without_thought",
-        lambda self, _: self._run_clients(_Clients(self._table, self._closed_loop, self._seed)),
+        lambda self, _: self._run_clients(_Clients(self._table, self._closed_loop)),
     )
     assert bits() == short
 

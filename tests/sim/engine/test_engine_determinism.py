@@ -319,7 +319,7 @@ def test_every_round_is_the_compiled_lookup(build_case: Any, method: str) -> Non
 def test_routers_repeat_themselves(build_case: Any, router: str) -> None:
     def run(seed: int) -> Any:
         case = busy(build_case, Fixed(), replicas=3)
-        cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, 3, seed), seed=seed)
+        cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, 3, seed))
         cluster.run()
         return case.rows.tobytes(), cluster.assigned.tolist()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from samples import closed_loop
+from samples import clients, closed_loop
 
 from draftcast.errors import CapacityError, SimulationError
 from draftcast.sim.acceptance.chain import Chain
@@ -700,7 +700,7 @@ def test_a_preempted_request_hits_its_own_blocks(build_case: Any) -> None:
 
 def test_closed_loop_of_one_user(build_case: Any) -> None:
     case = build_case([4, 4, 4], [2, 2, 2], **SYNC)
-    loop = closed_loop(1, 2.0)
+    loop = clients(closed_loop(1, 2.0), 3)
     Cluster(case.replicas, case.table, ROUTERS["least_loaded"](case.table, 1, 0), loop).run()
     # Think 2 s, then 1.5 + 1.125 s of service, again and again.
     frame = case.requests()
@@ -711,7 +711,7 @@ def test_closed_loop_of_one_user(build_case: Any) -> None:
 
 def test_closed_loop_keeps_so_many_requests_in_the_system(build_case: Any) -> None:
     case = build_case([4] * 4, [2] * 4, **SYNC)
-    loop = closed_loop(2)
+    loop = clients(closed_loop(2), 4)
     Cluster(case.replicas, case.table, ROUTERS["round_robin"](case.table, 1, 0), loop).run()
     # Pairs run together: 8 rows, 2 s; 2 rows, 1.25 s.
     assert case.requests()["arrival_s"].tolist() == [0.0, 0.0, 3.25, 3.25]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from request_checks import check_requests, littles_law
-from samples import closed_loop
+from samples import clients, closed_loop
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.model import AcceptanceModel, Tree
@@ -280,8 +280,8 @@ def test_clusters_serve_every_request_once(
     """Open loop, or closed loop with ``users``."""
     case = build(build_case, scenario, replicas=replicas)
     n = len(case.table)
-    loop = closed_loop(users, 1.0) if users else None
-    cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, replicas, 1), loop, seed=3)
+    loop = clients(closed_loop(users, 1.0), n) if users else None
+    cluster = Cluster(case.replicas, case.table, ROUTERS[router](case.table, replicas, 1), loop)
     cluster.run()
     for replica in case.replicas:
         replica.check_integrity()
