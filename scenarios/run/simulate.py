@@ -402,24 +402,19 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
     return together
 
 
-def _slo_met(served: Served, measured: list[Metrics], state: State) -> bool | None:
+def _slo_met(scenario: Scenario, measured: list[Metrics], state: State) -> bool | None:
     """Whether every class attains its SLO as often as that asks for.
 
     None without an SLO, and without a steady state, where attainment would be a statement about the run's length;
     False when overloaded: a growing queue breaks any objective in the end.
     """
-    scenario, done = served.scenario, served.replications
-    wanted = {name: slo.attainment for name, slo in scenario.slos.items()}
-    if not wanted or state == "not settled":
+    if not scenario.slos or state == "not settled":
         return None
     if state == "overloaded":
         return False
-    for name, least in wanted.items():
-        # A run in which one class alone sent requests has no figures by class: its own are that class's.
-        own = [m.by_class.get(name, {}) if m.by_class else m.values for m in measured]
-        sent = [bool((r.requests["class"] == name).any()) for r in done]
-        attained = [f["slo_attainment"] for f, here in zip(own, sent, strict=True) if here and "slo_attainment" in f]
-        if attained and float(np.mean(attained)) < least:
+    for name, slo in scenario.slos.items():
+        attained = [np.mean(m.slo_use[name] <= 1.0) for m in measured if name in m.slo_use]
+        if attained and np.mean(attained) < slo.attainment:
             return False
     return True
 
@@ -518,7 +513,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
             for member, engine, own in zip(members(scenario), engines, by_group, strict=True)
         ]
     summary["slo_asked"] = bool(scenario.slos)
-    slo_met = summary["slo_met"] = _slo_met(served, measured, state)
+    slo_met = summary["slo_met"] = _slo_met(scenario, measured, state)
     used = {name: [m.slo_use[name] for m in measured if name in m.slo_use] for m in measured for name in m.slo_use}
     return RunResult(
         summary=summary,
