@@ -24,14 +24,13 @@ from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.run_directory import write_run_directory
 from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
+from draftcast.sim.output.results import TIME_PARTS
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
 
 LATENCY = METRICS["e2e"].figure
 TOKENS = METRICS["token_goodput"].figure
-CAUSES = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
-"""What the time of a request goes to (``mean_time_*_s``); together its end-to-end latency."""
 Judgement = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")
 _OFFERED = ("request_throughput", "output_throughput", "tokens_per_s_per_gpu")
@@ -149,7 +148,7 @@ class RatePoint:
         """
         if self.verdict is None or self.off is None or not (self.figures("on") and self.figures("off")):
             return {}
-        names = {"all": LATENCY} | {cause: f"mean_time_{cause}_s" for cause in CAUSES}
+        names = {"all": LATENCY} | {part: f"mean_time_{part}_s" for part in TIME_PARTS}
         sides = self.on.replications, self.off.replications
         found = {name: difference(figure, *sides, self.verdict.confidence) for name, figure in names.items()}
         return {name: each.difference for name, each in found.items() if each is not None}

@@ -18,7 +18,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import Candidate
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.model_error import times_error
-from draftcast.scenarios.plan.question import Objective, PlanQuestion, candidates
+from draftcast.scenarios.plan.question import PlanQuestion, candidates
 from draftcast.scenarios.plan.search import (
     ATTAINMENT,
     BEYOND_IS_UNSETTLED,
@@ -323,18 +323,14 @@ def _rank(sizing: Sizing) -> tuple[float, ...]:
     return (1.0, sizing.gpus_beyond, math.inf if math.isnan(used) else used, 0.0)
 
 
-def goodput_curve(
-    sizing: Sizing, objectives: tuple[Objective, ...] = (), progress: Progress | None = None
-) -> tuple[Check, ...]:
+def goodput_curve(sizing: Sizing, progress: Progress | None = None) -> tuple[Check, ...]:
     """The replicas of a sizing, spare ones not counted, under `SHARES` of their largest rate and at the target.
 
-    ``objectives``: the plan's own; none: the scenario's ``slo``.
-
-    By rising rate; empty for an infeasible sizing.
+    By rising rate, held to the scenario's ``slo``; empty for an infeasible sizing.
     """
     if sizing.largest is None:
         return ()
-    cluster = SimulatedCluster(sizing.candidate.scenario, objectives)
+    cluster = SimulatedCluster(sizing.candidate.scenario, ())
     rates = sorted({sizing.target_rps, *(share * sizing.largest.met for share in SHARES)})
     return tuple(cluster.check(sizing.replicas, rate) for rate, _ in parts_of(progress, rates))
 

@@ -8,12 +8,12 @@ seconds by these origins, and `fidelity` makes them the badge a reader sees.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.measured import measured_dtype, of_nearest_heads
+from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import read_points
 from draftcast.errors import HardwareError
@@ -25,8 +25,7 @@ from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.statistics.intervals import Estimate
 
-OriginWord = Literal["measured", "interpolated", "extrapolated"]
-ORIGINS: tuple[OriginWord, ...] = ("measured", "interpolated", "extrapolated")
+ORIGINS = tuple(origin.label for origin in Origin)
 # A third of the device time on weaker ground is too much to hide behind the better word.
 TOLERATED = 1 / 3
 
@@ -94,8 +93,8 @@ class Fidelity:
 
     # ``extrapolated`` when more than a third of the device time is; else ``measured`` when at least two thirds are;
     # else ``interpolated``
-    word: OriginWord
-    shares: Mapping[OriginWord, float]  # by origin; they add up to 1
+    word: str
+    shares: Mapping[str, float]  # by origin; they add up to 1
 
     def __str__(self) -> str:
         return f"{self.word} · {self.shares['extrapolated']:.0%} of device time extrapolated"

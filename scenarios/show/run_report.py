@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from draftcast.scenarios.compare.comparison import CAUSES, LATENCY, TOKENS, Comparison, RatePoint
+from draftcast.scenarios.compare.comparison import LATENCY, TOKENS, Comparison, RatePoint
 from draftcast.scenarios.compare.slo_answer import measured_requests, slo_answer
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.coverage import ORIGINS
@@ -20,7 +20,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import COLOURS, LIMIT, OFF, ON, interval_bars, means, series
 from draftcast.scenarios.show.tables import LOOKS, make_table, saturated_line, show, title
-from draftcast.sim.output.results import RequestColumns
+from draftcast.sim.output.results import TIME_PARTS, RequestColumns
 from draftcast.sim.output.vllm_result import vllm_result
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
@@ -103,7 +103,7 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
     rows, sections = [["figure", *(f"{side}{level}" for side in sides), "unit"]], []
     origins = [(f"device time {origin}", f"share_device_time_{origin}", 1e2, "%") for origin in ORIGINS]
     labels = {"rejected": "rejected work", "kv_pressure": "kv pressure"}
-    shares = [(f"where time goes: {labels.get(part, part)}", f"share_time_{part}", 1e2, "%") for part in CAUSES]
+    shares = [(f"where time goes: {labels.get(part, part)}", f"share_time_{part}", 1e2, "%") for part in TIME_PARTS]
     for section in (ONE_RUN, origins, shares):
         for name, key, factor, unit in section:
             if any(key in figures and not math.isnan(figures[key].mean) for figures in columns):

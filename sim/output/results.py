@@ -16,9 +16,9 @@ from draftcast.sim.state import engine as state
 from draftcast.sim.workload.request_table import RequestTable
 
 _MOMENTS = ("first_scheduled_s", "first_token_s", "finish_s")
-_PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
-TIME_COLUMNS = tuple(f"time_{part}_s" for part in _PARTS)
+TIME_PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
 """Where a request's time goes; the seven add up to its E2E time."""
+TIME_COLUMNS = tuple(f"time_{part}_s" for part in TIME_PARTS)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.compare.comparison import CAUSES, compare
+from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.limits import break_even, cliffs, closed_form
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
@@ -16,6 +16,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.show.run_report import cause_line
 from draftcast.sim.cost.step_time import decode_step_seconds
+from draftcast.sim.output.results import TIME_PARTS
 
 SPEC = "engine.speculative_config"
 RATE = "workload.arrivals.request_rate_rps"
@@ -168,7 +169,7 @@ def test_on_minus_off_by_cause_adds_up() -> None:
         (point,) = compare(load_scenario("default", overrides=[*small, accepted])).points
         causes = point.by_cause()
         whole = causes.pop("all").mean
-        assert set(causes) == set(CAUSES)
+        assert set(causes) == set(TIME_PARTS)
         assert sum(each.mean for each in causes.values()) == pytest.approx(whole, rel=1e-9)
         sides = [np.mean([r["mean_e2el_s"] for r in run.replications]) for run in point.runs]
         assert whole == pytest.approx(sides[0] - sides[1], rel=1e-9)
