@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from draftcast.calibration.profile.engines import GRAPH_KERNELS, is_since, since
+from draftcast.calibration.profile.engines import GRAPH_KERNELS, Constant, is_since, since
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.roofline import Origin
@@ -98,6 +98,9 @@ def compile_step_cost(
     constants = config.generation.constants
     p["host_fixed_s"] = constants.host_step_s.value if profile.host is None else profile.host.h0_s
     p["host_seq_s"] = constants.host_request_s.value if profile.host is None else profile.host.h1_s
+    if not config.async_scheduling:
+        p["host_verify_seq_s"] = _seconds(constants.host_verify_request_s)
+        p["host_verify_s"] = _seconds(constants.host_verify_tree_s) if config.method.tree_width > 1 else 0.0
     # The servers send the tokens of all data-parallel ranks.
     p["stream_seq_s"] = constants.front_end_output_s.value * config.data_parallel_size / config.api_server_count
     return _roofline(params, model, draft_model, profile, config)
@@ -302,8 +305,12 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
 
 def _graphless_s(config: EngineConfig, launches: float) -> tuple[float, float]:
     """What the launches of a pass without a CUDA graph add to it: eagerly, and compiled beyond the captured sizes."""
-    eager, compiled = config.generation.constants.eager_gap_s, config.generation.constants.uncaptured_launch_s
-    return launches * eager.value, launches * compiled.value if compiled is not None else 0.0
+    constants = config.generation.constants
+    return launches * constants.eager_gap_s.value, launches * _seconds(constants.uncaptured_launch_s)
+
+
+def _seconds(constant: Constant | None) -> float:
+    return 0.0 if constant is None else constant.value
 
 
 def _fill_attention(

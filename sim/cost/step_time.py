@@ -94,6 +94,8 @@ PARAMS = record_type(
     ("linear_layers", "i8"),  # the target's layers of linear attention
     ("host_fixed_s", "f8"),
     ("host_seq_s", "f8"),
+    ("host_verify_s", "f8"),  # more of a step that verifies drafts, and of each request of it
+    ("host_verify_seq_s", "f8"),
     ("stream_seq_s", "f8"),  # of the API servers, beside the engine: to send one request's tokens of a step
     ("cuda_graph_rows", "f8"),  # largest captured number of rows; more run without a CUDA graph
     ("prompt_graph_rows", "f8"),  # the same of a batch with a prompt, where it is larger
@@ -500,6 +502,8 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         out.graph_mode = graph_mode(p, f)
         out.verify_s = p.verify_s if f.decode_tokens > f.decode_seqs else 0.0
     out.host_s = p.host_fixed_s + p.host_seq_s * (f.seqs + p.expands * (f.decode_tokens - f.decode_seqs))
+    if out.verify_s > 0.0:
+        out.host_s += p.host_verify_s + p.host_verify_seq_s * f.decode_seqs
     if p.affine:
         _affine(cost, f, out)
     else:

@@ -16,7 +16,7 @@ from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work.layers import linear_layers
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
-from draftcast.sim.cost.methods import get_method
+from draftcast.sim.cost.methods import Method, get_method
 from draftcast.sim.cost.operator_tables import OperatorTables
 from draftcast.sim.cost.step_cost import compile_step_cost
 from draftcast.sim.cost.step_time import StepCost
@@ -32,12 +32,15 @@ def profile_of(device: str) -> HardwareProfile:
     return load_profile(None, load_hardware(device))
 
 
-def cost_of(model: str = LLAMA, device: str = "h100-sxm", method: str = "none", k: int = 0, **flags: Any) -> StepCost:
+def cost_of(
+    model: str = LLAMA, device: str = "h100-sxm", method: str | Method = "none", k: int = 0, **flags: Any
+) -> StepCost:
     spec, hardware = load_model(model), load_hardware(device)
     draft = load_model("llama-3.2-1b") if method == "draft_model" else None
     flags |= {"is_multimodal": spec.is_multimodal, "graphs_hold_prompts": graphs_hold_prompts(spec, hardware)}
     flags |= {"is_moe": spec.is_moe, "is_hybrid": spec.is_hybrid}
-    config = EngineConfig(method=get_method(method), num_speculative_tokens=k, **flags)
+    named = get_method(method) if isinstance(method, str) else method
+    config = EngineConfig(method=named, num_speculative_tokens=k, **flags)
     return compile_step_cost(config, spec, draft, profile_of(device), hardware)
 
 
@@ -325,6 +328,23 @@ def test_verification_is_paid_by_steps_that_verify_and_more_when_sampled() -> No
         assert decode(cost, 8, 3)["verify_s"] == getattr(constants(NEW), name).value
         assert decode(cost, 8, 0)["verify_s"] == 0.0
     assert constants(NEW).verify_sampled_s.value > constants(NEW).verify_greedy_s.value
+
+
+def test_sglang_verifies_request_by_request_on_the_host_and_trees_at_more_cost() -> None:
+    version = "sglang 0.5.6"
+    own, tree = constants(version), get_method("eagle_tree").with_tree(4, 16)
+    assert own.host_verify_request_s is not None
+    assert own.host_verify_tree_s is not None
+    chain, branched = (cost_of(method=method, k=3, version=version) for method in ("eagle", tree))
+    plain = own.host_step_s.value + own.host_request_s.value * 8
+    verified = plain + own.host_verify_request_s.value * 8
+    assert decode(chain, 8, 0)["host_s"] == pytest.approx(plain)
+    assert decode(chain, 8, 3)["host_s"] == pytest.approx(verified)
+    assert decode(branched, 8, 3)["host_s"] == pytest.approx(verified + own.host_verify_tree_s.value)
+    # What runs beside the device verifies there: Spec V2, and vLLM.
+    for hidden in ("sglang 0.5.14", NEW):
+        cost = cost_of(method="eagle", k=3, version=hidden)
+        assert decode(cost, 8, 3)["host_s"] == decode(cost, 8, 0)["host_s"]
 
 
 def test_v0_reads_the_context_again_for_every_draft() -> None:
