@@ -61,7 +61,10 @@ INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose since the record was last written -> what replaces them.
-DELETED_TESTS: Mapping[str, str] = {}
+DELETED_TESTS: Mapping[str, str] = {
+    "test_batch_schedule_refuses_what_vllm_refuses": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
+    "test_bad_batch_schedules": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
+}
 _CORE_SPEED = (
     "the correction for a noisy host is gone, with its option and its keys in JSON; reports say beside each error what "
     "it is with the run's own step times"
