@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from draftcast.errors import InputError
 from draftcast.sim.statistics.intervals import (
     paired_difference,
     paired_ratio,
@@ -52,14 +51,6 @@ def test_one_replication_has_no_width() -> None:
     assert str(estimate) == "7"
 
 
-@pytest.mark.parametrize(
-    ("values", "confidence"), [([], 0.95), ([1.0, math.nan], 0.95), ([1.0, 2.0], 1.0), ([1.0, 2.0], 0.0)]
-)
-def test_bad_interval_input(values: list[float], confidence: float) -> None:
-    with pytest.raises(InputError):
-        replication_interval(values, confidence)
-
-
 def test_replication_interval_coverage() -> None:
     rng = np.random.default_rng(7)
     # Means of 50 exponentials: mildly skewed, as the mean of a run is.
@@ -96,10 +87,6 @@ def test_paired_ratio_by_hand() -> None:
     estimate = paired_ratio([2, 3, 7], [1, 2, 3])
     assert estimate.mean == 2.0
     assert estimate.half_width == pytest.approx(4.302653 / math.sqrt(3) / 2, rel=1e-6)
-    with pytest.raises(InputError, match="denominator is 0"):
-        paired_ratio([1, 2], [1, -1])
-    with pytest.raises(InputError, match="equal counts"):
-        paired_ratio([1, 2], [1])
 
 
 def test_import_leaves_scipy_out() -> None:
