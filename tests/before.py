@@ -63,8 +63,13 @@ LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMi
 # Test cases that were deleted on purpose since the record was last written -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
     "test_bad_interval_input": "no test: every caller sees to finite values and a confidence between 0 and 1",
+    "test_bad_setting_is_named[changes13-ScenarioError-cudagraph_capture_sizes = 0: must be at least 1]": (
+        "no test: sizes are captured up to a largest one, whose own case stays"
+    ),
+    "test_bad_setting_is_named[changes14-ScenarioError-max_cudagraph_capture_size = -1]": "changes13, the same",
     "test_batch_schedule_refuses_what_vllm_refuses": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
     "test_bad_batch_schedules": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
+    "test_knob_moves_what_it_should[changes23-moved23]": "the same under another number",
 }
 _CORE_SPEED = (
     "the correction for a noisy host is gone, with its option and its keys in JSON; reports say beside each error what "

@@ -64,8 +64,7 @@ class EngineConfig:
     api_server_count: int = 1
     enforce_eager: bool = False
     cudagraph_mode: str = ""  # vLLM's name; empty: the generation's default, NONE with ``enforce_eager``
-    max_cudagraph_capture_size: int | None = None  # None, of both: vLLM's default, see `capture_sizes`
-    cudagraph_capture_sizes: tuple[int, ...] | None = None
+    max_cudagraph_capture_size: int | None = None  # None: vLLM's default, see `capture_sizes`
     sliding_window: int = 0  # tokens that the target's layers with a window see, 0: it has none
     window_kind: int = 0  # place in `WINDOWS`
     window_groups: int = 0  # groups of such layers that give back blocks behind it (without prefix caching)
@@ -224,18 +223,13 @@ def graph_sizes(largest: int) -> list[int]:
 
 
 def given_graph_sizes(config: EngineConfig) -> tuple[int, ...] | None:
-    """Rows captured as CUDA graphs where the scenario says which, ascending; None where that is left to the engine.
+    """Rows captured as CUDA graphs where the scenario says up to which, ascending; None where the engine decides.
 
-    Raises ScenarioError: a size below 1, or a largest one below 0.
+    Raises ScenarioError: a largest size below 0.
     """
     limit, largest = config.max_num_batched_tokens, config.max_cudagraph_capture_size
     if config.cudagraph_mode == "NONE":
         return ()
-    if (sizes := config.cudagraph_capture_sizes) is not None:
-        for size in sizes:
-            if size < 1:
-                raise ScenarioError("must be at least 1", key="cudagraph_capture_sizes", value=size)
-        return tuple(sorted({size for size in sizes if size <= limit}))
     if largest is None:
         return None
     if largest < 0:

@@ -146,8 +146,7 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     tokens = max(config.max_num_batched_tokens * (ranks if engine.limits_of_ranks else 1), _LEAST_TOKENS)
     captured = 0
     if config.cudagraph_mode != "NONE" or reserve.eager_too:
-        sizes = config.cudagraph_capture_sizes
-        rows = max(sizes) if sizes else config.max_cudagraph_capture_size
+        rows = config.max_cudagraph_capture_size
         captured = most_captured(config, gib) or 0 if rows is None else rows // (1 + config.max_drafts)
     base, each = next((base, each) for below, base, each in reserve.base if gib < below)
     left = base + each * gpus + reserve.token * tokens + reserve.captured * captured

@@ -36,7 +36,7 @@ from draftcast.sim.cost.step_time import Record, StepCost
 _SETTING = (
     "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel decode_context_parallel_size "
     "draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype enforce_eager cudagraph_mode "
-    "max_cudagraph_capture_size cudagraph_capture_sizes"
+    "max_cudagraph_capture_size"
 )
 _KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
          "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip

@@ -122,7 +122,7 @@ def tiny_cost(
         "hardware": BENCH,
         "max_num_batched_tokens": 1024,
         "max_num_seqs": 64,
-        "cudagraph_capture_sizes": [],
+        "max_cudagraph_capture_size": 0,
     }
     return kernels_only(compiled(**(arguments | changes)))
 
@@ -316,7 +316,7 @@ def test_published_all_reduces_come_before_the_roofline() -> None:
 
 
 def test_rows_are_padded_inside_the_ceiling() -> None:
-    cost = tiny_cost(cudagraph_capture_sizes=[1, 2, 4, 8])
+    cost = tiny_cost(max_cudagraph_capture_size=8)
     seconds = [timed(cost, tokens=rows)["target_s"] for rows in range(11)]
     assert seconds[5] == seconds[6] == seconds[7] == seconds[8]
     assert seconds[8] == pytest.approx(tiny_target_bytes(8) * 1e-12)
