@@ -53,7 +53,7 @@ def steps(name: str, device: str) -> Iterator[dict[str, Any]]:
                 room = memory_budget(config, model, None, hardware).max_concurrency(CONTEXT)
             except DraftcastError:
                 continue  # does not fit, or the degree does not divide its heads
-            cost = compile_step_cost(config, model, None, load_profile(None, hardware), hardware)
+            cost = compile_step_cost(config, model, None, load_profile(None, hardware))
             f, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
             for batch in BATCHES:
                 if batch <= room:

@@ -53,7 +53,7 @@ def _compiled(model: str, profile_name: str) -> st.StepCost:
     # Loaded anew each time: a profile keeps what it has read.
     profile = load_profile(profile_name, hardware)
     drafting = {} if spec.is_mla else {"method": METHODS["eagle3"], "num_speculative_tokens": 3}
-    return compile_step_cost(EngineConfig(**drafting), spec, None, profile, hardware)
+    return compile_step_cost(EngineConfig(**drafting), spec, None, profile)
 
 
 def main() -> None:

@@ -62,14 +62,27 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose since the record was last written -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
+    "test_a_policy_that_cannot_be_had[clairvoyant-goodput]": (
+        "no test: the schema, which has one, refuses an unknown name first"
+    ),
     "test_bad_interval_input": "no test: every caller sees to finite values and a confidence between 0 and 1",
+    "test_bad_policies_are_refused_in_one_line[best-parameters0-policy.name = 'best': unknown; known are "
+    "adaptive_verification, bandit, batch]": "no test: the schema, which has one, refuses an unknown name first",
+    "test_bad_policies_are_refused_in_one_line[missing.py:Mine-parameters31-cannot be imported: .*No such file]": (
+        "the same under another number"
+    ),
     "test_bad_setting_is_named[changes13-ScenarioError-cudagraph_capture_sizes = 0: must be at least 1]": (
         "no test: sizes are captured up to a largest one, whose own case stays"
     ),
-    "test_bad_setting_is_named[changes14-ScenarioError-max_cudagraph_capture_size = -1]": "changes13, the same",
+    "test_bad_setting_is_named[changes14-ScenarioError-max_cudagraph_capture_size = -1]": "changes9, the same",
+    "test_bad_setting_is_named[changes9-HardwareError-profile = 'default': the profile is bound to h100-sxm]": (
+        "no test: a step's cost has the profile's device and no other"
+    ),
+    "test_bad_tree": "test_a_tree_and_its_acceptance_must_agree, and the schema's bounds of widths and nodes",
     "test_batch_schedule_refuses_what_vllm_refuses": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
     "test_bad_batch_schedules": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
     "test_knob_moves_what_it_should[changes23-moved23]": "the same under another number",
+    "test_no_requests": "no test: every caller has refused a run without requests",
 }
 _CORE_SPEED = (
     "the correction for a noisy host is gone, with its option and its keys in JSON; reports say beside each error what "

@@ -511,7 +511,7 @@ def deploy(scenario: Scenario) -> Deployment:
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:
         assumed.append(NOTES["between_nodes"].format(together=together, linked=hardware.linked_devices))
-    cost = compile_step_cost(config, model, draft, profile, hardware)
+    cost = compile_step_cost(config, model, draft, profile)
     if scenario.correction is not None:
         _check_correction(scenario.correction, scenario, profile)
         cost = with_excess(cost, scenario.correction.step_factor - 1.0, seconds=scenario.correction.step_s)

@@ -274,7 +274,7 @@ def step_cost(opened: OpenProfile, step: Step, draft: ModelSpec | None = None) -
         max_num_batched_tokens=MAX_ROWS,
         max_num_seqs=max(BATCHES),
     )
-    return compile_step_cost(config, model, draft, opened.profile, opened.hardware)
+    return compile_step_cost(config, model, draft, opened.profile)
 
 
 def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -> dict[str, float]:

@@ -34,14 +34,11 @@ def compile_acceptance(
         prompt_tokens: of each request, for classes with factors by context; None: 0.
         offsets, lengths: the request table's recorded acceptance, for classes whose model is ``trace``.
 
-    Raises ScenarioError: k beyond a model's list, a class without a model, a trace class without (or with a misfitting)
-    recording.
+    Raises ScenarioError: k beyond a model's list, a trace class without (or with a misfitting) recording.
     """
     k = check_drafts(k)
     classes = np.asarray(class_id, dtype=np.int16)
     n = len(classes)
-    if n and not 0 <= int(classes.min()) <= int(classes.max()) < len(models):
-        raise ScenarioError(f"every class needs an acceptance model; {len(models)} given", key="acceptance")
     kinds = np.array([model.kind for model in models], dtype=np.int64)
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
     factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]

@@ -100,16 +100,9 @@ class Method:
     def with_tree(self, width: int, max_nodes: int = 0, narrowest: int = 0) -> Self:
         """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
 
-        ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows.
-        Raises ScenarioError: the method verifies no tree, or a number below 1 (0 for ``max_nodes``).
+        ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows. Only of a
+        method with a ``growth``.
         """
-        if not self.growth:
-            trees = ", ".join(sorted(name for name, method in METHODS.items() if method.growth))
-            raise ScenarioError(f"verifies no tree; tree methods are {trees}", key="method", value=self.name)
-        if width < 1:
-            raise ScenarioError("must be at least 1", key="tree_width", value=width)
-        if max_nodes < 0:
-            raise ScenarioError("must be at least 0 (0: all nodes)", key="max_tree_nodes", value=max_nodes)
         return dataclasses.replace(
             self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes, min_tree_width=narrowest
         )

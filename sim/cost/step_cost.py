@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from draftcast.calibration.profile.engines import GRAPH_KERNELS, Constant, is_since, since
-from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import never_falling
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile, RooflineProfile
@@ -71,15 +70,14 @@ def compile_step_cost(
     model: ModelSpec,
     draft_model: ModelSpec | None,
     profile: HardwareProfile,
-    hardware: HardwareSpec,
 ) -> StepCost:
-    """Compile a scenario's step cost; ``profile`` must be bound to the device ``hardware``.
+    """Compile a scenario's step cost on the profile's device.
 
     ``draft_model``: None builds the head that follows from the target, where one does.
 
     Raises:
         ScenarioError: a number out of range, or a method without the draft model it needs.
-        HardwareError: the profile does not cover this device, model or setting.
+        HardwareError: the profile does not cover this model or setting.
         ModelError: heads that do not split over the ranks.
     """
     params = np.zeros(1, st.PARAMS)
@@ -89,11 +87,8 @@ def compile_step_cost(
             p[name] = getattr(config.method, name)
     p["pads_searches"] = config.pads_searches
     if isinstance(profile, AffineProfile):
-        _check_affine(profile, model, hardware, config)
+        _check_affine(profile, model, config)
         return _affine(params, profile, config)
-    if profile.hardware.name != hardware.name:
-        message = f"the profile is bound to {profile.hardware.name}, the scenario runs on {hardware.name}"
-        raise HardwareError(message, key="profile", value=profile.name)
     p["host_hides"] = config.async_scheduling
     constants = config.generation.constants
     p["host_fixed_s"] = constants.host_step_s.value if profile.host is None else profile.host.h0_s
@@ -106,7 +101,7 @@ def compile_step_cost(
     return _roofline(params, model, draft_model, profile, config)
 
 
-def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSpec, config: EngineConfig) -> None:
+def _check_affine(profile: AffineProfile, model: ModelSpec, config: EngineConfig) -> None:
     """An affine fit knows one setting only: refuse any other rather than ignore a knob."""
     fitted_with = EngineConfig(
         **picked(config, "version is_moe is_multimodal graphs_hold_prompts"),
@@ -114,8 +109,8 @@ def _check_affine(profile: AffineProfile, model: ModelSpec, hardware: HardwareSp
         weight_dtype=profile.dtype,
         enforce_eager=profile.enforce_eager,
     )
-    values = {"hardware": hardware.name, "model": model.name.lower(), **picked(config, _SETTING)}
-    fitted = {"hardware": profile.hardware.name, "model": profile.model, **picked(fitted_with, _SETTING)}
+    values = {"model": model.name.lower(), **picked(config, _SETTING)}
+    fitted = {"model": profile.model, **picked(fitted_with, _SETTING)}
     for name, value in values.items():
         if value != fitted[name]:
             message = f"affine profile {profile.name} was fitted with {fitted[name]!r} only; take a roofline profile"

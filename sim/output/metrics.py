@@ -75,10 +75,8 @@ def compute_metrics(
     beginning included; the output of a request that straddles either end is spread evenly between its first token and
     its end. Of a finite run it is vLLM's definition: totals over first arrival to last completion.
 
-    Raises InputError: no requests, or a warm-up outside what the run allows.
+    Raises InputError: a warm-up outside what the run allows.
     """
-    if len(requests) == 0:
-        raise InputError("metrics need at least one request")
     requests = requests.sort_values("request", kind="stable")
     c = RequestColumns.of(requests)
     n = len(requests)
@@ -254,13 +252,11 @@ def _by_label(
 
 
 def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0.95) -> dict[str, Estimate]:
-    """Interval of each figure across replications (``Metrics.values`` of each run).
+    """Interval of each figure across replications (``Metrics.values`` of each run), at least one.
 
     A name that any replication leaves out is left out: one run without a steady state takes the percentiles away. NaN
     (undefined in that run) is skipped, so ``n`` may be smaller; all NaN gives an Estimate of NaN with n = 0.
     """
-    if not replications:
-        raise InputError("a summary needs at least one replication")
     result = {}
     for name in replications[0]:
         if all(name in r for r in replications):

@@ -139,7 +139,7 @@ def test_held_out_errors_are_reported_and_grow_with_noise(folder: Path, tmp_path
 def test_step_seconds_are_the_sum_of_the_measured_ones(folder: Path) -> None:
     profile = loaded(folder)
     model = load_model("Llama-3.1-8B")
-    cost = compile_step_cost(EngineConfig(max_cudagraph_capture_size=64), model, None, profile, H100)
+    cost = compile_step_cost(EngineConfig(max_cudagraph_capture_size=64), model, None, profile)
     features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, 64, 0, 1023.0, features)
     st.step_time(cost, features, out)

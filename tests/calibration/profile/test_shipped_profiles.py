@@ -106,7 +106,7 @@ def test_every_bundled_model_has_a_step_cost_at_every_degree(name: str) -> None:
             degrees = degrees[number % len(degrees) :][:1]
         for tp in degrees:
             config = EngineConfig(tensor_parallel_size=tp, max_num_batched_tokens=64, max_num_seqs=64)
-            cost = compile_step_cost(config, model, None, profile, hardware)
+            cost = compile_step_cost(config, model, None, profile)
             st.decode_features(cost, 16, 0, 1024.0, features)
             st.step_time(cost, features, out)
             device_s = out["target_s"] + out["sample_s"]

@@ -116,7 +116,7 @@ def test_flashinfer_attends_where_flash_attention_2_cannot_or_is_not_taken(
 ) -> None:
     hardware = load_hardware(device)
     config = EngineConfig(max_num_seqs=8, max_num_batched_tokens=2048, **flags)
-    cost = compile_step_cost(config, LLAMA, None, load_profile(None, hardware), hardware)
+    cost = compile_step_cost(config, LLAMA, None, load_profile(None, hardware))
     assert (cost.attention[at.DECODE]["tile_kv_s"] > 0.0) == launched_together
 
 
@@ -134,7 +134,7 @@ def test_unequal_contexts_take_longer_once_they_are_not_split() -> None:
 def test_no_step_is_faster_with_a_prompt_or_more_of_it(device: str) -> None:
     hardware = load_hardware(device)
     config = EngineConfig(max_num_seqs=128, max_num_batched_tokens=2048)
-    cost = compile_step_cost(config, LLAMA, None, load_profile(None, hardware), hardware)
+    cost = compile_step_cost(config, LLAMA, None, load_profile(None, hardware))
     before = 0.0
     for chunk in (0, 16, 64, 256, 512, 1024, 1536):
         seconds = step(cost, chunk)
@@ -183,7 +183,7 @@ def test_measured_launches_replace_the_formulas(tmp_path_factory: pytest.TempPat
         write_manifest(place, name=name, hardware=A100.name, device="a test", **about)
         fit_profile(place, A100)
         config = EngineConfig(max_num_seqs=64, max_num_batched_tokens=2048)
-        return compile_step_cost(config, LLAMA, None, load_profile(str(place), A100), A100)
+        return compile_step_cost(config, LLAMA, None, load_profile(str(place), A100))
 
     plain = compiled(None, "plain")
     formula = plain.attention[at.DECODE]

@@ -41,7 +41,7 @@ def cost_of(
     flags |= {"is_moe": spec.is_moe, "is_hybrid": spec.is_hybrid}
     named = get_method(method) if isinstance(method, str) else method
     config = EngineConfig(method=named, num_speculative_tokens=k, **flags)
-    return compile_step_cost(config, spec, draft, profile_of(device), hardware)
+    return compile_step_cost(config, spec, draft, profile_of(device))
 
 
 def decode(cost: StepCost, seqs: int, k: int = 0, prompt: int = 0, context: float = 500.0) -> np.ndarray:
@@ -466,7 +466,7 @@ def test_a_whole_step_fit_knows_no_graph_mode() -> None:
     hardware = load_hardware("h100-sxm")
     profile = load_profile("h100-llama-3.1-8b-affine", hardware)
     with pytest.raises(HardwareError, match="cudagraph_mode = 'PIECEWISE'"):
-        compile_step_cost(EngineConfig(cudagraph_mode="PIECEWISE"), load_model(LLAMA), None, profile, hardware)
+        compile_step_cost(EngineConfig(cudagraph_mode="PIECEWISE"), load_model(LLAMA), None, profile)
 
 
 # Monotony ------------------------------------------------------------------------------------------------------------

@@ -137,15 +137,14 @@ def test_every_roofline_number_of_sparse_decode_counts(number: str, value: float
 
 def test_layers_without_an_indexer_of_their_own_are_not_taken_for_measured() -> None:
     """GLM-5.2: 21 of 78 layers have an indexer, the others read what it chose."""
-    hardware = load_hardware("h200")
     config = EngineConfig(is_moe=True, tensor_parallel_size=8, weight_dtype="fp8", max_num_batched_tokens=256)
-    cost = compile_step_cost(config, load_model("GLM-5.2"), None, profile_of("h200"), hardware)
+    cost = compile_step_cost(config, load_model("GLM-5.2"), None, profile_of("h200"))
     kinds = cost.attention
     assert (kinds["layers"][at.DECODE], kinds["layers"][at.DECODE_WINDOW]) == (21, 57)
     assert kinds["grid"][at.DECODE] >= 0 > kinds["grid"][at.DECODE_WINDOW]
     # Ranks that share out the context: nothing of it was timed.
     shared = dataclasses.replace(config, decode_context_parallel_size=2)
-    kinds = compile_step_cost(shared, load_model("GLM-5.2"), None, profile_of("h200"), hardware).attention
+    kinds = compile_step_cost(shared, load_model("GLM-5.2"), None, profile_of("h200")).attention
     assert (kinds["layers"][at.DECODE_WINDOW], kinds["grid"][at.DECODE]) == (78, -1)
 
 
@@ -170,9 +169,8 @@ def test_norms_and_rotary_of_the_latents_are_counted_once() -> None:
 
 
 def test_mixed_steps_take_no_shared_launch() -> None:
-    hardware = load_hardware("h200")
     config = EngineConfig(tensor_parallel_size=8, weight_dtype="fp8", max_num_batched_tokens=256, max_num_seqs=64)
-    cost = compile_step_cost(config, DEEPSEEK, None, profile_of("h200"), hardware)
+    cost = compile_step_cost(config, DEEPSEEK, None, profile_of("h200"))
     assert cost.attention[at.DECODE]["grid"] >= 0
     assert cost.attention[at.PREFILL]["grid"] >= 0
     assert cost.attention[at.DECODE]["tile_kv_s"] == 0.0

@@ -35,7 +35,7 @@ def h200_profile(name: str) -> HardwareProfile:
 def cost_of(profile: str = "h200", k: int = 0, **changes: Any) -> StepCost:
     method = {"method": get_method("ngram"), "num_speculative_tokens": k} if k else {}
     config = EngineConfig(is_moe=True, max_num_seqs=256, **method)
-    return compile_step_cost(config, replace(QWEN, **changes), None, h200_profile(profile), H200)
+    return compile_step_cost(config, replace(QWEN, **changes), None, h200_profile(profile))
 
 
 def layers_of(cost: StepCost, kind: int, rows: float, seqs: float) -> tuple[float, Origin]:
@@ -124,5 +124,5 @@ def test_state_format_and_ranks_count() -> None:
     narrow = layers_of(cost_of("default", mamba_ssm_dtype="bfloat16"), at.LINEAR_DECODE, 128, 128)[0]
     assert 1.7 < wide / narrow < 2.0
     config = EngineConfig(is_moe=True, tensor_parallel_size=4)
-    split = compile_step_cost(config, QWEN, None, load_profile("default", H200), H200)
+    split = compile_step_cost(config, QWEN, None, load_profile("default", H200))
     assert 3.0 < wide / layers_of(split, at.LINEAR_DECODE, 128, 128)[0] < 4.0

@@ -125,19 +125,6 @@ def test_tree_nodes() -> None:
     assert get_method("none").verify_rows(0) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "nodes", "message"),
-    [
-        ("eagle", 4, 8, "method = 'eagle': verifies no tree; tree methods are eagle_tree"),
-        ("eagle_tree", 0, 8, "tree_width = 0: must be at least 1"),
-        ("eagle_tree", 4, -1, "max_tree_nodes = -1: must be at least 0"),
-    ],
-)
-def test_bad_tree(name: str, width: int, nodes: int, message: str) -> None:
-    with pytest.raises(ScenarioError, match=message):
-        get_method(name).with_tree(width, nodes)
-
-
 def test_unknown_name_lists_the_choices() -> None:
     with pytest.raises(
         ScenarioError, match="method = 'eagle4': must be one of none, draft_model, draft_ahead, eagle, eagle3"

@@ -40,7 +40,7 @@ def memory(config: EngineConfig, model: Any = DEEPSEEK) -> MemoryBudget:
 
 
 def cost(config: EngineConfig, model: Any = DEEPSEEK) -> StepCost:
-    return compile_step_cost(config, model, None, PROFILE, H200)
+    return compile_step_cost(config, model, None, PROFILE)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def kernels_only(cost: StepCost) -> StepCost:
     return cost
 
 
-def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hardware: Any, **flags: Any) -> StepCost:
-    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
+def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, **flags: Any) -> StepCost:
+    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile)
 
 
 def tiny_cost(
@@ -119,7 +119,6 @@ def tiny_cost(
         "weight_dtype": "bf16",
         "kv_dtype": "auto",
         "profile": profile or ideal_profile(),
-        "hardware": BENCH,
         "max_num_batched_tokens": 1024,
         "max_num_seqs": 64,
         "max_cudagraph_capture_size": 0,
@@ -135,7 +134,7 @@ def h100_profile(name: str | None) -> HardwareProfile:
 
 def llama_cost(method: str = "none", k: int = 0, profile: str | None = "default") -> StepCost:
     config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
-    return compile_step_cost(config, LLAMA, None, h100_profile(profile), H100)
+    return compile_step_cost(config, LLAMA, None, h100_profile(profile))
 
 
 def timed(cost: StepCost, **features: float) -> np.ndarray:
@@ -217,7 +216,7 @@ def test_prefill_beside_decode_takes_what_the_decode_alone_would_not(origin: Ori
 
 def test_compute_bound_attention_by_hand() -> None:
     slow = HardwareSpec(**(vars(BENCH) | {"peak_flops": {"bf16": 1e9}}))
-    cost = tiny_cost(profile=ideal_profile(slow), hardware=slow)
+    cost = tiny_cost(profile=ideal_profile(slow))
     batch = {"tokens": 4, "seqs": 1, "decode_seqs": 1, "decode_tokens": 4, "decode_kv": 100}
     without = timed(cost, **batch, decode_qkv=0)
     twice = timed(cost, **batch, decode_qkv=800)
@@ -284,7 +283,7 @@ def test_what_the_cache_holds_moves_at_twice_the_memory_s_rate() -> None:
 def test_collectives_by_hand() -> None:
     two = tiny_cost(tensor_parallel_size=2)
     free = HardwareSpec(**(vars(BENCH) | {"link_latency_s": 0.0, "link_bandwidth_bytes_per_s": 1e30}))
-    without_link = tiny_cost(tensor_parallel_size=2, profile=ideal_profile(free), hardware=free)
+    without_link = tiny_cost(tensor_parallel_size=2, profile=ideal_profile(free))
     both = [timed(cost, tokens=4, logit_rows=4) for cost in (two, without_link)]
     # Five all-reduces of 4 rows of 64: 2 (tp-1)/tp x 512 bytes over 1e11 bytes/s and a microsecond each.
     assert both[0]["target_s"] - both[1]["target_s"] == pytest.approx(5 * (512 / 1e11 + 1e-6), rel=1e-9)
@@ -355,7 +354,7 @@ def test_verify_of_four_drafts_at_batch_256() -> None:
 def test_moe_bytes_grow_with_the_tokens() -> None:
     fast = HardwareSpec(**(vars(H100) | {"peak_flops": {"bf16": 1e20, "fp16": 1e20}}))
     model = load_model("mixtral-8x7b")
-    cost = tiny_cost(model=model, profile=ideal_profile(fast), hardware=fast)
+    cost = tiny_cost(model=model, profile=ideal_profile(fast))
     seconds = [timed(cost, tokens=rows)["target_s"] for rows in (1, 2, 4, 64)]
     expert = 3 * 2.0 * model.hidden_size * model.moe_intermediate_size / fast.memory_bandwidth_bytes_per_s
     touched = touched_experts([1, 2, 4, 64], 8, 2)
@@ -446,7 +445,7 @@ def test_a_step_with_the_prefill_of_the_last_one(method: str, name: str, draft: 
     heads = load_model(draft) if method == "draft_model" else None
     model = load_model(name)
     config = EngineConfig(method=get_method(method), num_speculative_tokens=k)
-    cost = kernels_only(compile_step_cost(config, model, heads, h100_profile(None), H100))
+    cost = kernels_only(compile_step_cost(config, model, heads, h100_profile(None)))
     f, once, again = st.empty_record(st.FEATURES), st.empty_record(st.TIMES), st.empty_record(st.TIMES)
     for num_seqs, drafts in ((40, k), (40, 0), (150, k), (3, min(k, 1))):
         decode_features(cost, num_seqs, drafts, 500.0, f)
@@ -541,7 +540,7 @@ def test_a_long_context_costs_what_it_touches(model: str, tp: int) -> None:
     """Four times the context costs full attention more, and sparse, chunked and state layers next to nothing."""
     hardware, spec = load_hardware("h200"), load_model(model)
     config = EngineConfig(is_moe=True, tensor_parallel_size=tp, weight_dtype="fp8", max_num_batched_tokens=512)
-    cost = compile_step_cost(config, spec, None, load_profile("h200", hardware), hardware)
+    cost = compile_step_cost(config, spec, None, load_profile("h200", hardware))
     f = st.empty_record(st.FEATURES)
     more = []
     for context in (16383.0, 65535.0):
@@ -560,7 +559,7 @@ def test_a_decode_step_of_measured_sparse_layers(device_name: str, measured: dic
     hardware, spec = load_hardware(device_name), load_model("DeepSeek-V3.2")
     config = EngineConfig(is_moe=True, tensor_parallel_size=8, weight_dtype="fp8", max_num_batched_tokens=512)
     profile = load_profile(device_name, hardware)
-    cost = compile_step_cost(config, spec, None, profile, hardware)
+    cost = compile_step_cost(config, spec, None, profile)
     device = OperatorTables(profile, 8, "fp8")
     names = ("qkv_a", "q_b", "kv_b", "o", "index_q", "index_k")
     for batch, measured_us in measured.items():

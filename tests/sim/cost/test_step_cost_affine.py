@@ -31,9 +31,7 @@ def fill(record: Any, **fields: float) -> None:
 
 def affine_cost(method: str = "none", k: int = 0, profile: HardwareProfile | None = None) -> StepCost:
     profile = profile or load_profile(AFFINE, H100)
-    return compile_step_cost(
-        EngineConfig(method=get_method(method), num_speculative_tokens=k), LLAMA, None, profile, H100
-    )
+    return compile_step_cost(EngineConfig(method=get_method(method), num_speculative_tokens=k), LLAMA, None, profile)
 
 
 def decode(cost: StepCost, num_seqs: int, k: int, context: float) -> np.ndarray:
@@ -43,8 +41,8 @@ def decode(cost: StepCost, num_seqs: int, k: int, context: float) -> np.ndarray:
     return out
 
 
-def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hardware: Any, **flags: Any) -> StepCost:
-    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
+def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, **flags: Any) -> StepCost:
+    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile)
 
 
 def parts(out: np.ndarray) -> np.ndarray:
@@ -184,7 +182,7 @@ def test_a_fit_of_an_eager_server_is_for_eager_servers() -> None:
     eager = dataclasses.replace(load_profile(AFFINE, H100), enforce_eager=True)
     with pytest.raises(HardwareError, match=r"enforce_eager = False: .*fitted with True only"):
         affine_cost("eagle", 3, eager)
-    cost = compile_step_cost(EngineConfig(enforce_eager=True), LLAMA, None, eager, H100)
+    cost = compile_step_cost(EngineConfig(enforce_eager=True), LLAMA, None, eager)
     # Rows as they are: 33 cost one row more than 32, no capture size is padded to.
     seconds = [decode(cost, n, 0, 1000)["target_s"] for n in (32, 33)]
     assert seconds[1] - seconds[0] == pytest.approx(2.10103129e-05 + 1000 * 3.92645679e-08)
@@ -219,7 +217,6 @@ def test_affine_refuses_what_it_does_not_know(changes: dict, message: str) -> No
         "draft_model": None,
         "num_speculative_tokens": 3,
         "profile": load_profile(AFFINE, H100),
-        "hardware": H100,
     }
     with pytest.raises(HardwareError, match=message):
         compiled(**(arguments | changes))

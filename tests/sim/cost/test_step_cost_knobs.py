@@ -9,7 +9,7 @@ import pytest
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.spec import OPERATORS, Host, RooflineProfile
-from draftcast.errors import DraftcastError, HardwareError, ModelError, ScenarioError
+from draftcast.errors import DraftcastError, ModelError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.sim.cost import step_time as st
@@ -44,14 +44,13 @@ BASE: dict = {
     "weight_dtype": "bf16",
     "kv_dtype": "auto",
     "profile": default_profile(),
-    "hardware": H100,
     "max_num_batched_tokens": 2048,
     "max_num_seqs": 256,
 }
 
 
-def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, hardware: Any, **flags: Any) -> StepCost:
-    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile, hardware)
+def compiled(model: ModelSpec, draft_model: ModelSpec | None, profile: Any, **flags: Any) -> StepCost:
+    return compile_step_cost(EngineConfig(**flags), model, draft_model, profile)
 
 
 FIRST = "vllm 0.31 v1"  # the first model runner: n-gram on the host, drafts in piecewise graphs
@@ -108,7 +107,7 @@ OTHER = load_hardware("h200")
         ({"temperature": 0.0}, {S}),
         ({"num_seqs": 23}, {D, T, S, H}),
         ({"context": 1500.0}, {D, T}),
-        ({"profile": default_profile(OTHER), "hardware": OTHER}, {D, T, S}),
+        ({"profile": default_profile(OTHER)}, {D, T, S}),
         ({"profile": with_host(h0_s=2e-3)}, {H}),
         ({"profile": with_host(h1_s=2e-5)}, {H}),
         ({"profile": with_launch(cuda_graph_ceiling=0)}, {D, T}),
@@ -238,11 +237,10 @@ def test_asynchronous_scheduling_hides_the_host() -> None:
         ({"draft_weight_dtype": "fp7"}, ModelError, "dtype = 'fp7'"),
         ({"kv_dtype": "int2"}, ModelError, "kv_cache_dtype = 'int2'"),
         ({"draft_model": None}, ScenarioError, "draft_model = None: required by method draft_model"),
-        ({"hardware": OTHER}, HardwareError, "profile = 'default': the profile is bound to h100-sxm"),
+        ({"max_cudagraph_capture_size": -1}, ScenarioError, "max_cudagraph_capture_size = -1"),
         ({"max_num_batched_tokens": 0}, ScenarioError, "max_num_batched_tokens = 0"),
         ({"max_num_seqs": 0}, ScenarioError, "max_num_seqs = 0"),
         ({"max_model_len": 0}, ScenarioError, "max_model_len = 0"),
-        ({"max_cudagraph_capture_size": -1}, ScenarioError, "max_cudagraph_capture_size = -1"),
     ],
 )
 def test_bad_setting_is_named(changes: dict, error: type[DraftcastError], message: str) -> None:

@@ -305,8 +305,6 @@ def test_unreadable_and_unknown(tmp_path: Path, write: Write) -> None:
         read_trace(tmp_path / "absent")
     with pytest.raises(TraceError, match="is a directory"):
         read_trace(tmp_path)
-    with pytest.raises(TraceError, match="format = 'csv': unknown trace format; choose auto, azure, burstgpt"):
-        read_trace(write(AZURE_2023), "csv")
     with pytest.raises(TraceError, match="trace:1: TIMESTAMP: missing column"):
         read_trace(write(BURSTGPT), "azure")
 
