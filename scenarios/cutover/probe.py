@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from draftcast.calibration.acceptance.references import conditional_rate
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity, slo_use_of
 from draftcast.scenarios.cutover.axis import Axis
-from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import Served, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_values, without_speculation
@@ -291,7 +291,7 @@ class Prober:
         if axis.name == "acceptance" and not (spec and spec.tree):
             k = scenario.num_speculative_tokens
             tokens = self.fluids()[0].traffic.tokens_per_round(k)
-            return alpha_of(tokens, k) if 1 <= tokens <= 1 + k else None
+            return conditional_rate(tokens - 1.0, [1.0] * k) if 1 <= tokens <= 1 + k else None
         return None
 
 

@@ -9,7 +9,7 @@ import re
 from itertools import accumulate
 from typing import Any
 
-from draftcast.calibration.acceptance.references import continued
+from draftcast.calibration.acceptance.references import conditional_rate, continued
 from draftcast.errors import CapacityError, InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
@@ -23,7 +23,6 @@ from draftcast.scenarios.evidence.settings import (
     read_engine,
     read_lengths,
 )
-from draftcast.scenarios.run.choices import alpha_of
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
@@ -247,7 +246,7 @@ def _acceptance(reading: Reading, keys: dict[str, Any], given: GivenAcceptance, 
         rates = list(accumulate(given.per_position[:k], min))
     if keys["method"] in MATCHING_METHODS:
         return _search(reading, given, k, mean, rates)
-    alpha = alpha_of(min(mean, k + 1), k)
+    alpha = conditional_rate(mean - 1.0, [1.0] * k)
     if keys["method"] == "eagle_tree":
         shape = {name: keys[name] for name in ("tree_width", "max_tree_nodes")}
         return {"model": "tree", "rates": rates or [alpha ** (index + 1) for index in range(k)], **shape}
@@ -269,5 +268,5 @@ def _search(reading: Reading, given: GivenAcceptance, k: int, mean: float, rates
         rates = list(continued(_MATCHED_RATES, k))
         share = min(1.0, (mean - 1) / sum(rates))
         reading.assumed["acceptance"] = f"{sum(rates):.2f} accepted tokens in a round with a match"
-    accepted = {"alpha": alpha_of(min(mean, k + 1), k)} if rates is None else {"rates": rates}
+    accepted = {"alpha": conditional_rate(mean - 1.0, [1.0] * k)} if rates is None else {"rates": rates}
     return {"model": "ngram", "match_probability": share, **accepted}

@@ -7,6 +7,7 @@ they have a meaning after the change; the acceptance of one method has none for 
 from collections.abc import Mapping
 from typing import Any
 
+from draftcast.calibration.acceptance.references import conditional_rate
 from draftcast.errors import ScenarioError
 from draftcast.files import picked
 from draftcast.kernels.model.catalog import load_model, model_names, published_ids
@@ -134,7 +135,7 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
     if scenario.speculative_config is not None and known is not None and known.model != "trace":
         # The constant rate with the same mean acceptance length, which falls to what the rates cover.
         tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, known.known_positions() or k))
-        alpha = round(alpha_of(tokens, k), 4) if tokens < k + 1 else 1.0
+        alpha = round(conditional_rate(tokens - 1.0, [1.0] * k), 4)
     if model == "constant":
         return {"acceptance": {"model": "constant", "alpha": alpha}}
     if model in ("per_position", "chain"):
@@ -161,13 +162,3 @@ def replaced_arrivals(scenario: Scenario, arrivals: Mapping[str, Any]) -> dict[s
     was = scenario.workload.arrivals
     lengths = {"workload.lengths": picked(was, "path format")} if was.process == "trace" else {}
     return {"workload.arrivals": arrivals, **lengths}
-
-
-def alpha_of(mean_acceptance_length: float, k: int) -> float:
-    """The probability a token at which k drafts yield so many tokens a round (``1 + a + ... + a^k``)."""
-    from scipy.optimize import brentq
-
-    def missing(alpha: float) -> float:
-        return sum(alpha**drafts for drafts in range(k + 1)) - mean_acceptance_length
-
-    return float(brentq(missing, 0.0, 1.0))
