@@ -19,7 +19,7 @@ from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import DraftcastError
 from draftcast.kernels.model.catalog import load_model, model_names
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
-from draftcast.kernels.work import layers
+from draftcast.scenarios.compare.limits import target_work
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.memory import memory_budget
@@ -32,11 +32,7 @@ DEVICES = ",".join(name for name in hardware_names() if name != "cpu")
 
 def floor_s(model: ModelSpec, config: EngineConfig, hardware: HardwareSpec, f: st.Record) -> float:
     """Weights that the batch touches and the context it reads, at the memory's bandwidth."""
-    tp, dtype, rows = config.tensor_parallel_size, config.weight_dtype, f["tokens"]
-    moved = layers.lm_head(model, tp).work(rows, dtype).bytes
-    for layer in layers.linear_layers(model, tp):
-        moved = moved + layer.count * layer.work(rows, dtype).bytes
-    moved = moved + layers.context_work(model, f, tp, dtype, config.kv_dtype).bytes
+    moved = sum(work.bytes for family, _, work in target_work(model, config, f) if family != "elementwise")
     return float(moved) / hardware.ceilings("attention_decode", "bf16")[1]
 
 
