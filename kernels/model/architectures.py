@@ -378,8 +378,6 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
 
     Raises ModelError: another kind of layer, or a missing, ill-typed or contradicting field (named).
     """
-    if not isinstance(values, Mapping):
-        raise ModelError("a JSON object is needed", file=name)
     where = name
     for key in _NESTED:
         if values.get(key) is not None:

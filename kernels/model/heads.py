@@ -146,13 +146,11 @@ def _find(name: str) -> HeadConfig | None:
     return read_head(read_json(path, ModelError), str(path))
 
 
-def read_head(values: Any, name: str) -> HeadConfig:
+def read_head(values: Mapping[str, Any], name: str) -> HeadConfig:
     """A head's parsed ``config.json``.
 
     Raises ModelError: no head's architecture, or a missing, ill-typed or contradicting field (named).
     """
-    if not isinstance(values, Mapping):
-        raise ModelError("a JSON object is needed", file=name)
     layer = values.get("transformer_layer_config")
     if isinstance(layer, Mapping):  # speculators: the layer's own config, and what concerns the head around it
         values = {**layer, **{key: value for key, value in values.items() if value is not None}}
