@@ -1,20 +1,19 @@
 """Fits the constants of the engine generations to the evidence, each set-up held out in turn.
 
-``python benchmarks/engine_constants.py [--write]`` forecasts the points of every generation as it stands and with each
-constant moved a little, and solves for the constants that make the median error of the sources smallest: robust least
+``python benchmarks/engine_constants.py`` forecasts the points of every generation as it stands and with each constant
+moved a little, and solves for the constants that make the median error of the sources smallest: robust least
 squares of the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels
 were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
 set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
-constants, and one JSON line.
+constants that changed with the number of set-ups that show each, to be put into ``calibration/engines`` by hand (one
+that fewer than two set-ups show stays provisional), and one JSON line.
 Last the ratios of step times to kernels of models with latent or sparse attention under engines from before those
 kernels, by kind (`Latents`): each the median of its sources, held out of those it is judged by.
-``--write [GENERATION...]`` puts them (all, or those of the named ones) into ``calibration/engines``; one that fewer
-than two set-ups show stays provisional. Ten minutes.
+Ten minutes.
 """
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from unittest import mock
@@ -46,15 +45,12 @@ ROUNDS = 2
 REWEIGHTED = 20
 # A constant is drawn to its stated value as one source with this error of it would draw it.
 PRIOR_S, PRIOR_ERROR = 3e-4, 0.05
-LEAST_SETUPS = 2
 Constants = dict[tuple[str, str], float]  # by generation and name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    names = [g.name for g in engines.generations()]
     parser.add_argument("--sources", action="store_true", help="hold out each source, not each set-up")
-    parser.add_argument("--write", nargs="*", choices=names, metavar="GENERATION", help=f"of {', '.join(names)}")
     asked = parser.parse_args()
     held = "source" if asked.sources else "setup"
     stated = {
@@ -85,10 +81,8 @@ def main() -> None:
     shown = seen(before, slopes, held)
     changed = {key: value for key, value in values.items() if value != stated[key]}
     for (generation, name), value in changed.items():
-        change = f"{stated[generation, name]:.2e} -> {value:.2e}"
+        change = f"{stated[generation, name]:.4g} -> {value:.4g}"
         print(f"{generation:16} {name:18} {change}  set-ups: {shown.get((generation, name), 0)}")
-    if asked.write is not None:
-        write({key: value for key, value in changed.items() if key[0] in (asked.write or names)}, shown)
     print(json.dumps({"constants": {f"{g}.{n}": v for (g, n), v in values.items()}, "errors": table}))
 
 
@@ -238,22 +232,6 @@ def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], held: str) -> 
         counts = changed.groupby("generation")[held].nunique()
         setups |= {(str(generation), name): int(count) for generation, count in counts.items()}
     return setups
-
-
-def write(changed: Constants, shown: Mapping[tuple[str, str], int]) -> None:
-    """Every constant that changed and that two set-ups show."""
-    for (generation, name), value in changed.items():
-        path = engines.FOLDER / f"{generation}.yaml"
-        head, _, rest = path.read_text().partition(f"\n  {name}:\n    value: ")
-        entry, following = re.split(r"(?=\n  \w+:\n|\Z)", rest, maxsplit=1)
-        count = shown.get((generation, name), 0)
-        said = f"fitted to the evidence by benchmarks/engine_constants.py; {count} set-ups show it"
-        source = f"    source: >-\n      {said}"
-        # What single methods have of their own was not fitted and stays.
-        methods = "".join(f"\n{line}" for line in entry.splitlines() if line.startswith("    methods"))
-        provisional = "\n    provisional: true" if count < LEAST_SETUPS else ""
-        rewritten = f"  {name}:\n    value: {value:.4g}{methods}\n{source}{provisional}"
-        path.write_text(f"{head}\n{rewritten}{following}")
 
 
 if __name__ == "__main__":
