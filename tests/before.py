@@ -81,7 +81,10 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_bad_tree": "test_a_tree_and_its_acceptance_must_agree, and the schema's bounds of widths and nodes",
     "test_batch_schedule_refuses_what_vllm_refuses": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
     "test_bad_batch_schedules": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
+    r"test_bad_file_is_one_line_that_names_it[text9-operators\\.linear\\.fitted_rows = \\[9, 2\\]: must be "
+    r"\\[low, high]": "test_a_range_of_the_fit_ascends; a roofline has none",
     "test_knob_moves_what_it_should[changes23-moved23]": "the same under another number",
+    "test_outside_the_fitted_rows_is_extrapolated": "no test: a roofline has no range of rows",
     "test_no_requests": "no test: every caller has refused a run without requests",
 }
 _CORE_SPEED = (

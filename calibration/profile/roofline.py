@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from draftcast.calibration.profile.hardware import Section
-from draftcast.kernels.arrays import FloatArray, IntArray
+from draftcast.kernels.arrays import FloatArray
 
 
 class Origin(IntEnum):
@@ -53,15 +53,8 @@ def _sharpness(p: float) -> float:
     return p
 
 
-def _ascending(low_high: tuple[int, int]) -> tuple[int, int]:
-    if not 0 <= low_high[0] <= low_high[1]:
-        raise ValueError("must be [low, high] with 0 <= low <= high")
-    return low_high
-
-
 Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)]
-Range = Annotated[tuple[int, int], AfterValidator(_ascending)]
 OriginLabel = Annotated[Origin, BeforeValidator(Origin.parse)]
 
 
@@ -73,10 +66,8 @@ class Roofline(Section):
     e_c: Fraction  # fraction of the peak FLOP/s reached when compute-bound, in (0, 1]
     e_m: Fraction  # fraction of the peak bandwidth reached when memory-bound, in (0, 1]
     p: Annotated[float, AfterValidator(_sharpness)]  # sharpness of the ridge, in [1, inf]
-    origin: OriginLabel  # origin of a prediction inside ``fitted_rows`` (everywhere when that is None)
+    origin: OriginLabel  # of every prediction
     source: str  # where the numbers come from
-    # Inclusive range of token rows the fit was made on; outside it every prediction is extrapolated
-    fitted_rows: Range | None = None
 
     def seconds(
         self, flops: ArrayLike, bytes_moved: ArrayLike, peak_flops: float, bandwidth_bytes_per_s: float
@@ -85,12 +76,6 @@ class Roofline(Section):
         compute_s = np.asarray(flops, dtype=np.float64) / (self.e_c * peak_flops)
         memory_s = np.asarray(bytes_moved, dtype=np.float64) / (self.e_m * bandwidth_bytes_per_s)
         return self.t0_s + soft_max(compute_s, memory_s, self.p)
-
-    def origins(self, rows: ArrayLike) -> IntArray:
-        """`Origin` value of a prediction for each number of token rows."""
-        low, high = self.fitted_rows or (0, math.inf)
-        count = np.asarray(rows)
-        return np.where((count >= low) & (count <= high), int(self.origin), int(Origin.EXTRAPOLATED))
 
 
 def soft_max(compute_s: FloatArray, memory_s: FloatArray, p: float) -> FloatArray:

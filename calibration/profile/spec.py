@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, InstanceOf
 
 from draftcast.calibration.profile.hardware import HardwareSpec, Section
 from draftcast.calibration.profile.measured import MeasuredTimes, seconds_by
-from draftcast.calibration.profile.roofline import OriginLabel, Range, Roofline, Seconds
+from draftcast.calibration.profile.roofline import OriginLabel, Roofline, Seconds
 from draftcast.errors import HardwareError
 from draftcast.files import digest, picked
 from draftcast.frozen import OneOf
@@ -43,6 +43,12 @@ FORMATS = ("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "in
 Dtype = Annotated[str, OneOf("format", FORMATS)]
 
 
+def _ascending(low_high: tuple[int, int]) -> tuple[int, int]:
+    if not 0 <= low_high[0] <= low_high[1]:
+        raise ValueError("must be [low, high] with 0 <= low <= high")
+    return low_high
+
+
 def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
     for (before, earlier_s), (after, later_s) in itertools.pairwise(points):
         if after <= before or later_s < earlier_s:
@@ -50,6 +56,7 @@ def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float
     return points
 
 
+Range = Annotated[tuple[int, int], AfterValidator(_ascending)]
 Size = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 SecondsBySize = Annotated[tuple[tuple[Size, Seconds], ...], AfterValidator(_rising)]
 """Seconds at ascending sizes, none falling."""
@@ -199,7 +206,9 @@ class RooflineProfile(Section):
 
 
 def _fit_of(fit: Roofline) -> dict[str, Any]:
-    return {"roofline": picked(fit, "t0_s e_c e_m p"), "origin": fit.origin.label, **picked(fit, "fitted_rows source")}
+    # A range of rows, which no profile ever gave, stands in the checksums that recorded runs and profiles hold.
+    numbers = picked(fit, "t0_s e_c e_m p")
+    return {"roofline": numbers, "origin": fit.origin.label, "fitted_rows": None, "source": fit.source}
 
 
 @dataclass(frozen=True)

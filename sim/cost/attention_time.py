@@ -49,8 +49,6 @@ ATTENTION = record_type(
     ("row_s", "f8"),  # memory seconds per row (queries in, attention out)
     ("p", "f8"),
     ("origin", "i8"),
-    ("low_rows", "f8"),
-    ("high_rows", "f8"),
     ("window", "f8"),  # window of the draft's own layers (the target's sums come cut)
     ("layers", "i8"),  # 0: the model has no such layer
     ("grid", "i8"),  # where the kind's grid starts in StepCost.attention_grids, -1: none was measured
@@ -233,8 +231,6 @@ def attention_seconds(kind: Any, grids: FloatArray, batch: Sums, times: float, o
     else:
         seconds = _roofline(kind, batch.qkv, batch.kv, rows)
         origin = int(kind.origin)
-        if rows < kind.low_rows or rows > kind.high_rows:
-            origin = EXTRAPOLATED
     seconds *= times
     out.by_origin_s[origin] += seconds
     return float(seconds)

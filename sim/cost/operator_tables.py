@@ -98,7 +98,7 @@ class OperatorTables:
         entry = self.profile.operator(family, dtype)
         seconds = self.profile.seconds_of(family, dtype)(work)
         seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.t0_s, 0.0)
-        return _split(seconds, entry.origins(rows))
+        return _split(seconds, entry.origin)
 
     def measured(
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
@@ -148,7 +148,7 @@ class OperatorTables:
         work = all_reduce_work(message, self.tp).scale(launches)
         table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
         latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
-        return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origins(rows))
+        return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origin)
 
     def _published_all_reduce(self, message: FloatArray) -> FloatArray:
         part, latency = Part("all_reduce", self.wide_dtype), self.profile.hardware.link_latency_s
@@ -416,7 +416,7 @@ class OperatorTables:
         indexer = self._kind(family, "bf16", None, model.num_indexed_layers, work)
         for name in ("t0_s", "qkv_s", "kv_s", "row_s", "layers"):
             kind[name] += indexer[name]
-        for name in ("p", "origin", "low_rows", "high_rows", "grid"):
+        for name in ("p", "origin", "grid"):
             kind[name] = indexer[name]
         kind["is_prefill"] = phase == "prefill"
 
@@ -438,7 +438,6 @@ class OperatorTables:
         kind["row_s"] = row_bytes * per_byte_s
         kind["p"] = entry.p
         kind["origin"] = entry.origin
-        kind["low_rows"], kind["high_rows"] = entry.fitted_rows or (0.0, np.inf)
         kind["layers"] = count
         grid = None if heads is None else self._grid(family, dtype, heads)
         if grid is not None:

@@ -100,7 +100,7 @@ def test_long_axes_are_thinned_with_both_ends_kept() -> None:
 def kind(prefill: bool = False, with_grid: bool = True) -> Any:
     record = st.empty_record(at.ATTENTION)
     record["t0_s"], record["qkv_s"], record["kv_s"], record["p"] = 3e-6, 1e-9, 1e-8, 1.0
-    record["layers"], record["high_rows"], record["origin"] = 1, np.inf, Origin.EXTRAPOLATED
+    record["layers"], record["origin"] = 1, Origin.EXTRAPOLATED
     record["is_prefill"], record["grid"] = prefill, 0 if with_grid else -1
     return record
 

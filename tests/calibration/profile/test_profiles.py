@@ -167,18 +167,6 @@ def test_dtype_entry_replaces_the_family(tmp_path: Path) -> None:
     assert profile.operator("linear", "bf16").e_c == 0.79
 
 
-def test_outside_the_fitted_rows_is_extrapolated(tmp_path: Path) -> None:
-    values = default_values()
-    values["operators"]["linear"] |= {"origin": "interpolated", "fitted_rows": [2, 4]}
-    origins = loaded(tmp_path, values).operator("linear", "bf16").origins([1, 2, 4, 5])
-    assert [Origin(value).label for value in origins] == [
-        "extrapolated",
-        "interpolated",
-        "interpolated",
-        "extrapolated",
-    ]
-
-
 def test_unknown_operator_lists_the_choices() -> None:
     with pytest.raises(HardwareError, match="operator = 'conv': must be one of linear, attention_decode"):
         default_profile().operator("conv", "bf16")
@@ -246,8 +234,8 @@ def edited(old: str, new: str) -> str:
             r"operators\.linear\.origin = 'guessed': must be one of measured",
         ),
         (
-            edited("p: 1.9", "p: 1.9\n    fitted_rows: [9, 2]"),
-            r"operators\.linear\.fitted_rows = \[9, 2\]: must be \[low, high",
+            edited("p: 1.9", "p: 1.9\n    fitted_rows: [2, 9]"),
+            r"operators\.linear\.fitted_rows = \[2, 9\]: unknown key",
         ),
         (edited("  linear:", "  convolution:"), r"operators\.convolution: unknown operator, must be one of linear"),
         (edited("  moe:", "  lm_head:"), r"yaml:\d+: lm_head: duplicate key, first given in line"),
@@ -269,6 +257,14 @@ def test_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, message: 
         load_profile(path, H100)
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_range_of_the_fit_ascends(tmp_path: Path) -> None:
+    path = tmp_path / "affine.yaml"
+    text = (PROFILE_FOLDER / f"{AFFINE}.yaml").read_text(encoding="utf-8")
+    path.write_text(text.replace("fitted_sequences: [1, 64]", "fitted_sequences: [9, 2]"), encoding="utf-8")
+    with pytest.raises(HardwareError, match=r"fitted_sequences = \[9, 2\]: must be \[low, high"):
+        load_profile(path, H100)
 
 
 def test_missing_operator_is_named(tmp_path: Path) -> None:

@@ -417,16 +417,13 @@ def test_prefill_rows_go_through_the_draft() -> None:
 
 
 def test_seconds_are_split_by_origin() -> None:
-    def ranged(origin: Origin, rows: tuple[int, int] | None) -> OperatorFit:
-        return OperatorFit(0.0, 1.0, 1.0, math.inf, origin, "a test", rows)
+    def of(origin: Origin) -> OperatorFit:
+        return OperatorFit(0.0, 1.0, 1.0, math.inf, origin, "a test")
 
-    profile = ideal_profile(linear=ranged(Origin.MEASURED, (1, 8)), attention_decode=ranged(Origin.EXTRAPOLATED, None))
-    cost = tiny_cost("eagle", 2, profile)
-    inside, outside = decode(cost, 2, 2, 100), decode(cost, 20, 2, 100)
-    for out in (inside, outside):
-        assert out["by_origin_s"].sum() == pytest.approx(device_seconds(out), rel=1e-12)
-    assert inside["by_origin_s"][0] > 0 < inside["by_origin_s"][2]
-    assert outside["by_origin_s"][0] == 0.0
+    profile = ideal_profile(linear=of(Origin.MEASURED), attention_decode=of(Origin.EXTRAPOLATED))
+    out = decode(tiny_cost("eagle", 2, profile), 2, 2, 100)
+    assert out["by_origin_s"].sum() == pytest.approx(device_seconds(out), rel=1e-12)
+    assert (out["by_origin_s"] > 0.0).all()
 
 
 def test_default_profile_is_all_extrapolated() -> None:
