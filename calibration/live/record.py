@@ -1,10 +1,10 @@
-"""Records one live run: metrics, log and noise around a load, all into a run directory."""
+"""Records one live run: metrics and log around a load, all into a run directory."""
 
 import contextlib
 import platform
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,32 +15,12 @@ from draftcast.calibration.live import run_directory
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Endpoint, get
-from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, host_facts, noise_summary, nvidia_smi
+from draftcast.calibration.microbench.noise import host_facts, nvidia_smi
 from draftcast.errors import InputError, LiveError
 from draftcast.files import written
-from draftcast.kernels.extras import missing
 
 # A step's line is written a moment after its tokens are sent.
 _LOG_LAG_S = 0.5
-_NOISE_FRESH_S = 3.0
-
-
-class Noise:
-    """Readings of how quiet this host is; none where torch is not installed."""
-
-    def __init__(self) -> None:
-        self._last: list[NoiseReading] = []
-        self._probe: NoiseProbe | None = None
-        if not missing("live", "torch"):
-            from draftcast.calibration.microbench.device import find_device
-
-            self._probe = NoiseProbe(find_device("cpu", None).cache_bytes)
-
-    def read(self) -> list[NoiseReading]:
-        """One reading, about half a second; the last one again where that was made just now, after another run."""
-        if self._probe is not None and not (self._last and time.time() - self._last[0].time_s <= _NOISE_FRESH_S):
-            self._last = [self._probe.read()]
-        return self._last
 
 
 def record(
@@ -48,7 +28,6 @@ def record(
     endpoint: Endpoint,
     plan: LoadPlan,
     *,
-    noise: Noise | None = None,
     warmup: LoadPlan | None = None,
     progress: Progress = lambda _: None,
 ) -> LiveRun:
@@ -69,7 +48,7 @@ def record(
         "gpus": nvidia_smi("name", "memory.total", "driver_version"),
     }
     writer.update(server=endpoint.manifest(), machine=machine)
-    recording = _Recording(writer, endpoint, noise)
+    recording = _Recording(writer, endpoint)
     with writer.noting(recording.close):
         reason = recording.carry_out(plan, warmup, progress)
     return recording.close(reason)
@@ -79,8 +58,6 @@ def record(
 class _Recording:
     _writer: LiveRunWriter
     _endpoint: Endpoint
-    _noise: Noise | None
-    _readings: list[NoiseReading] = field(default_factory=list)
     _log_mark: int | None = None
     _others_cores: float | None = None
 
@@ -91,7 +68,6 @@ class _Recording:
                 _, reason = run_load(warmup, Path(folder) / JOURNAL, self._endpoint.trouble)
             if reason:
                 return f"{reason} (while warming up)"
-        self._readings += self._noise.read() if self._noise is not None else []
         before = self._metrics(run_directory.METRICS_BEFORE)
         if self._endpoint.log is not None:
             self._log_mark = self._endpoint.log.stat().st_size
@@ -106,7 +82,6 @@ class _Recording:
             with contextlib.suppress(InputError):  # it drafted nothing, or does not say
                 acceptance = read_metrics(after, before=before).counts()
         self._writer.update(client=client, start_unix_s=start_unix_s, acceptance=acceptance)
-        self._readings += self._noise.read() if self._noise is not None else []
         return reason
 
     def close(self, reason: str) -> LiveRun:
@@ -119,10 +94,9 @@ class _Recording:
         if not reason and wrong:
             reason = f"{wrong} of {of} tokens differ from the known continuation"
         self._copy_log()
-        noise = noise_summary(self._readings) if self._readings else {}
         self._writer.update(
             known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
-            noise={**noise, "others_cores": self._others_cores},
+            noise={"others_cores": self._others_cores},
         )
         return self._writer.finish(reason, requests, chunks)
 

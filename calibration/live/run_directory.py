@@ -124,8 +124,8 @@ class Manifest(_Part):
     server: Objects = Field(default_factory=dict)
     client: Objects = Field(default_factory=dict)  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
     machine: Objects = Field(default_factory=dict)  # processor, cores, memory_bytes, system, python
-    # As `draftcast.calibration.microbench.noise.noise_summary`, and others_cores: cores that neither our server nor
-    # the client but other processes used while the load ran, on average; null where that is not known.
+    # others_cores: cores that neither our server nor the client but other processes used while the load ran, on
+    # average; null where that is not known. Of an earlier version also readings of the host's speed, which are unused.
     noise: Objects = Field(default_factory=dict)
     known_continuation: _Checked | None = None
     start_unix_s: Annotated[float, Field(gt=-(2**53), lt=2**53)] | None = None  # Unix time of second 0

@@ -17,7 +17,7 @@ from draftcast.calibration.live import continuation as texts
 from draftcast.calibration.live.checkpoint import DTYPES, TARGET, draft_folder
 from draftcast.calibration.live.continuation import Continuation, DraftLayout, NgramTarget
 from draftcast.calibration.live.load import LoadPlan
-from draftcast.calibration.live.record import Noise, record
+from draftcast.calibration.live.record import record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import Endpoint, Server, ServerFlags
 from draftcast.errors import LiveError, ScenarioError
@@ -166,7 +166,6 @@ def record_scenario(
     *,
     seed: int | None = None,
     warm: bool = True,
-    noise: Noise | None = None,
     progress: Progress = Progress(),  # frozen
 ) -> LiveRun:
     """Record the scenario on a server that answers.
@@ -189,7 +188,7 @@ def record_scenario(
         warmup = replace(sent, due_s=None, think_s=None, concurrency=min(2, len(few)), send_for_s=None)
     config = speculative_config(scenario)
     writer.update(name=scenario.name, scenario=to_mapping(scenario), seed=seed, speculative_config=config)
-    return record(writer, endpoint, plan, noise=noise, warmup=warmup, progress=partial(progress.load, len(plan)))
+    return record(writer, endpoint, plan, warmup=warmup, progress=partial(progress.load, len(plan)))
 
 
 def live_run(
@@ -209,7 +208,6 @@ def live_run(
     live_prompts(scenario, table, scenario.statistics.seed)  # what is wrong with them shows before a server starts
     require("live", "aiohttp", place="draftcast live run")
     writer = LiveRunWriter.create(out)
-    noise = Noise()
     with ExitStack() as running:
         with writer.noting():
             if options.url is not None:
@@ -220,7 +218,7 @@ def live_run(
                     progress.say(line)
                 server.wait_ready(options.start_timeout_s, progress.waiting)
                 endpoint = Endpoint.of(server.url, server.log, server)
-        return record_scenario(scenario, endpoint, writer, options, noise=noise, progress=progress)
+        return record_scenario(scenario, endpoint, writer, options, progress=progress)
 
 
 def _weights(key: str, model: str) -> str:

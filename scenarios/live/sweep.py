@@ -26,7 +26,6 @@ from typing import Any
 
 from draftcast.calibration.live.checkpoint import draft_folder
 from draftcast.calibration.live.continuation import DraftLayout
-from draftcast.calibration.live.record import Noise
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
 from draftcast.calibration.live.server import Endpoint, Server
 from draftcast.errors import InputError, LiveError, ScenarioError
@@ -167,7 +166,6 @@ class _Sweep:
         }
         begun: dict[str, Any] = {"complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
         self.index = _known_index(self.out, header) or {**header, **begun}
-        self._noise = Noise()
         self._running = ExitStack()
         self._endpoints: dict[str, Endpoint] = {}
         self.write()
@@ -236,7 +234,6 @@ class _Sweep:
             replace(self.options, send_for_s=send_for_s),
             seed=seed,
             warm=is_first,
-            noise=self._noise,
             progress=self.progress,
         )
         entry = {

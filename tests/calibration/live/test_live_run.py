@@ -69,8 +69,6 @@ def question(testbed: Path, *changes: str, off: bool = False) -> Scenario:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readings of noise take half a second each and are tested where they are made."""
-    monkeypatch.setattr(module, "Noise", lambda: None)
     monkeypatch.setattr(record, "_LOG_LAG_S", 0.05)  # the stand-in writes its lines before it answers
 
 
@@ -382,7 +380,6 @@ def test_a_killed_command_leaves_no_server_and_a_readable_run(testbed: Path, tmp
     code = (
         "import sys; from pathlib import Path; from draftcast.scenarios.live import run as m\n"
         "from draftcast.scenarios.schema import load\n"
-        "m.Noise = lambda: None\n"
         f"asked = load.load_scenario({str(testbed / 'scenario.yaml')!r}, overrides=['workload.num_requests=200'])\n"
         f"m.live_run(asked, Path({str(out)!r}), m.LiveOptions(vllm={FAKE!r}, warmup_requests=0))\n"
     )
@@ -417,10 +414,7 @@ def test_a_full_disk_is_an_error_and_what_fitted_is_kept(testbed: Path, server: 
     assert run.requests["output_tokens"].sum() > 0
 
 
-def test_the_command_prints_what_was_recorded(
-    testbed: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "Noise", record.Noise)
+def test_the_command_prints_what_was_recorded(testbed: Path, server: Server, tmp_path: Path) -> None:
     changes = ["workload.num_requests=5", "workload.arrivals.request_rate_rps=40", "statistics.seed=7"]
     sets = [word for change in changes for word in ("--set", change)]
     line = ["live", "run", str(testbed / "scenario.yaml"), "--out", str(tmp_path / "run"), "--url", server.url, *sets]
@@ -428,9 +422,8 @@ def test_the_command_prints_what_was_recorded(
     assert done.exit_code == 0
     assert "5 of 5 requests" in done.stdout
     assert "as known; acceptance by position 1.000, 0.000" in done.stdout
-    assert LiveRun.read(tmp_path / "run").manifest["noise"]["readings"] == 2
     # What a server that somebody else started uses is not told from the rest.
-    assert LiveRun.read(tmp_path / "run").manifest["noise"]["others_cores"] is None
+    assert LiveRun.read(tmp_path / "run").manifest["noise"] == {"others_cores": None}
     line[4] = str(tmp_path / "json")
     data = json.loads(CliRunner().invoke(app, [*line, "--json"], catch_exceptions=False).stdout)
     assert (data["finished"], data["acceptance_rates"], data["manifest"]["complete"]) == (5, [1.0, 0.0], True)

@@ -13,7 +13,6 @@ from paths import ROOT
 from typer.testing import CliRunner
 
 from draftcast.calibration.importers import aiconfigurator
-from draftcast.calibration.live.record import Noise
 from draftcast.errors import InputError
 from draftcast.kernels.extras import missing, require
 from draftcast.scenarios.cli.main import app
@@ -54,11 +53,6 @@ def test_the_environment_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "draftcast.scenarios.run.rl_env", raising=False)
     with pytest.raises(InputError, match=r"rl_env: needs gymnasium: pip install 'draftcast\[rl\]'$"):
         importlib.import_module("draftcast.scenarios.run.rl_env")
-
-
-def test_a_live_run_reads_no_noise_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert Noise().read() == []
 
 
 def test_what_is_installed_is_not_missed() -> None:

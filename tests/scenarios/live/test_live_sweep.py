@@ -48,7 +48,6 @@ def testbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Noise", lambda: None)
     monkeypatch.setattr(record, "_LOG_LAG_S", 0.05)  # the stand-in writes its lines before it answers
 
 
