@@ -284,8 +284,9 @@ def _attention_series(
     if model.is_mla:
         left_out["multi-head latent attention has no kernel here that norms, rotates and writes the latents too"] += 1
         return
-    windows = {0} if model.num_sliding_layers < model.num_hidden_layers else set()
-    windows |= {model.sliding_window} if model.num_sliding_layers else set()
+    # Forecasts interpolate between times without a window, also for layers that have one, to whose times only the
+    # roofline is fitted.
+    windows = {0, model.sliding_window} if model.num_sliding_layers else {0}
     for window in sorted(windows):
         fixed = {**layer_shape(model, "decode", tp)[1], "window": window}
         decode = {"q": grid.queries, "batch": grid.batches, "context": grid.contexts}

@@ -151,6 +151,15 @@ def test_sliding_layers_have_their_window() -> None:
     assert values(planned("gpt-oss-20b"), "window", "attention_decode") == {0, 128}
 
 
+def test_layers_that_all_slide_are_timed_without_a_window_too() -> None:
+    """A forecast interpolates between times without a window, those of layers that have one too."""
+    gpt = load_model("gpt-oss-20b")
+    sliding = replace(gpt, num_sliding_layers=gpt.num_hidden_layers)
+    found = planned(sliding)
+    for name in ("attention_decode", "attention_prefill"):
+        assert values(found, "window", name) == {0, 128}
+
+
 def test_latent_attention_is_left_out_with_its_reason() -> None:
     found = planned("DeepSeek-V3")
     assert not values(found, "q", "attention_decode")
