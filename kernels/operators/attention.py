@@ -122,14 +122,14 @@ def mla_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, absor
     return attended_work(heads, k + n, batch * pairs, batch * q, batch * cached, act)
 
 
-def _draw_latents(shape: Shape, draw: Draw, *, absorbed: bool, ragged: bool = False) -> dict[str, Any]:
+def _draw_latents(shape: Shape, draw: Draw, *, absorbed: bool) -> dict[str, Any]:
     """Random inputs, see `kernels/operators/paged`: one KV head of latents, or expanded keys and values of every head.
 
     Raises HardwareError: context below q.
     """
     heads = {"kv_heads": 1 if absorbed else shape["heads"], "head_dim": shape["k"], "window": 0}
     draw = draw if absorbed else replace(draw, kv_dtype=draw.dtype)
-    inputs = paged.draw_inputs({**shape, **heads}, draw, ragged=ragged)
+    inputs = paged.draw_inputs({**shape, **heads}, draw)
     values = inputs["key_cache" if absorbed else "value_cache"]
     return {**inputs, "value_cache": values[..., : shape["n"]]}
 

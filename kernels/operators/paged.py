@@ -39,10 +39,8 @@ MAX_TREE_TOKENS = 63  # Tokens whose ancestors fit one int64 of either sign.
 QUERY_TILE = 256
 
 
-def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, Any]:
-    """Random inputs; see the module's docstring. A shape without tree has 0.
-
-    ``ragged``: each sequence but the first has its own random length from q to context.
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """Random inputs of sequences of equal length; see the module's docstring. A shape without tree has 0.
 
     Raises HardwareError: context below q, heads no multiple of kv_heads, or a tree of too many tokens.
     """
@@ -51,8 +49,6 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
         raise HardwareError(reason, key="attention", value=dict(shape))
     width = math.ceil(context / BLOCK_SIZE)
     order = torch.randperm(batch * width, device=draw.device, generator=draw.generator)
-    lengths = draw.lengths(batch, q, context, ragged=ragged)
-    past = torch.arange(width, device=draw.device) * BLOCK_SIZE >= lengths[:, None]
     cache = (1 + batch * width, BLOCK_SIZE, shape["kv_heads"], head_dim)
     tree, depths = random_trees(batch, q, draw) if shape.get("tree") else (None, None)
     scale = FP8_SCALE if draw.kv_dtype == "fp8" else 1.0
@@ -60,8 +56,8 @@ def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, 
         "query": draw.normal(batch, q, shape["heads"], head_dim),
         "key_cache": draw.normal(*cache, dtype=draw.kv_dtype),
         "value_cache": draw.normal(*cache, dtype=draw.kv_dtype),
-        "block_tables": (1 + order.to(torch.int32).view(batch, width)).masked_fill(past, 0),
-        "context_lens": lengths,
+        "block_tables": 1 + order.to(torch.int32).view(batch, width),
+        "context_lens": draw.equal(batch, context),
         "tree": tree,
         "depths": depths,
         "window": shape["window"],

@@ -69,12 +69,9 @@ class Draw:
         """int64 numbers from ``low`` to ``high - 1``."""
         return torch.randint(low, high, size, device=self.device, generator=self.generator)
 
-    def lengths(self, count: int, least: int, most: int, *, ragged: bool) -> torch.Tensor:
-        """int32 [count]: ``most`` each or, if ``ragged``, from the second on any number from ``least``."""
-        lengths = torch.full((count,), most, dtype=torch.int32, device=self.device)
-        if ragged:
-            lengths[1:] = self.integers(least, most + 1, count)[1:].to(torch.int32)
-        return lengths
+    def equal(self, count: int, length: int) -> torch.Tensor:
+        """int32 [count]: ``length`` each."""
+        return torch.full((count,), length, dtype=torch.int32, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ class Operator:
     name: str  # as in a latency table
     # (shape, dtype, kv_dtype) to FLOPs and bytes; sizes may be arrays. kv_dtype is "" where it has no meaning.
     work: Callable[[Mapping[str, Any], str, str], Work]
-    draw_inputs: Callable[..., dict[str, Any]]  # named tensors and numbers; some take options beside the shape
+    draw_inputs: Callable[[Shape, Draw], dict[str, Any]]  # named tensors and numbers
     # Tensors of the right shape with any content, from the inputs
     make_outputs: Callable[[Tensors], Outputs]
     reference: Callable[[Tensors], Outputs]  # the outputs in float64, or the exact integers
@@ -94,10 +91,10 @@ class Operator:
     close: Callable[[], None] = lambda: None
 
     def make_inputs(
-        self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator, **options: bool
+        self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
     ) -> dict[str, Any]:
-        """Random inputs of a shape; options as of ``draw_inputs``."""
-        return self.draw_inputs(shape, Draw(dtype, kv_dtype, device, generator), **options)
+        """Random inputs of a shape."""
+        return self.draw_inputs(shape, Draw(dtype, kv_dtype, device, generator))
 
 
 def operator_names() -> tuple[str, ...]:

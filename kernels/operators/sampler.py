@@ -93,28 +93,19 @@ SAMPLER = Operator(
 )
 
 
-def _rejection_inputs(shape: Shape, draw: Draw, *, draft_probs: bool = False, ragged: bool = False) -> dict[str, Any]:
-    """Normal logits at temperature 1.
-
-    With ``draft_probs`` drafts are drawn from a distribution near the target's, which is an input; otherwise they are
-    certain: half of them the likeliest token, the others any. ``ragged``: each sequence but the first has its own
-    random number of drafts from 0 to q-1.
-    """
+def _rejection_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """Normal logits at temperature 1; q-1 certain drafts of each sequence, half the likeliest token, the others any."""
     batch, q, n = shape["batch"], shape["q"], shape["n"]
     drafts = (batch, q - 1)
     logits = draw.normal(batch, q, n, scale=2.0)
-    likeliest, near = logits[:, :-1].argmax(2), None
-    if draft_probs:
-        near = torch.softmax(draw.normal(*drafts, n, dtype="fp32").add_(logits[:, :-1]), 2)
-        tokens = drawn(near.view(-1, n), draw.uniform(batch * (q - 1)), likeliest.view(-1)).view(drafts)
-    else:
-        tokens = torch.where(draw.uniform(*drafts) < 0.5, likeliest, draw.integers(0, n, *drafts))
+    likeliest = logits[:, :-1].argmax(2)
+    tokens = torch.where(draw.uniform(*drafts) < 0.5, likeliest, draw.integers(0, n, *drafts))
     return {
         "logits": logits,
         "temperature": torch.ones(batch, device=draw.device),
         "draft_tokens": tokens.to(torch.int32),
-        "num_drafts": draw.lengths(batch, 0, q - 1, ragged=ragged),
-        "draft_probs": near,
+        "num_drafts": draw.equal(batch, q - 1),
+        "draft_probs": None,
         "uniforms": draw.uniform(*drafts),
         "final_uniforms": draw.uniform(batch),
     }

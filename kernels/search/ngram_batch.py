@@ -52,14 +52,11 @@ def search(
     return torch.where(slots < counts, drafts, -1), counts[:, 0].to(torch.int32)
 
 
-def draw_inputs(shape: Shape, draw: Draw, *, ragged: bool = False) -> dict[str, Any]:
-    """Random texts whose end stands once more somewhere before it; shape: batch, context.
-
-    ``ragged``: each text but the first has its own random length from 1 to context.
-    """
+def draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
+    """Random texts of equal length whose end stands once more somewhere before it; shape: batch, context."""
     batch, context = shape["batch"], shape["context"]
     tokens = draw.integers(0, VOCABULARY, batch, context).to(torch.int32)
-    lengths = draw.lengths(batch, 1, context, ragged=ragged)
+    lengths = draw.equal(batch, context)
     copied = min(SETTINGS["max_n"], context // 2)
     to = torch.arange(copied, device=draw.device)
     tail = (lengths[:, None] - copied + to).clamp(min=0).long()

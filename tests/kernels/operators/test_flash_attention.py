@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from unequal_lengths import with_unequal
 
 from draftcast.kernels.operators.attention import FLASH_ATTENTION, MOST_SPLITS
 from draftcast.kernels.operators.registry import operator
@@ -83,7 +84,8 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_arguments_mean_what_the_operator_means(fake_vllm: dict[str, Any], kv_dtype: str, window: int) -> None:
     found = operator("attention_decode")
     generator = torch.Generator().manual_seed(3)
-    inputs = found.make_inputs(SHAPE | {"window": window}, "bf16", kv_dtype, "cpu", generator, ragged=True)
+    inputs = found.make_inputs(SHAPE | {"window": window}, "bf16", kv_dtype, "cpu", generator)
+    inputs = with_unequal(inputs, "context_lens", SHAPE["q"], generator)
     outputs = found.make_outputs(inputs)
     outputs["out"].fill_(torch.nan)
     FLASH_ATTENTION.prepare(inputs, outputs)()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from unequal_lengths import with_unequal
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -43,7 +44,7 @@ def make(
     lengths: Sequence[int] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Inputs of ragged (or the given) lengths; what must not be read is NaN."""
+    """Inputs of unequal (or the given) lengths; what must not be read is NaN."""
     generator = torch.Generator(DEVICE)
     generator.manual_seed(seed)
     if lengths is not None:
@@ -52,10 +53,11 @@ def make(
         "batch": batch, "q": q, "context": context, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
         "window": window, "tree": tree,
     }  # fmt: skip
-    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator), ragged=True)
+    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator))
     if lengths is not None:
-        whole = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator))
-        inputs = {**whole, "context_lens": torch.tensor(lengths, dtype=torch.int32, device=DEVICE)}
+        inputs["context_lens"] = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    else:
+        inputs = with_unequal(inputs, "context_lens", q, generator)
     poison(inputs)
     return inputs
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from unequal_lengths import with_unequal
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -30,7 +31,8 @@ def make(q: int, *, window: int = 0, tree: int = 1, dtype: str = "fp32", kv_dtyp
     shape = {
         "batch": 2, "q": q, "context": 70, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": window, "tree": tree,
     }  # fmt: skip
-    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator), ragged=True)
+    inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator))
+    inputs = with_unequal(inputs, "context_lens", q, generator)
     for cache in (inputs["key_cache"], inputs["value_cache"]):
         cache.view(torch.uint8)[0] = 0x7F if cache.element_size() == 1 else 0xFF
     return inputs

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from unequal_lengths import with_unequal
 
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.operators.attention import attention_work, layer_shape
@@ -19,7 +20,9 @@ SMALL = {"batch": 3, "q": 3, "context": 40, "heads": 4, "k": 24, "n": 16}
 def drawn(name: str, kv_dtype: str = "fp32", **sizes: int) -> dict[str, Any]:
     generator = torch.Generator(DEVICE)
     generator.manual_seed(0)
-    return operator(name).make_inputs({**SMALL, **sizes}, "fp32", kv_dtype, DEVICE, generator, ragged=True)
+    shape = {**SMALL, **sizes}
+    inputs = operator(name).make_inputs(shape, "fp32", kv_dtype, DEVICE, generator)
+    return with_unequal(inputs, "context_lens", shape["q"], generator)
 
 
 @pytest.mark.parametrize("name", ["mla_decode", "mla_prefill"])

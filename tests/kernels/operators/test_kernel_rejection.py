@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from unequal_lengths import with_unequal
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from draftcast.kernels.operators.registry import operator
+from draftcast.kernels.operators.registry import Draw, operator
+from draftcast.kernels.operators.sampler import drawn
 from draftcast.kernels.operators.triton.sampler import PIECE
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,11 +27,20 @@ certain_or_not = pytest.mark.parametrize("draft_probs", [False, True], ids=["cer
 def made(
     batch: int, q: int, n: int, dtype: str = "fp32", *, draft_probs: bool = False, seed: int = 0
 ) -> dict[str, Any]:
-    """Ragged inputs; what belongs to no draft is poison."""
+    """Inputs with unequal numbers of drafts; what belongs to no draft is poison.
+
+    ``draft_probs``: the drafts are drawn from a distribution near the target's, which is an input.
+    """
     generator = torch.Generator(DEVICE)
     generator.manual_seed(seed)
     shape = {"batch": batch, "q": q, "n": n}
-    inputs = REJECTION.make_inputs(shape, dtype, "", DEVICE, generator, draft_probs=draft_probs, ragged=True)
+    inputs = REJECTION.make_inputs(shape, dtype, "", DEVICE, generator)
+    if draft_probs:
+        draw, logits = Draw("fp32", "", DEVICE, generator), inputs["logits"][:, :-1]
+        near = torch.softmax(draw.normal(batch, q - 1, n) + logits, 2)
+        tokens = drawn(near.view(-1, n), draw.uniform(batch * (q - 1)), logits.argmax(2).view(-1))
+        inputs |= {"draft_probs": near, "draft_tokens": tokens.view(batch, q - 1).to(torch.int32)}
+    inputs = with_unequal(inputs, "num_drafts", 0, generator)
     for sequence, drafts in enumerate(inputs["num_drafts"].tolist()):
         inputs["logits"][sequence, drafts + 1 :] = torch.nan
         inputs["draft_tokens"][sequence, drafts:] = -9

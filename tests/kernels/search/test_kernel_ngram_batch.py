@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unequal_lengths import with_unequal
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -90,9 +91,10 @@ def test_made_inputs_hold_a_match(name: str) -> None:
     generator.manual_seed(0)
     inputs = NGRAM.make_inputs({"batch": 6, "context": 300}, "int32", "", DEVICE, generator)
     assert check(name, inputs) == 6
-    ragged = NGRAM.make_inputs({"batch": 40, "context": 30}, "int32", "", DEVICE, generator, ragged=True)
-    assert len(set(ragged["lengths"].tolist())) > 10
-    check(name, ragged)
+    short = NGRAM.make_inputs({"batch": 40, "context": 30}, "int32", "", DEVICE, generator)
+    unequal = with_unequal(short | {"tokens": short["tokens"] % 3}, "lengths", 1, generator)
+    assert len(set(unequal["lengths"].tolist())) > 10
+    assert check(name, unequal) > 10
 
 
 def test_no_texts_and_empty_texts() -> None:
