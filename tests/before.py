@@ -62,16 +62,8 @@ INTERVAL = {"mean", "low", "high"}
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose since the record was last written -> what replaces them.
 DELETED_TESTS: Mapping[str, str] = {
-    "test_a_policy_that_cannot_be_had[clairvoyant-goodput]": (
-        "no test: the schema, which has one, refuses an unknown name first"
-    ),
     "test_a_live_run_reads_no_noise_without_torch": "no test: live runs hold no readings of the host's speed",
     "test_bad_interval_input": "no test: every caller sees to finite values and a confidence between 0 and 1",
-    "test_bad_policies_are_refused_in_one_line[best-parameters0-policy.name = 'best': unknown; known are "
-    "adaptive_verification, bandit, batch]": "no test: the schema, which has one, refuses an unknown name first",
-    "test_bad_policies_are_refused_in_one_line[missing.py:Mine-parameters31-cannot be imported: .*No such file]": (
-        "the same under another number"
-    ),
     "test_bad_setting_is_named[changes13-ScenarioError-cudagraph_capture_sizes = 0: must be at least 1]": (
         "no test: sizes are captured up to a largest one, whose own case stays"
     ),

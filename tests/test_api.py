@@ -67,5 +67,9 @@ def test_two_scenarios_side_by_side() -> None:
     with pytest.raises(ScenarioError, match=r"statistics.replications = 3: is 2 in one scenario"):
         draftcast.compare_scenarios(SMALL, SMALL.with_(**{"statistics.replications": 3}))
     timed = SMALL.with_(**{"workload.num_requests": None, "workload.duration_s": 10.0})
-    with pytest.raises(InputError, match=r"num_requests: required where they differ: one scenario holds \d+ requests"):
-        draftcast.compare_scenarios(timed, timed.with_(rate=5.0))
+    assert draftcast.compare_scenarios(timed, timed.with_(rate=12.0))
+    busy = timed.with_(rate=55.0, **{"workload.duration_s": 30.0})
+    with pytest.raises(
+        InputError, match=r"warmup = \d+: a run of \d+ requests can leave out at most \d+; compare runs"
+    ):
+        draftcast.compare_scenarios(timed, busy)

@@ -99,8 +99,8 @@ class Constants(Section):
     suffix_request_s: Constant  # suffix decoding, each request
     # What each kernel adds beyond the captured sizes; None: nothing is compiled, it runs as eagerly.
     uncaptured_launch_s: Constant | None = None
-    # The host's work on a step that verifies drafts, beside ``host_step_s``, where nothing hides it: on each request
-    # (which tokens were accepted, whether they end its text), and on trees (plans of an attention with masks).
+    # The host's work on a step that verifies drafts, beside ``host_step_s``, in versions that overlap no step with
+    # speculation: on each request (which tokens were accepted), and on trees (plans of an attention with masks).
     host_verify_request_s: Constant | None = None
     host_verify_tree_s: Constant | None = None
 

@@ -301,12 +301,7 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
         one, two = (getattr(getattr(scenario, section), name) for scenario in (first, second))
         if one != two:
             raise ScenarioError(f"is {one} in one scenario; both need the same", key=key, value=two)
-    served = [serve(scenario) for scenario in (first, second)]
-    requests, others = (len(each.replications[0].requests) for each in served)
-    if requests != others:
-        message = f"required where they differ: one scenario holds {requests:,} requests, the other {others:,}"
-        raise ScenarioError(message, key="workload.num_requests")
-    a, b = measure(served)
+    a, b = simulate_together([first, second])
     sides, doubt = (a.replications, b.replications, first.statistics.confidence), 0.0
     for on, off, runs in ((first, second, (a, b)), (second, first, (b, a))):
         if on.speculative_config is not None and without_speculation(on) == off:

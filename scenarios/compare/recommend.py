@@ -174,6 +174,8 @@ def recommend(
     if not all(isinstance(load, ComparedLoad) for load in loads):
         raise InputError("must be ComparedLoad, each with a label and its keys", key="loads", value=loads)
     for load in loads:  # one that cannot be is refused before any is simulated
+        if settles := load.values.keys() & {"k", "method", "policy", "acceptance"}:
+            raise InputError("is no load: it is what candidates differ in", key="loads", value=", ".join(settles))
         changed(scenario, load.values)
     settings = candidates(scenario, alternatives, max_k)
     by_load = [_verdicts(settings, load, chosen_metric, part) for load, part in parts_of(progress, loads)]

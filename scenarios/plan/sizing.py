@@ -323,7 +323,7 @@ def _rank(sizing: Sizing) -> tuple[float, ...]:
     return (1.0, sizing.gpus_beyond, math.inf if math.isnan(used) else used, 0.0)
 
 
-def goodput_curve(sizing: Sizing, progress: Progress | None = None) -> tuple[Check, ...]:
+def goodput_curve(sizing: Sizing, *, progress: Progress | None = None) -> tuple[Check, ...]:
     """The replicas of a sizing, spare ones not counted, under `SHARES` of their largest rate and at the target.
 
     By rising rate, held to the scenario's ``slo``; empty for an infeasible sizing.

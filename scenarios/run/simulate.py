@@ -264,7 +264,7 @@ def replicate(
     """
     replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
     router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)
-    cluster = Cluster(replicas, table, router, loop, progress)
+    cluster = Cluster(replicas, table, router, loop, progress=progress)
     cluster.run()
     by_replica = [replica.ranks for replica in replicas]
     ranks = [rank for own in by_replica for rank in own]

@@ -170,16 +170,15 @@ def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
     if isinstance(own, Tree):
         measured = {"rates", "tree_width", "max_tree_nodes", "min_tree_width", "num_rounds", "relative_error"}
         return {**own.model_dump(mode="json", exclude=measured, exclude_none=True), "alpha": value}
-    if not isinstance(own, Chain):
-        return {"model": "constant" if spec is None or spec.tree is None else "tree", "alpha": value}
     kept = {"confidence_discrimination", "concentration"}
-    if own.match_probability is not None:
+    if getattr(own, "match_probability", None) is not None:
         kept |= {"match_probability", "mean_match_tokens", "persistence"}
-    given = own.model_dump(mode="json", include=kept)
-    if own.kind == KIND_BESIDE_HEAD:
+    given = own.model_dump(mode="json", include=kept, exclude_none=True) if own is not None else {}
+    if isinstance(own, Chain) and own.kind == KIND_BESIDE_HEAD:
         return {"model": "chain", **given, "alpha_good": value, "alpha_bad": value}
-    name = "ngram" if own.match_probability is not None else "constant" if own.concentration is None else "chain"
-    return {"model": name, **given, "alpha": value}
+    is_tree = spec is not None and spec.tree is not None
+    name = "ngram" if "match_probability" in given else "chain" if "concentration" in given else "constant"
+    return {"model": "tree" if is_tree else name, **given, "alpha": value}
 
 
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:

@@ -60,7 +60,7 @@ def parse_range(text: str, most: int, *, whole: bool, file: str, key: str | None
     if matched["count"] is None:
         return [*range(int(low), int(high) + 1)]
     if matched["log"] and low <= 0:
-        raise wrong("a range in the logarithm starts above 0")
+        raise wrong("a logarithmic range starts above 0")
     # The ends as given, the others to six digits, which is how people would write them.
     points = np.geomspace(low, high, count) if matched["log"] else np.linspace(low, high, count)
     return [low, *(float(f"{point:.6g}") for point in points[1:-1]), high]

@@ -36,7 +36,7 @@ class ClosedLoop(NamedTuple):
     """Clients, each of whom thinks, sends, waits for the answer and begins again."""
 
     clients: int
-    think_s: FloatArray  # before request i of the table is sent (before session i begins), for each or for more
+    think_s: FloatArray  # before request i of the table is sent, or session i begins; as many numbers at least
 
 
 class Cluster:
@@ -57,6 +57,7 @@ class Cluster:
         table: RequestTable,
         router: Router,
         closed_loop: ClosedLoop | None = None,
+        *,
         progress: Progress | None = None,
     ) -> None:
         self.replicas = list(replicas)

@@ -80,12 +80,10 @@ class EngineConfig:
         target = weight_dtype(self.weight_dtype)
         kv = _kv_dtype(self.kv_dtype, target)
         engine = self.generation
-        runs_async = since(engine.async_speculation, self.version) if self.method.drafts else engine.async_scheduling
+        runs_async = self.overlaps_speculation if self.method.drafts else engine.async_scheduling
         runs_async &= self.pipeline_parallel_size == 1 or engine.runner == "v2"
         if engine.caches_states_async and self.is_hybrid and self.enable_prefix_caching:
             runs_async &= since(engine.caches_states_async, self.version)
-        first_async = engine.async_since.get(self.method.name, "0" if self.method.is_async else None)
-        runs_async &= is_since(self.version, first_async)
         limited = engine.drafting_cudagraph_mode if self.method.drafts else {}
         limited = engine.multimodal_cudagraph_mode if self.is_multimodal else limited
         mode = since(limited or engine.cudagraph_mode, self.version)
@@ -116,6 +114,13 @@ class EngineConfig:
     def generation(self) -> engines.EngineGeneration:
         """What the version's steps cost besides their kernels."""
         return engines.generation_of(self.version, self.method.name, is_plain=not (self.is_moe or self.is_hybrid))
+
+    @property
+    def overlaps_speculation(self) -> bool:
+        """Whether the version can schedule the method's next step while one runs."""
+        engine = self.generation
+        first = engine.async_since.get(self.method.name, "0" if self.method.is_async else None)
+        return bool(since(engine.async_speculation, self.version)) and is_since(self.version, first)
 
     @property
     def triton_experts(self) -> tuple[str, ...]:

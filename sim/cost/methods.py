@@ -103,6 +103,7 @@ class Method:
         ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows. Only of a
         method with a ``growth``.
         """
+        assert self.growth
         return dataclasses.replace(
             self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes, min_tree_width=narrowest
         )

@@ -91,11 +91,13 @@ def compile_step_cost(
         return _affine(params, profile, config)
     p["host_hides"] = config.async_scheduling
     constants = config.generation.constants
-    p["host_fixed_s"] = constants.host_step_s.value if profile.host is None else profile.host.h0_s
-    p["host_seq_s"] = constants.host_request_s.value if profile.host is None else profile.host.h1_s
-    if not config.async_scheduling:
-        p["host_verify_seq_s"] = _seconds(constants.host_verify_request_s)
-        p["host_verify_s"] = _seconds(constants.host_verify_tree_s) if config.method.tree_width > 1 else 0.0
+    if profile.host is not None:
+        p["host_fixed_s"], p["host_seq_s"] = profile.host.h0_s, profile.host.h1_s
+    else:
+        p["host_fixed_s"], p["host_seq_s"] = constants.host_step_s.value, constants.host_request_s.value
+        if not config.overlaps_speculation:
+            p["host_verify_seq_s"] = _seconds(constants.host_verify_request_s)
+            p["host_verify_s"] = _seconds(constants.host_verify_tree_s) if config.method.tree_width > 1 else 0.0
     # The servers send the tokens of all data-parallel ranks.
     p["stream_seq_s"] = constants.front_end_output_s.value * config.data_parallel_size / config.api_server_count
     return _roofline(params, model, draft_model, profile, config)

@@ -124,7 +124,8 @@ def _whole_segments(requests: int, n: int) -> int:
     """
     last = itl.segment_start(itl.ITL_SEGMENTS - 1, n)
     if not 0 <= requests <= last:
-        raise InputError(f"must be a number from 0 to {last}", key="warmup", value=requests)
+        message = f"a run of {n:,} requests can leave out at most {last:,}; compare runs of as many requests"
+        raise InputError(message, key="warmup", value=requests)
     return itl.segment_start((requests - 1) * itl.ITL_SEGMENTS // n + 1, n)
 
 

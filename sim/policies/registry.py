@@ -14,9 +14,15 @@ from draftcast.sim.policies.base import Policy
 def load_policy(name: str, **parameters: Any) -> Policy:
     """A policy by registered name, or by import path ``package.module:Class`` or ``path/to/file.py:Class``.
 
-    Raises ScenarioError: unknown module, class or parameter; the message lists what is allowed.
+    Raises ScenarioError: unknown name, module, class or parameter; the message lists what is allowed.
     """
-    kind = _import_policy(name) if ":" in name else POLICIES[name]
+    if ":" in name:
+        kind = _import_policy(name)
+    elif name in POLICIES:
+        kind = POLICIES[name]
+    else:
+        message = f"unknown; known are {', '.join(sorted(POLICIES))}, or an import path module:Class"
+        raise ScenarioError(message, key="policy.name", value=name)
     try:
         return kind(**parameters)
     except TypeError as error:

@@ -101,6 +101,7 @@ def paired_difference(first: Values, second: Values, confidence: float = 0.95) -
     Positive correlation between the two sides cancels in the differences, so the interval is narrower than one from
     independent runs (Law 2015, section 11.2).
     """
+    assert len(first) == len(second)
     return replication_interval(np.subtract(first, second), confidence)
 
 
@@ -111,6 +112,7 @@ def paired_ratio(first: Values, second: Values, confidence: float = 0.95) -> Est
     the linearised residuals ``first_i - r * second_i`` and Student's t with n - 1 degrees (Cochran 1977, section 2.11).
     The mean of ``second`` is not 0.
     """
+    assert len(first) == len(second)
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     denominator = float(b.mean())
     ratio = float(a.mean()) / denominator

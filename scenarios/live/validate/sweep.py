@@ -85,8 +85,8 @@ class Resampled(Effect):
 class Cutover:
     """Closed-loop users at which a mode's throughput gain falls through 1.
 
-    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run. Read
-    from JSON, which has no infinity: NaN.
+    Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run. JSON
+    has no infinity: read from it, such a value is NaN.
     """
 
     mode: str

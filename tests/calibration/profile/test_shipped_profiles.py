@@ -80,6 +80,14 @@ def test_parts_add_up_and_the_comparison_names_operators() -> None:
         assert sum(target) == pytest.approx(found["target"])
         assert ("target: all-reduce" in found) == (tp > 1)
         assert found["sample: lm_head"] + found["sample: sampler"] == pytest.approx(found["lm_head and sampler"])
+        assert found["host: step"] + found["host: requests"] == pytest.approx(found["host"])
+    drafting = Step("Llama-3.1-8B", method="eagle3", k=3, version="sglang 0.5.6")
+    opened = open_profile("h100-sxm")
+    found = step_parts(opened, step_cost(opened, drafting), drafting, 8)
+    host = [value for name, value in found.items() if name.startswith("host: ")]
+    assert len(host) == 3
+    assert min(host) > 0
+    assert sum(host) == pytest.approx(found["host"])
     # One row of lm_head was timed slower than eight are.
     opened, step = open_profile("h100-sxm"), Step("Llama-3.1-8B")
     assert step_parts(opened, step_cost(opened, step), step, 1)["sample: sampler"] > 0

@@ -33,6 +33,8 @@ def make(q: int, *, window: int = 0, tree: int = 1, dtype: str = "fp32", kv_dtyp
     }  # fmt: skip
     inputs = paged.draw_inputs(shape, Draw(dtype, kv_dtype or dtype, DEVICE, generator))
     inputs = with_unequal(inputs, "context_lens", q, generator)
+    for table, length in zip(inputs["block_tables"], inputs["context_lens"].tolist(), strict=True):
+        table[-(-length // paged.BLOCK_SIZE) :] = 0
     for cache in (inputs["key_cache"], inputs["value_cache"]):
         cache.view(torch.uint8)[0] = 0x7F if cache.element_size() == 1 else 0xFF
     return inputs

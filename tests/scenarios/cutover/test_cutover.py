@@ -32,7 +32,7 @@ from draftcast.scenarios.cutover.probe import PairedRun, Prober
 from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, PredictedCutover, _longest, cutover
 from draftcast.scenarios.run.simulate import serve, simulate_together
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.changes import changed
+from draftcast.scenarios.schema.changes import changed, equal_acceptance
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import (
     contour_lines,
@@ -268,6 +268,18 @@ def test_an_acceptance_means_the_same_to_a_cutover_and_to_a_sweep() -> None:
     assert spread == changed(scenario, {"acceptance": 0.4})
     assert spread.acceptance is not None
     assert spread.acceptance.model_dump(exclude_none=True) == {"model": "chain", "alpha": 0.4, "concentration": 3.0}
+
+
+def test_acceptance_in_place_of_a_recording_keeps_what_was_said_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    path.write_text('{"prompt_tokens": 4, "output_tokens": 3, "acc_eagle": {"acc_len": [0, 2, 1]}}\n')
+    own = {"model": "trace", "path": str(path), "confidence_discrimination": 0.3}
+    replaced = equal_acceptance(load_scenario(overrides=[f"acceptance={json.dumps(own)}"]), 0.4)
+    assert replaced == {"model": "constant", "confidence_discrimination": 0.3, "alpha": 0.4}
+    search = "engine.speculative_config={method: ngram, num_speculative_tokens: 3}"
+    own["match_probability"] = 0.5
+    scenario = load_scenario(overrides=[search, f"acceptance={json.dumps(own)}"])
+    assert equal_acceptance(scenario, 0.4) == {**replaced, "model": "ngram", "match_probability": 0.5}
 
 
 def test_acceptance_of_a_search_beside_a_head_is_that_of_both() -> None:

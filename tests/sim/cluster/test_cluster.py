@@ -41,7 +41,7 @@ def serve(build_case: Any) -> Serve:
         case = build_case(prompt, output, replicas=replicas, seed=seed, **fields)
         chosen = ROUTERS[router](case.table, replicas, seed)
         loop = clients(closed_loop, len(prompt), seed) if closed_loop is not None else None
-        cluster = Cluster(case.replicas, case.table, chosen, loop, progress)
+        cluster = Cluster(case.replicas, case.table, chosen, loop, progress=progress)
         cluster.run()
         for replica in case.replicas:
             replica.check_integrity()

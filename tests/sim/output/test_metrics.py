@@ -271,7 +271,7 @@ def test_warmup_cut_by_hand() -> None:
 
 @pytest.mark.parametrize("warmup", [-1, 1901])
 def test_bad_warmup(warmup: int) -> None:
-    with pytest.raises(InputError, match=r"warmup = .*from 0 to 1900"):
+    with pytest.raises(InputError, match=r"warmup = .*at most 1,900"):
         compute_metrics(queue(0.5), warmup=warmup)
 
 

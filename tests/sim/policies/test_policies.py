@@ -308,6 +308,7 @@ def test_a_policy_from_a_file_runs_in_a_scenario(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "named"),
     [
+        ("clairvoyant", "goodput"),
         ("no.such.module:Policy", "no.such.module"),
         ("draftcast.sim.policies:Nothing", "Nothing"),
         ("draftcast.sim.policies:load_policy", "load_policy"),

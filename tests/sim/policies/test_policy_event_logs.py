@@ -261,7 +261,11 @@ def test_every_parameter_changes_the_outcome(build_case: Any, table_cost: Any, n
 @pytest.mark.parametrize(
     ("name", "parameters", "message"),
     [
-        ("missing.py:Mine", {}, "cannot be imported: .*No such file"),
+        (
+            "best",
+            {},
+            "policy.name = 'best': unknown; known are adaptive_verification, bandit, batch",
+        ),
         ("goodput", {"wait": 1}, r"unexpected keyword argument 'wait'; parameters are: weight, initial_acceptance"),
         ("off", {"k": 1}, "parameters are: none"),
         ("batch_schedule", {}, "missing 1 required positional argument: 'schedule'; parameters are: schedule"),
@@ -292,6 +296,7 @@ def test_every_parameter_changes_the_outcome(build_case: Any, table_cost: Any, n
         ("nowhere.to_be_found:Policy", {}, "cannot be imported: No module named 'nowhere'"),
         ("math:Policy", {}, "'Policy' is not a draftcast.sim.Policy in it"),
         ("math:pi", {}, "'pi' is not a draftcast.sim.Policy in it"),
+        ("missing.py:Mine", {}, "cannot be imported: .*No such file"),
     ],
 )
 def test_bad_policies_are_refused_in_one_line(name: str, parameters: dict[str, Any], message: str) -> None:
