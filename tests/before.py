@@ -61,25 +61,7 @@ INTERVAL = {"mean", "low", "high"}
 # Of a key of the scenario: what may be said, and what goes unsaid.
 LIMITS = {"type", "const", "enum", "default", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 # Test cases that were deleted on purpose since the record was last written -> what replaces them.
-DELETED_TESTS: Mapping[str, str] = {
-    "test_a_live_run_reads_no_noise_without_torch": "no test: live runs hold no readings of the host's speed",
-    "test_bad_interval_input": "no test: every caller sees to finite values and a confidence between 0 and 1",
-    "test_bad_setting_is_named[changes13-ScenarioError-cudagraph_capture_sizes = 0: must be at least 1]": (
-        "no test: sizes are captured up to a largest one, whose own case stays"
-    ),
-    "test_bad_setting_is_named[changes14-ScenarioError-max_cudagraph_capture_size = -1]": "changes9, the same",
-    "test_bad_setting_is_named[changes9-HardwareError-profile = 'default': the profile is bound to h100-sxm]": (
-        "no test: a step's cost has the profile's device and no other"
-    ),
-    "test_bad_tree": "test_a_tree_and_its_acceptance_must_agree, and the schema's bounds of widths and nodes",
-    "test_batch_schedule_refuses_what_vllm_refuses": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
-    "test_bad_batch_schedules": "test_a_mistake_is_one_line_with_place_key_value_and_choices",
-    r"test_bad_file_is_one_line_that_names_it[text9-operators\\.linear\\.fitted_rows = \\[9, 2\\]: must be "
-    r"\\[low, high]": "test_a_range_of_the_fit_ascends; a roofline has none",
-    "test_knob_moves_what_it_should[changes23-moved23]": "the same under another number",
-    "test_outside_the_fitted_rows_is_extrapolated": "no test: a roofline has no range of rows",
-    "test_no_requests": "no test: every caller has refused a run without requests",
-}
+DELETED_TESTS: Mapping[str, str] = {}
 _CORE_SPEED = (
     "the correction for a noisy host is gone, with its option and its keys in JSON; reports say beside each error what "
     "it is with the run's own step times"

@@ -310,7 +310,7 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
             draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
         p = cost.params[0]
         host |= {"host: step": p["host_fixed_s"], "host: requests": batch * p["host_seq_s"]}
-        if step.k:
+        if step.k and p["host_verify_seq_s"]:
             host["host: verification"] = p["host_verify_s"] + batch * p["host_verify_seq_s"]
         logits = np.array([int(features["logit_rows"])])
         head, choice = device.lm_head(model, logits).sum(), device.sampler(model, logits, 1 + step.k).sum()
