@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
+from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import IntArray
 from draftcast.sim.policies.base import Policy, arrays, draft_alike
 from draftcast.sim.state.engine import Engine, PolicyArrays
@@ -48,14 +49,34 @@ class BatchSchedule(Policy):
     (vLLM 0.32 ``v1/spec_decode/dynamic/utils.py``).
     """
 
-    schedule: Sequence[tuple[int, int, int]]
+    schedule: Sequence[Sequence[int]]
     rule = decide_by_size
 
+    def __post_init__(self) -> None:
+        self.lookup(1, 1)
+
     def lookup(self, k: int, max_num_seqs: int) -> IntArray:
-        """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used."""
+        """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
+
+        Raises ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
+        """
+
+        def refusal(message: str, value: Any) -> ScenarioError:
+            return ScenarioError(message, key="num_speculative_tokens_per_batch_size", value=value)
+
+        try:
+            ranges = sorted((int(first), int(last), int(drafts)) for first, last, drafts in self.schedule)
+        except (TypeError, ValueError):
+            raise refusal("must be a list of ranges [first, last, k]", self.schedule) from None
+        previous = 0
         table = np.zeros(max_num_seqs + 1, np.int64)
-        for first, _, drafts in sorted(self.schedule):
-            table[first:] = min(k, drafts)
+        for entry in ranges:
+            if entry[0] <= previous or entry[1] < entry[0] or entry[2] < 0:
+                raise refusal("must be inclusive ranges [first, last, k] that do not overlap, with k >= 0", list(entry))
+            previous = entry[1]
+            table[entry[0] :] = min(k, entry[2])
+        if not ranges or ranges[0][0] != 1:
+            raise refusal("the first range must start at batch size 1", [list(entry) for entry in self.schedule])
         return table
 
     def compile(self, k: int, max_num_seqs: int, seed: int = 0) -> PolicyArrays:

@@ -62,6 +62,12 @@ def test_batch_schedule_fills_gaps_and_tails_as_vllm_does() -> None:
     assert BatchSchedule([[1, 2, 0]]).lookup(5, 3)[1:].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("bad", [[[2, 4, 1]], [[1, 4, 1], [4, 8, 2]], [[1, 0, 1]], [[1, 4, -1]], [[1, 4]], []])
+def test_batch_schedule_refuses_what_vllm_refuses(bad: list[list[int]]) -> None:
+    with pytest.raises(ScenarioError, match="num_speculative_tokens_per_batch_size"):
+        BatchSchedule(bad).lookup(3, 8)
+
+
 def test_batch_schedule_follows_the_batch(build_case: Any) -> None:
     policy = BatchSchedule([[1, 1, 3], [2, 8, 1]])
     case = build_case([4, 4], [12, 4], method="ngram", k=3, policy=policy, accept=Chain(alpha=0.0))

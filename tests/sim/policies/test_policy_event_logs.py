@@ -39,6 +39,27 @@ def drafts_verified(case: Any, request: int = 0) -> list[int]:
 # ---- batch_schedule ----
 
 
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ([], "first range must start at batch size 1"),
+        ([[2, 4, 1]], "first range must start at batch size 1"),
+        ([[0, 4, 1]], r"\[0, 4, 1\]: must be inclusive ranges"),
+        ([[1, 4, 1], [4, 6, 2]], r"\[4, 6, 2\]: .* do not overlap"),
+        ([[1, 4, 1], [1, 6, 2]], r"\[1, 6, 2\]: .* do not overlap"),
+        ([[4, 1, 1]], r"\[4, 1, 1\]"),
+        ([[1, 4, -1]], "with k >= 0"),
+        ([[1, 4]], "must be a list of ranges"),
+        ([["one", 4, 1]], "must be a list of ranges"),
+        (3, "must be a list of ranges"),
+        (None, "must be a list of ranges"),
+    ],
+)
+def test_bad_batch_schedules(schedule: Any, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        load_policy("batch_schedule", schedule=schedule)
+
+
 def test_batch_schedule_counts_the_scheduled_requests(build_case: Any) -> None:
     case = build_case([4, 4], [9, 2], method="ngram", k=3, policy=BatchSchedule([[1, 1, 3], [2, 8, 1]]))
     # Step 0 schedules both and makes 1 draft each; step 1 verifies them and, still with both, makes 1 more: 1 for
