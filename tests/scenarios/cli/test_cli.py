@@ -246,7 +246,7 @@ def test_exit_codes(pretended: CliRunner, arguments: list[str], code: int) -> No
 def test_an_overloaded_run_names_the_capacity(pretended: CliRunner) -> None:
     done = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=40"])
     assert "OVERLOADED" in done.stdout
-    assert "at most 30.00 ±7.90 req/s" in done.stdout
+    assert "at most 30.00 ±7.33 req/s" in done.stdout
     exact = ["--set", "statistics.model_error=none"]
     chance = pretended.invoke(cli.app, ["simulate", "default", "--set", f"{RATE}=40", *exact])
     assert "at most 30.00 ±0.10 req/s" in chance.stdout

@@ -145,6 +145,14 @@ def refused(*overrides: str, **how: Any) -> str:
         ("engine.=5", ["--set: 'engine.=5': must look like key.key=value"]),
         ("replications=2", ["did you mean statistics.replications?"]),
         ("replica=2", ["did you mean cluster.replicas?"]),
+        # what is no schedule
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[0, 4, 1]]", ["[0, 4, 1]", "1 <= first <= last"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 0, 1]]", ["[1, 0, 1]", "1 <= first <= last"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4, -1]]", ["[1, 4, -1]", "k >= 0"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[1, 4]]", ["num_speculative_tokens_per_batch_size.0"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[[one, 4, 1]]", ["num_speculative_tokens_per_batch_size.0.0"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=[]", ["num_speculative_tokens_per_batch_size"]),
+        (f"{SPEC}.num_speculative_tokens_per_batch_size=3", ["num_speculative_tokens_per_batch_size"]),
     ],
 )
 def test_a_mistake_is_one_line_with_place_key_value_and_choices(override: str, parts: list[str]) -> None:
