@@ -61,13 +61,13 @@ def main() -> None:
     }
     members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES) and is_timed(p)]
     values, before = dict(stated), residuals(members, stated)
-    current, held_out, around, slopes = before, before, before, {}
+    current, held_out, shown = before, before, {}
     for _ in range(ROUNDS):
-        around = current
         slopes = {
             name: residuals(members, {key: value + MOVE_S * (key[1] == name) for key, value in values.items()})
             for name in FITTED
         }
+        shown = seen(current, slopes, held)
         values, held_out = solved(current, slopes, values, stated, held)
         current = residuals(members, values)
     table = {"before": summary(before), "after": summary(current), "set-up held out": summary(held_out)}
@@ -79,7 +79,6 @@ def main() -> None:
         show(when, "latent attention off", asdict(found))
     for kind, ratio in ratios.items():
         print(f"{kind} {ratio:.2f}")
-    shown = seen(around, slopes, held)
     assert any(shown.values()), "no constant changes a forecast"
     changed = {key: value for key, value in values.items() if value != stated[key]}
     for (generation, name), value in changed.items():

@@ -157,7 +157,8 @@ def recommend(
         max_k: largest draft length tried if the acceptance covers any length.
 
     Raises:
-        InputError: no speculation to try, an unknown metric, fewer than two replications, or a bad alternative.
+        InputError: no speculation to try, an unknown metric, fewer than two replications, a bad alternative
+            or load.
     """
     groups = scenario.cluster.groups
     if groups and all("speculative_config" in group.engine for group in groups):
@@ -174,8 +175,8 @@ def recommend(
     if not all(isinstance(load, ComparedLoad) for load in loads):
         raise InputError("must be ComparedLoad, each with a label and its keys", key="loads", value=loads)
     for load in loads:  # one that cannot be is refused before any is simulated
-        if settles := load.values.keys() & {"k", "method", "policy", "acceptance"}:
-            raise InputError("is no load: it is what candidates differ in", key="loads", value=", ".join(settles))
+        if choices := sorted(load.values.keys() & {"k", "method", "policy", "acceptance"}):
+            raise InputError("a load cannot set what is to be recommended", key="loads", value=", ".join(choices))
         changed(scenario, load.values)
     settings = candidates(scenario, alternatives, max_k)
     by_load = [_verdicts(settings, load, chosen_metric, part) for load, part in parts_of(progress, loads)]

@@ -167,16 +167,13 @@ def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
         if group.acceptance is not None:
             key = f"cluster.groups.{index}.acceptance"
             raise ScenarioError("a group has its own: name its key, or take it away", key=key)
-    if isinstance(own, Tree):
-        measured = {"rates", "tree_width", "max_tree_nodes", "min_tree_width", "num_rounds", "relative_error"}
-        return {**own.model_dump(mode="json", exclude=measured, exclude_none=True), "alpha": value}
-    kept = {"confidence_discrimination", "concentration"}
+    kept = {"confidence_discrimination", "concentration", "widths"}
     if getattr(own, "match_probability", None) is not None:
         kept |= {"match_probability", "mean_match_tokens", "persistence"}
     given = own.model_dump(mode="json", include=kept, exclude_none=True) if own is not None else {}
     if isinstance(own, Chain) and own.kind == KIND_BESIDE_HEAD:
         return {"model": "chain", **given, "alpha_good": value, "alpha_bad": value}
-    is_tree = spec is not None and spec.tree is not None
+    is_tree = isinstance(own, Tree) or (spec is not None and spec.tree is not None)
     name = "ngram" if "match_probability" in given else "chain" if "concentration" in given else "constant"
     return {"model": "tree" if is_tree else name, **given, "alpha": value}
 

@@ -36,7 +36,7 @@ class ClosedLoop(NamedTuple):
     """Clients, each of whom thinks, sends, waits for the answer and begins again."""
 
     clients: int
-    think_s: FloatArray  # before request i of the table is sent, or session i begins; as many numbers at least
+    think_s: FloatArray  # before request i of the table is sent (before session i begins): one number for each, or more
 
 
 class Cluster:

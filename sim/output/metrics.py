@@ -124,7 +124,7 @@ def _whole_segments(requests: int, n: int) -> int:
     """
     last = itl.segment_start(itl.ITL_SEGMENTS - 1, n)
     if not 0 <= requests <= last:
-        message = f"a run of {n:,} requests can leave out at most {last:,}; compare runs of as many requests"
+        message = f"a run of {n:,} requests can leave out at most {last:,}; compare runs of the same number of requests"
         raise InputError(message, key="warmup", value=requests)
     return itl.segment_start((requests - 1) * itl.ITL_SEGMENTS // n + 1, n)
 

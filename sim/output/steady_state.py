@@ -171,8 +171,8 @@ class Warmup:
     missing: FloatArray = field(repr=False)
 
     def shortfall(self, cut: int) -> float:
-        """Share of the steady state's mean E2E latency that the requests from ``cut`` on still miss."""
-        return float(self.missing[cut:].mean())
+        """Share of the steady state's mean E2E latency that the requests from ``cut`` on still miss; 0 without any."""
+        return float(self.missing[cut:].mean()) if cut < len(self.missing) else 0.0
 
 
 def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:

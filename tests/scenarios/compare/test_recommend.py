@@ -464,6 +464,8 @@ def test_closed_forms_stand_beside_the_simulated_gains(paying: Recommendation) -
 
 
 def test_loads_are_records() -> None:
+    with pytest.raises(InputError, match=r"loads = 'k, policy': a load cannot set what is to be recommended"):
+        recommend(load_scenario(), loads=[ComparedLoad("off", {"policy": "off", "rate": 5.0, "k": 0})])
     with pytest.raises(InputError, match=r"loads = .*: must be ComparedLoad"):
         recommend(load_scenario(), loads=[10.0])  # type: ignore[list-item]
 

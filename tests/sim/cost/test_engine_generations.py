@@ -1,6 +1,7 @@
 """What a running engine adds to its kernels: graphs, launches, draft passes, verification, search; nothing falls."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from draftcast.calibration.profile.engines import Constants, generation_of, grap
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.calibration.profile.roofline import Origin
-from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
+from draftcast.calibration.profile.spec import HardwareProfile, Host, RooflineProfile
 from draftcast.errors import HardwareError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.kernels.work.layers import linear_layers
@@ -341,6 +342,10 @@ def test_sglang_verifies_request_by_request_on_the_host_and_trees_at_more_cost()
     assert decode(chain, 8, 0)["host_s"] == pytest.approx(plain)
     assert decode(chain, 8, 3)["host_s"] == pytest.approx(verified)
     assert decode(branched, 8, 3)["host_s"] == pytest.approx(verified + own.host_verify_tree_s.value)
+    # A profile that knows the host of its machine knows it for all steps.
+    known = replace(profile_of("h100-sxm"), host=Host(1e-3, 1e-5))
+    config = EngineConfig(method=tree, num_speculative_tokens=3, version=version)
+    assert decode(compile_step_cost(config, load_model(LLAMA), None, known), 8, 3)["host_s"] == pytest.approx(1.08e-3)
     # What runs beside the device verifies there: Spec V2, and vLLM.
     for hidden in ("sglang 0.5.14", NEW):
         cost = cost_of(method="eagle", k=3, version=hidden)
