@@ -37,8 +37,8 @@ _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "r
 _WHOLE_RATIO = 128  # of DeepSeek-V4: tokens of a compressed entry that no indexer chooses
 
 
-def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
-    """``ModelSpec``'s values of a decoder by its config's fields; ``given`` replaces values."""
+def decoder_values(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``ModelSpec``'s values of a decoder by its config's fields; ``overrides`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     blocks, positions = _blocks(config), config.integer("max_position_embeddings")
     beside = config.flag("attention_beside_mamba")
@@ -77,14 +77,14 @@ def decoder_values(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
         alone = blocks.count("mlp") + blocks.count("moe")
         only = layers - alone - blocks.count("layer")
         values |= {"num_feed_forward_only_layers": alone, "num_attention_only_layers": only}
-    if "sliding_window" not in given:
+    if "sliding_window" not in overrides:
         values |= _shared_layers(config, layers)
         values |= _indexers(config, layers) or _sliding(config, layers)
         if values["num_sliding_layers"]:
             values |= _window_heads(config, values)
         else:
             config.refuse_unused([*WINDOW_HEADS.values(), *GLOBAL_HEADS.values()])
-    return {**values, **given}
+    return {**values, **overrides}
 
 
 def _shared_layers(config: Config, layers: int) -> dict[str, int]:
@@ -131,12 +131,12 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
               "dense_mlp": model.num_dense_layers, "experts": model.num_moe_layers, "lm_head": 1,
               "shared_experts": model.num_moe_layers if model.num_shared_experts else 0}  # fmt: skip
     beside = config.flag("enable_moe_block")
-    found = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
+    by_group = stored_formats(section, model.num_hidden_layers, layers, MODULES_BESIDE if beside else MODULES)
     if config.values.get("expert_dtype") not in (None, "fp4", "fp8"):
         raise config.refusal("expert_dtype", "fp4 or fp8 is needed")
-    if config.values.get("expert_dtype") == "fp4" and found.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
-        found["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
-    formats = tuple((group, *stored) for group, stored in found.items())
+    if config.values.get("expert_dtype") == "fp4" and by_group.get("experts", ("",))[0] == "fp8":  # DeepSeek-V4
+        by_group["experts"] = ("mxfp4", WEIGHT_BYTES["mxfp4"])
+    formats = tuple((group, *stored) for group, stored in by_group.items())
     return replace(
         model,
         formats=formats,
@@ -228,13 +228,13 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
 def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
     """Heads where those of full and of sliding layers differ."""
     sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
-    own = {f"window_{name}": config.integer(WINDOW_HEADS[name], values[name]) for name in sizes}
+    windowed = {f"window_{name}": config.integer(WINDOW_HEADS[name], values[name]) for name in sizes}
     if config.integer("swa_v_head_dim", values.get("v_head_dim", 0), minimum=0) != values.get("v_head_dim", 0):
         raise config.refusal("swa_v_head_dim", "only v_head_dim is supported")
     full = {name: config.integer(key, values[name]) for name, key in GLOBAL_HEADS.items()}
-    same = all(own[f"window_{name}"] == value for name, value in full.items())
-    same &= own["window_num_attention_heads"] == values["num_attention_heads"]
-    return {} if same else {**own, **full}
+    same = all(windowed[f"window_{name}"] == value for name, value in full.items())
+    same &= windowed["window_num_attention_heads"] == values["num_attention_heads"]
+    return {} if same else {**windowed, **full}
 
 
 def _states(config: Config, layers: int) -> dict[str, Any]:
@@ -383,13 +383,13 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
         if values.get(key) is not None:
             if not isinstance(values[key], Mapping):
                 raise ModelError("a JSON object is needed", file=name, key=key, value=values[key])
-            outer = {each: values[each] for each in _OUTER if each in values}
+            outer = {field: values[field] for field in _OUTER if field in values}
             # Whether tables are tied is said outside (vLLM 0.32, as transformers 5).
-            tied = {each: outer[each] for each in _OUTER[:1] if each in outer}
+            tied = {field: outer[field] for field in _OUTER[:1] if field in outer}
             values, where = {**outer, **values[key], **tied}, f"{where}: {key}"
-    given = {key: value for key, value in values.items() if value is not None}
-    given = {**_IMPLIED.get(str(given.get("model_type")), {}), **usual_words(Config(given, where))}
-    config = Config(given, where)
+    fields = {key: value for key, value in values.items() if value is not None}
+    fields = {**_IMPLIED.get(str(fields.get("model_type")), {}), **usual_words(Config(fields, where))}
+    config = Config(fields, where)
     config.refuse_other_layers()
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
     if re.search(_NO_TEXT, labels[0]):

@@ -33,12 +33,12 @@ _FORMAT = re.compile(
 @functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     """Lower-case name, alias or repository without its owner -> (canonical name, config facts)."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    by_name: dict[str, tuple[str, dict[str, Any]]] = {}
     for file in sorted(_FOLDER.glob("*.json")):
         config = json.loads(file.read_text(encoding="utf-8"))
         repositories = [alias.rpartition("/")[2] for alias in config["aliases"]]
-        found |= {key.lower(): (file.stem, config) for key in (file.stem, *config["aliases"], *repositories)}
-    return found
+        by_name |= {key.lower(): (file.stem, config) for key in (file.stem, *config["aliases"], *repositories)}
+    return by_name
 
 
 @functools.cache
@@ -60,26 +60,26 @@ def named_format(name: str) -> tuple[str, str | None]:
     match = _FORMAT.search(name)
     if match is None:
         return name, None
-    said = match[1].lower()
-    stored = "nvfp4" if said == "fp4" else weight_dtype(said)
+    ending = match[1].lower()
+    stored = "nvfp4" if ending == "fp4" else weight_dtype(ending)
     return name[: match.start()], "" if stored == wide_dtype(stored) else stored
 
 
 def _named_block(name: str) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale, where a repository's name says that its fp8 weights have such."""
-    known, ending = FORMATS["fp8_blocks"], name.lower()
+    blocks, ending = FORMATS["fp8_blocks"], name.lower()
     owner = published_id(named_format(name)[0]).lower().partition("/")[0]
-    is_cut = ending.endswith("fp8-block") or (ending.endswith("-fp8") and owner in known["publishers"])
-    return tuple(known["block"]) if is_cut else None
+    is_cut = ending.endswith("fp8-block") or (ending.endswith("-fp8") and owner in blocks["publishers"])
+    return tuple(blocks["block"]) if is_cut else None
 
 
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:
     """Of a name or alias, or of anybody's repository that is named after one, with a format at its end or without."""
-    found = _bundled().get(name.lower())
+    entry = _bundled().get(name.lower())
     bare, _ = named_format(name.lower())
     # A folder of one's own may be named like a repository, and then says itself what is in it.
-    if found is not None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
-        return found
+    if entry is not None or bare.count("/") > 1 or bare[:1] in "./~" or os.path.exists(name):
+        return entry
     return _bundled().get(bare) or _bundled().get(bare.rpartition("/")[2])
 
 
@@ -90,16 +90,16 @@ def is_bundled_model(name: str) -> bool:
 
 def canonical_name(name: str) -> str:
     """The bundled model's own name behind a name or alias of it; any other name as it is."""
-    known = _find(name)
-    return known[0] if known is not None else name
+    entry = _find(name)
+    return entry[0] if entry is not None else name
 
 
 def _nearest(name: str) -> str:
     """A question with the bundled names that one looks like; empty without any."""
-    names = {key.rpartition("/")[2]: own for key, (own, _) in _bundled().items()}
+    names = {key.rpartition("/")[2]: canonical for key, (canonical, _) in _bundled().items()}
     close = difflib.get_close_matches(name.lower().rpartition("/")[2], names, n=3, cutoff=0.7)
-    found = dict.fromkeys(names[key] for key in close)
-    return f"did you mean {' or '.join(found)}? " if found else ""
+    nearest = dict.fromkeys(names[key] for key in close)
+    return f"did you mean {' or '.join(nearest)}? " if nearest else ""
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
@@ -139,8 +139,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
 def published_ids(name: str) -> tuple[str, ...]:
     """Hugging Face ids of a bundled model's shape, such as its base and Instruct repositories; none if unknown."""
-    known = _bundled().get(name.lower())
-    return tuple(alias for alias in known[1]["aliases"] if "/" in alias) if known is not None else ()
+    entry = _bundled().get(name.lower())
+    return tuple(alias for alias in entry[1]["aliases"] if "/" in alias) if entry is not None else ()
 
 
 def published_id(name_or_path: str) -> str:
@@ -148,4 +148,4 @@ def published_id(name_or_path: str) -> str:
     ids = published_ids(name_or_path)
     if not ids or "/" in name_or_path:
         return name_or_path
-    return next((each for each in ids if each.lower().endswith(f"/{name_or_path.lower()}")), ids[0])
+    return next((repo for repo in ids if repo.lower().endswith(f"/{name_or_path.lower()}")), ids[0])

@@ -52,7 +52,7 @@ class Config:
         key = self.first(key)
         value = self.values.get(key)
         if isinstance(value, list) and len(value) == self.values.get("num_hidden_layers") != 0:
-            value = value[0] if all(each == value[0] for each in value) else value
+            value = value[0] if all(entry == value[0] for entry in value) else value
         if value is None:
             if default is None:
                 raise ModelError("missing; an integer is needed", file=self.name, key=key)
@@ -138,13 +138,13 @@ class Config:
         kinds = self.values.get("attn_type_list", [])
         if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
             raise self.refusal("attn_type_list", "linear attention is not known; only a list of 1 (full) is read")
-        said = [key for key, value in self.values.items() if value is not False and value not in (0, [], {}, "")]
+        filled = [key for key, value in self.values.items() if value is not False and value not in (0, [], {}, "")]
         for kind, pattern in _FIELDS["other_layers"].items():
-            for key in said:
+            for key in filled:
                 if key not in _KNOWN and re.fullmatch(pattern, key):
                     raise self.refusal(key, f"{kind} not known; only absent, null, false or 0 is read")
         layers = self.values.get("num_hidden_layers")
-        for key in said:
+        for key in filled:
             value = self.values[key]
             # Shorter lists are of tokens.
             an_entry_a_layer = isinstance(value, list) and len(value) == layers and len(value) > 4
@@ -155,75 +155,75 @@ class Config:
 
 def usual_words(config: Config) -> dict[str, Any]:
     """The fields as `draftcast.kernels.model.architectures` reads them; lists of layers without MTP layers."""
-    found = dict(config.values)
+    fields = dict(config.values)
     layers = config.integer("num_hidden_layers", 0, minimum=0)
     for key in ("layer_types", "compress_ratios"):
-        if isinstance(found.get(key), list) and len(found[key]) == layers + config.count("num_nextn_predict_layers"):
-            found[key] = found[key][:layers]
+        if isinstance(fields.get(key), list) and len(fields[key]) == layers + config.count("num_nextn_predict_layers"):
+            fields[key] = fields[key][:layers]
     for key in ("moe_layers_enum", "moe_layers"):  # Step, Llama 4
-        if found.pop(key, None) is not None:
+        if fields.pop(key, None) is not None:
             experts = config.layer_numbers(key, layers)
-            found["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
-    if found.pop("attn_layer_indices", None) is not None:  # Bamba
+            fields["moe_layer_freq"] = [int(layer in experts) for layer in range(layers)]
+    if fields.pop("attn_layer_indices", None) is not None:  # Bamba
         attention = config.layer_numbers("attn_layer_indices", layers)
-        found["layer_types"] = ["attention" if layer in attention else "mamba" for layer in range(layers)]
-    _kinds_of_layers(config, found)
-    _heads_of_layers(config, found)
-    return found
+        fields["layer_types"] = ["attention" if layer in attention else "mamba" for layer in range(layers)]
+    _kinds_of_layers(config, fields)
+    _heads_of_layers(config, fields)
+    return fields
 
 
-def _kinds_of_layers(config: Config, found: dict[str, Any]) -> None:
+def _kinds_of_layers(config: Config, fields: dict[str, Any]) -> None:
     for key, names in _FIELDS["kinds"].items():
-        if isinstance(found.get(key), list):
-            mamba = key == "layer_types" and not found.keys().isdisjoint(("mamba_num_heads", "mamba_n_heads"))
-            known = {**names, **_STATES} if mamba else names
-            found[key] = [known.get(kind, kind) if isinstance(kind, str) else kind for kind in found[key]]
-    blocks = found.get("layers_block_type")
+        if isinstance(fields.get(key), list):
+            mamba = key == "layer_types" and not fields.keys().isdisjoint(("mamba_num_heads", "mamba_n_heads"))
+            words = {**names, **_STATES} if mamba else names
+            fields[key] = [words.get(kind, kind) if isinstance(kind, str) else kind for kind in fields[key]]
+    blocks = fields.get("layers_block_type")
     if isinstance(blocks, list) and not {"mlp", "moe"} & set(map(str, blocks)):  # of whole layers
-        found.setdefault("layer_types", found.pop("layers_block_type"))
-    if found.get("mamba_d_head") == "auto":  # Bamba
-        heads = Config(found, config.name).integer("mamba_n_heads")
-        found["mamba_d_head"] = config.integer("mamba_expand", 2) * config.integer("hidden_size") // heads
-    kinds = found.get("layer_types")
-    rates = found.get("compress_rates")
+        fields.setdefault("layer_types", fields.pop("layers_block_type"))
+    if fields.get("mamba_d_head") == "auto":  # Bamba
+        heads = Config(fields, config.name).integer("mamba_n_heads")
+        fields["mamba_d_head"] = config.integer("mamba_expand", 2) * config.integer("hidden_size") // heads
+    kinds = fields.get("layer_types")
+    rates = fields.get("compress_rates")
     if isinstance(kinds, list) and isinstance(rates, Mapping):  # DeepSeek-V4
-        found["compress_ratios"] = [rates.get(kind, 0) for kind in kinds]
-        del found["layer_types"], found["compress_rates"]
-    if isinstance(kinds, list) and "linear_num_heads" in found:  # Kimi-Linear
-        found["linear_attn_config"] = {
-            "num_heads": found.pop("linear_num_heads"),
-            "head_dim": found.pop("linear_head_dim", None),
-            "short_conv_kernel_size": found.pop("linear_conv_kernel_dim", None),
+        fields["compress_ratios"] = [rates.get(kind, 0) for kind in kinds]
+        del fields["layer_types"], fields["compress_rates"]
+    if isinstance(kinds, list) and "linear_num_heads" in fields:  # Kimi-Linear
+        fields["linear_attn_config"] = {
+            "num_heads": fields.pop("linear_num_heads"),
+            "head_dim": fields.pop("linear_head_dim", None),
+            "short_conv_kernel_size": fields.pop("linear_conv_kernel_dim", None),
             "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == "linear_attention"],
         }
-    if isinstance(kinds, list) and "index_topk_blocks" in found:  # MiniMax-M3
+    if isinstance(kinds, list) and "index_topk_blocks" in fields:  # MiniMax-M3
         sparse = [int(kind == "minimax_m3_sparse") for kind in kinds]
-        sizes = {old: found.pop(new, None) for old, new in _FIELDS["block_sparse"].items()}
-        del found["layer_types"]
+        sizes = {old: fields.pop(new, None) for old, new in _FIELDS["block_sparse"].items()}
+        del fields["layer_types"]
         if any(sparse):
-            found["sparse_attention_config"] = {**sizes, "sparse_attention_freq": sparse}
+            fields["sparse_attention_config"] = {**sizes, "sparse_attention_freq": sparse}
 
 
-def _heads_of_layers(config: Config, found: dict[str, Any]) -> None:
+def _heads_of_layers(config: Config, fields: dict[str, Any]) -> None:
     """Sizes of layers of one kind: Step's, and those that transformers 5 lists by layer."""
-    other = found.pop("attention_other_setting", None)
+    other = fields.pop("attention_other_setting", None)
     if other is not None:
         other = config.section("attention_other_setting").values
-        own = ("num_attention_heads", "num_attention_groups", "head_dim")
-        found |= {key: other[word] for key, word in zip(WINDOW_HEADS.values(), own, strict=False) if word in other}
-    sliding_heads = found.pop("num_sliding_attention_heads", None)
-    if sliding_heads not in (None, found.get("num_attention_heads")):
-        found["swa_num_attention_heads"] = sliding_heads
-    by_layer = found.pop("per_layer_config", None)
+        names = ("num_attention_heads", "num_attention_groups", "head_dim")
+        fields |= {key: other[word] for key, word in zip(WINDOW_HEADS.values(), names, strict=False) if word in other}
+    sliding_heads = fields.pop("num_sliding_attention_heads", None)
+    if sliding_heads not in (None, fields.get("num_attention_heads")):
+        fields["swa_num_attention_heads"] = sliding_heads
+    by_layer = fields.pop("per_layer_config", None)
     if not by_layer:
         return
-    kinds = found.get("layer_types") or []
+    kinds = fields.get("layer_types") or []
     sizes = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
     for kind, words in (("sliding_attention", WINDOW_HEADS), ("full_attention", GLOBAL_HEADS)):
-        of_kind = {str(layer) for layer, each in enumerate(kinds) if each == kind}
+        of_kind = {str(layer) for layer, layer_kind in enumerate(kinds) if layer_kind == kind}
         if of_kind != {str(layer).lstrip("0") or "0" for layer in by_layer}:
             continue
         if isinstance(sizes[0], Mapping) and all(size == sizes[0] for size in sizes) and set(sizes[0]) <= set(words):
-            found |= {words[name]: value for name, value in sizes[0].items()}
+            fields |= {words[name]: value for name, value in sizes[0].items()}
             return
     raise config.refusal("per_layer_config", "heads of all sliding or of all full layers, all alike, are needed")

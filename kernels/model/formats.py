@@ -47,15 +47,15 @@ def stored_formats(
             by_module.setdefault(stored, []).extend(targets)
         elif stored is not None:
             default = stored
-    kept = {rule: key for key in _KEPT for rule in section.strings(key)}
+    unquantised = {rule: key for key in _KEPT for rule in section.strings(key)}
     if section.values.get("quant_method") == "gptq":
-        kept |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
+        unquantised |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
         if not section.flag("lm_head"):
-            kept["lm_head"] = "lm_head"
-    is_kept = _matcher(kept, section.name)
+            unquantised["lm_head"] = "lm_head"
+    is_kept = _matcher(unquantised, section.name)
     targeted = {stored: dict.fromkeys(names, "targets") for stored, names in by_module.items()}
     matchers = {stored: _matcher(rules, section.name) for stored, rules in targeted.items()}
-    found: dict[str, Stored] = {}
+    formats: dict[str, Stored] = {}
     for group, count in groups.items():
         named = [["lm_head"]] if group == "lm_head" else [
             [f"layers.{layer}.{module}" for module in modules[group]] for layer in range(num_layers)
@@ -65,31 +65,31 @@ def stored_formats(
         votes = {stored: sum(any(map(matches, names)) for names in named) for stored, matches in matchers.items()}
         most = max(votes, key=votes.__getitem__, default=None)
         if most is not None and 2 * votes[most] >= count:
-            found[group] = most
+            formats[group] = most
         elif default is not None and group != "lm_head":
-            found[group] = default
-    return found
+            formats[group] = default
+    return formats
 
 
 def kv_cache_format(section: Config) -> str:
     """Format in which a checkpoint asks for its KV cache (ModelOpt's or compressed-tensors' word); empty: none."""
     key = section.first("kv_cache_quant_algo", "kv_cache_scheme")
-    asked = section.values.get(key)
-    if isinstance(asked, Mapping):
-        asked = f"{asked.get('type')}{asked.get('num_bits')}"
-    known = {None: "", "FP8": "fp8", "float8": "fp8", "NVFP4": "nvfp4", "float4": "nvfp4"}
-    if not isinstance(asked, str | None) or asked not in known:
+    algorithm = section.values.get(key)
+    if isinstance(algorithm, Mapping):
+        algorithm = f"{algorithm.get('type')}{algorithm.get('num_bits')}"
+    formats = {None: "", "FP8": "fp8", "float8": "fp8", "NVFP4": "nvfp4", "float4": "nvfp4"}
+    if not isinstance(algorithm, str | None) or algorithm not in formats:
         raise ModelError("8-bit or 4-bit floats are needed", file=section.name, key=key, value=section.values[key])
-    return known[asked]
+    return formats[algorithm]
 
 
 def weight_block(section: Config) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale, where weights in fp8 have such."""
-    found = [section.values.get("weight_block_size")]
+    blocks = [section.values.get("weight_block_size")]
     if section.values.get("quant_method") == "compressed-tensors":
         groups = section.section("config_groups")
-        found = [groups.section(group).section("weights").values.get("block_structure") for group in groups.values]
-    return next(((block[0], block[1]) for block in found if _is_block(block)), None)
+        blocks = [groups.section(group).section("weights").values.get("block_structure") for group in groups.values]
+    return next(((block[0], block[1]) for block in blocks if _is_block(block)), None)
 
 
 def _is_block(block: Any) -> TypeGuard[list[int]]:
@@ -116,10 +116,10 @@ def _schemes(section: Config) -> Iterable[Scheme]:
 
 def _modelopt(section: Config, algorithm: Any) -> Iterator[Scheme]:
     def stored(name: Any, key: str) -> Stored:
-        known = _MODELOPT.get(str(name).upper())
-        if known is None:
+        dtype = _MODELOPT.get(str(name).upper())
+        if dtype is None:
             raise ModelError(f"known: {', '.join(_MODELOPT)}, MIXED_PRECISION", file=section.name, key=key, value=name)
-        return known, WEIGHT_BYTES[known]
+        return dtype, WEIGHT_BYTES[dtype]
 
     if algorithm != "MIXED_PRECISION":
         yield [], stored(algorithm, "quant_algo")
@@ -216,7 +216,7 @@ def _scheme(
     weights: Config, key: str, scheme: tuple[Any, int], activation_bits: Any, group: int, zero_points: bool
 ) -> Stored:
     wanted = [*scheme, activation_bits]
-    dtype = next((dtype for *known, dtype in FORMATS["schemes"] if known == wanted), None)
+    dtype = next((dtype for *row, dtype in FORMATS["schemes"] if row == wanted), None)
     if scheme == ("float", 4) and group == 32:
         dtype = "mxfp4"
     elif dtype == "fp8" and group == 32:

@@ -62,7 +62,7 @@ def public_head(kind: str, target: str) -> str | None:
     """The bundled head of a kind (eagle, eagle3, ...) that was made for a target; None: there is none."""
     names = {canonical_name(target), target}
     for name, entry in _bundled().values():
-        made_for = {canonical_name(each) for each in entry["targets"]}
+        made_for = {canonical_name(listed) for listed in entry["targets"]}
         if names & made_for and read_head(entry["config"], name).kind == kind:
             return name
     return None
@@ -170,9 +170,9 @@ def read_head(values: Mapping[str, Any], name: str) -> HeadConfig:
         assumed += (f"{name} has sliding_window = {unused} and no layer_types: assumed full attention",)
     if "DominoDraftModel" in config.strings("architectures"):
         assumed += (f"{name} is a Domino head: assumed a DFlash head whose sequential projector costs nothing",)
-    given = {"sliding_window": window, "num_sliding_layers": sliding_layers}
-    given |= {"qk_norm": kind in ("dflash", "dflash2", "dspark"), "tie_word_embeddings": False}
-    decoder = ModelSpec(name=name, architecture="LlamaForCausalLM", **decoder_values(config, given))
+    overrides = {"sliding_window": window, "num_sliding_layers": sliding_layers}
+    overrides |= {"qk_norm": kind in ("dflash", "dflash2", "dspark"), "tie_word_embeddings": False}
+    decoder = ModelSpec(name=name, architecture="LlamaForCausalLM", **decoder_values(config, overrides))
     sections = [config, *(config.section(key) for key in _SECTIONS if isinstance(config.values.get(key), Mapping))]
 
     def count(key: str) -> int:
@@ -209,8 +209,8 @@ def _kind(config: Config) -> str:
         return "medusa"
     kinds = _FACTS["kinds"]
     if not isinstance(label, str) or label not in kinds:
-        known = ", ".join(kind for kind in kinds if kind[0].isupper() == (key == "architectures"))
-        raise ModelError(f"no draft head's; known: {known}", file=config.name, key=key, value=label)
+        choices = ", ".join(kind for kind in kinds if kind[0].isupper() == (key == "architectures"))
+        raise ModelError(f"no draft head's; known: {choices}", file=config.name, key=key, value=label)
     return str(kinds[label])
 
 

@@ -95,7 +95,7 @@ def _latent_attention(model: ModelSpec, tp: int) -> Iterator[Matrix]:
 def _attention(model: ModelSpec, tp: int) -> Iterator[Matrix]:
     hidden = model.hidden_size
     counts: Counter[Matrix] = Counter()  # equal matrices of several kinds of layers are one entry
-    for (number, kind), (own, _) in zip(model.attention_kinds(), model.cached_kinds(), strict=True):
+    for (number, kind), (cached, _) in zip(model.attention_kinds(), model.cached_kinds(), strict=True):
         if not number:
             continue
         name, heads = "" if kind is model else "window_", kind.num_attention_heads // tp
@@ -103,10 +103,10 @@ def _attention(model: ModelSpec, tp: int) -> Iterator[Matrix]:
         first = model.attention_input_size if not counts else 0
         if first:
             counts[Matrix("qkv_first", first, qkv, 1)] = 1
-        if own > bool(first):
-            counts[Matrix(f"{name}qkv", hidden, qkv, 1)] += own - bool(first)
-        if number > own:
-            counts[Matrix(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), 1)] += number - own
+        if cached > bool(first):
+            counts[Matrix(f"{name}qkv", hidden, qkv, 1)] += cached - bool(first)
+        if number > cached:
+            counts[Matrix(f"{name}q", hidden, qkv - kind.kv_elements_per_layer(tp), 1)] += number - cached
         for output, k, n in _output(kind, tp):
             counts[Matrix(name + output, k, n, 1, group="attention_out")] += number
     yield from (replace(matrix, count=count) for matrix, count in counts.items())

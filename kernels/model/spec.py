@@ -189,7 +189,7 @@ class ModelSpec:
         # The memory of states without a KV cache is not covered.
         yield "num_linear_layers", with_cache < 1, "a model without attention layers is not known"
         kinds = zip(self.attention_kinds(), self.cached_kinds(), strict=True)
-        lacks = self.num_kv_shared_layers and any(count and own < 1 for (count, _), (own, _) in kinds)
+        lacks = self.num_kv_shared_layers and any(count and cached < 1 for (count, _), (cached, _) in kinds)
         yield "num_kv_shared_layers", lacks, "each kind of attention needs a layer with K and V of its own"
         yield "num_sliding_layers", with_cache < sliding, f"at most the {with_cache} layers with attention"
         yield "window_kind", self.window_kind not in WINDOWS, f"must be one of {', '.join(WINDOWS)}"
@@ -211,8 +211,8 @@ class ModelSpec:
             key_heads = self.linear_num_key_heads
             splits = self.linear_num_value_heads % key_heads == 0
             yield "linear_num_value_heads", not splits, f"a multiple of linear_num_key_heads = {key_heads} is needed"
-            known = self.mamba_ssm_dtype in _STATE_DTYPES
-            yield "mamba_ssm_dtype", not known, f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
+            is_known = self.mamba_ssm_dtype in _STATE_DTYPES
+            yield "mamba_ssm_dtype", not is_known, f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
 
     # Layers -----------------------------------------------------------------------------------------------------
 
@@ -366,15 +366,15 @@ class ModelSpec:
         of_streams = 1 if self.residual_rank else self.residual_streams * (self.residual_streams + 2)
         norms += 2 * layers * hidden * self.residual_streams * of_streams
         biases = 0
-        for (count, kind), (own, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
+        for (count, kind), (cached, _) in zip(self.attention_kinds(), self.cached_kinds(), strict=True):
             if self.qk_norm_all_heads:
                 norms += count * kind.num_attention_heads // tp * kind.head_dim
-                norms += own * kind.kv_heads_per_rank(tp) * kind.head_dim
+                norms += cached * kind.kv_heads_per_rank(tp) * kind.head_dim
             elif self.qk_norm:
-                norms += (count + own) * kind.head_dim
+                norms += (count + cached) * kind.head_dim
             norms += count * (self.q_lora_rank + self.kv_lora_rank)
             if self.attention_bias and not self.is_mla:
-                biases += own * kind.qkv_size(tp) + (count - own) * kind.num_attention_heads // tp * kind.head_dim
+                biases += cached * kind.qkv_size(tp) + (count - cached) * kind.num_attention_heads // tp * kind.head_dim
         norms += self.num_indexed_layers * 2 * self.index_head_dim
         if self.num_linear_layers:
             keys, values, value_heads = self.linear_widths(tp)
@@ -434,7 +434,7 @@ class ModelSpec:
         if not dtype:
             return wide
         groups = ((group, *wide.stored(group, dtype)) for group in self.parameter_groups())
-        return replace(self, formats=tuple(each for each in groups if each[1] == dtype))
+        return replace(self, formats=tuple(entry for entry in groups if entry[1] == dtype))
 
     def stored(self, group: str, dtype: str) -> tuple[str, float]:
         """Format and bytes of a weight, scales included, of a group of `parameter_groups` in a checkpoint in ``dtype``.
@@ -443,14 +443,14 @@ class ModelSpec:
         """
         dtype = weight_dtype(dtype)
         if group == "ngrams" and dtype != wide_dtype(dtype):
-            found: tuple[str, float] | None = ("fp8", 1.0)  # of narrower checkpoints too (SGLang, models/qwen4_exp.py)
+            stored: tuple[str, float] | None = ("fp8", 1.0)  # of narrower checkpoints too (SGLang, models/qwen4_exp.py)
         elif dtype == self.quantization:
-            found = next(((own, size) for named, own, size in self.formats if named == group), None)
+            stored = next(((own_dtype, size) for named, own_dtype, size in self.formats if named == group), None)
         else:
             experts_only = {"mxfp4": _QUANTISED_MXFP4, "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
             narrow = experts_only.get(dtype, QUANTISED)
-            found = (dtype, WEIGHT_BYTES[dtype]) if group in narrow else None
-        return found or (wide_dtype(dtype), activation_bytes(dtype))
+            stored = (dtype, WEIGHT_BYTES[dtype]) if group in narrow else None
+        return stored or (wide_dtype(dtype), activation_bytes(dtype))
 
     def kv_elements_per_layer(self, tp: int = 1) -> int:
         """Elements cached per token and layer on one rank: K and V heads, or MLA's latent and rotary key."""

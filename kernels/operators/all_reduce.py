@@ -93,11 +93,11 @@ class Team:
 
     def load(self, messages: torch.Tensor) -> torch.Tensor:
         """Give every rank its row; returns what `launch` wants to see, the same for equal messages."""
-        held = self._messages
-        if held is not None and held.dtype == messages.dtype and torch.equal(held, messages):
-            return held
-        if held is not None:
-            self._stop(held)
+        loaded = self._messages
+        if loaded is not None and loaded.dtype == messages.dtype and torch.equal(loaded, messages):
+            return loaded
+        if loaded is not None:
+            self._stop(loaded)
         self._messages, self._launched, self._until.value = messages.clone(), 0, RUNNING
         rows = self._messages.view(torch.uint8).cpu().numpy()
         for row, pipe in zip(rows[1:], self._pipes, strict=True):
@@ -138,12 +138,12 @@ _TEAMS: dict[tuple[int, str], Team] = {}
 
 def team(ranks: int, device: str) -> Team:
     """The processes for ``ranks`` on "cpu" or "cuda", started if there are none."""
-    known = _TEAMS.get((ranks, device))
-    if known is None or not known.is_alive:
-        if known is not None:
-            known.close()
-        known = _TEAMS[ranks, device] = Team(ranks, device)
-    return known
+    running = _TEAMS.get((ranks, device))
+    if running is None or not running.is_alive:
+        if running is not None:
+            running.close()
+        running = _TEAMS[ranks, device] = Team(ranks, device)
+    return running
 
 
 def close_teams() -> None:

@@ -50,9 +50,9 @@ def probabilities(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tens
 def drawn(weights: torch.Tensor, uniforms: torch.Tensor, likeliest: torch.Tensor) -> torch.Tensor:
     """Tokens int64 [rows] drawn by any ``weights`` [rows, n]; ``likeliest`` where rounding leaves none positive."""
     cumulative = weights.cumsum(1)
-    found = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    found = found.clamp_(max=weights.shape[1] - 1)
-    return torch.where(weights.gather(1, found) > 0, found, likeliest[:, None])[:, 0]
+    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    tokens = tokens.clamp_(max=weights.shape[1] - 1)
+    return torch.where(weights.gather(1, tokens) > 0, tokens, likeliest[:, None])[:, 0]
 
 
 def _sampler_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
@@ -124,10 +124,10 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
         logits = inputs["logits"][sequence, : len(drafts) + 1].double()
         target = torch.softmax(logits / (temperature or 1.0), 1)
         likeliest = [int((row == row.max()).nonzero()[0]) for row in logits]
-        found: list[int] = []
+        tokens: list[int] = []
         weights = None
         for draft in drafts:
-            place = len(found)
+            place = len(tokens)
             q = torch.zeros_like(target[0])
             q[draft] = 1.0
             if inputs["draft_probs"] is not None:
@@ -137,14 +137,14 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
             if not (draft == likeliest[place] if temperature == 0 else kept):
                 weights = (target[place] - q).clamp(min=0)
                 break
-            found.append(draft)
-        place = len(found)
+            tokens.append(draft)
+        place = len(tokens)
         weights = target[place] if weights is None else weights
         cumulative = weights.cumsum(0)
         over = (cumulative > float(inputs["final_uniforms"][sequence]) * cumulative[-1]).nonzero()
-        found.append(int(over[0]) if temperature > 0 and len(over) else likeliest[place])
-        outputs["counts"][sequence] = len(found)
-        outputs["tokens"][sequence] = torch.tensor(found + [-1] * (inputs["logits"].shape[1] - len(found)))
+        tokens.append(int(over[0]) if temperature > 0 and len(over) else likeliest[place])
+        outputs["counts"][sequence] = len(tokens)
+        outputs["tokens"][sequence] = torch.tensor(tokens + [-1] * (inputs["logits"].shape[1] - len(tokens)))
     return outputs
 
 

@@ -20,7 +20,7 @@ from draftcast.kernels.operators.registry import Draw, Operator, Shape, Tensors,
 from draftcast.kernels.search import ngram
 
 VOCABULARY = 32_000
-FOUND = ("drafts", "counts")
+RESULT = ("drafts", "counts")
 SETTINGS = {"k": 5, "min_n": 2, "max_n": 5, "max_model_len": ngram.UNLIMITED}
 """What is timed: vLLM's documentation drafts 5 tokens by matches of 2 to 5."""
 
@@ -41,11 +41,11 @@ def search(
         alive[:, back:] &= tokens[:, : context - back] == newest
         run += alive
     best = run.amax(1, keepdim=True) if context else run.new_zeros((len(tokens), 1))
-    found = best >= min_n
+    matches = best >= min_n
     # Of equal runs the earliest place.
-    start = torch.where((run == best) & found, ends, context).amin(1, keepdim=True) if context else last
+    start = torch.where((run == best) & matches, ends, context).amin(1, keepdim=True) if context else last
     room = (max_model_len - last).clamp(max=k)
-    counts = torch.where(found, torch.minimum(room, last - start).clamp(min=0), 0)
+    counts = torch.where(matches, torch.minimum(room, last - start).clamp(min=0), 0)
     slots = torch.arange(k, device=tokens.device)
     where = (start + slots).clamp(max=max(context - 1, 0))
     drafts = tokens.gather(1, where) if context else tokens.new_zeros((len(tokens), k))
@@ -74,8 +74,8 @@ def reference(inputs: Tensors) -> dict[str, torch.Tensor]:
     """The one-text-at-a-time search of `draftcast.kernels.search.ngram`."""
     tokens, device = inputs["tokens"].cpu().numpy(), inputs["tokens"].device
     texts = [row[:length] for row, length in zip(tokens, inputs["lengths"].tolist(), strict=True)]
-    found = ngram.propose_batch(texts, inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"])
-    return dict(zip(FOUND, (torch.from_numpy(array).to(device) for array in found), strict=True))
+    results = ngram.propose_batch(texts, inputs["k"], inputs["min_n"], inputs["max_n"], inputs["max_model_len"])
+    return dict(zip(RESULT, (torch.from_numpy(array).to(device) for array in results), strict=True))
 
 
 def _work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
@@ -91,5 +91,5 @@ NGRAM = Operator(
     draw_inputs=draw_inputs,
     make_outputs=make_outputs,
     reference=reference,
-    implementations=implementations(by_formula(lambda x: dict(zip(FOUND, search(**x), strict=True))), "ngram:prepare"),
+    implementations=implementations(by_formula(lambda x: dict(zip(RESULT, search(**x), strict=True))), "ngram:prepare"),
 )

@@ -197,7 +197,7 @@ def _search(
 
 @njit(cache=True)
 def _match_positions(
-    tokens: Tokens, prompt_tokens: int, own: _Corpus, earlier: _Corpus, floor: int, limits: _Limits, scratch: _Scratch
+    tokens: Tokens, prompt_tokens: int, text: _Corpus, earlier: _Corpus, floor: int, limits: _Limits, scratch: _Scratch
 ) -> tuple[Counts, Counts]:
     outputs = len(tokens) - prompt_tokens
     drafted = np.zeros(outputs, dtype=np.int32)
@@ -205,13 +205,13 @@ def _match_positions(
     draft, second = np.zeros(limits.k, np.int32), np.zeros(limits.k, np.int32)
     use_earlier = earlier.text.size > 0
     for i in range(len(tokens)):
-        own.last[tokens[i]] = -1
-    own.size[0] = 0
+        text.last[tokens[i]] = -1
+    text.size[0] = 0
     for i in range(prompt_tokens):
-        _append(own, tokens[i])
+        _append(text, tokens[i])
     for position in range(outputs):
         length = prompt_tokens + position
-        count, score = _search(own, 0, tokens, length, limits, scratch, draft)
+        count, score = _search(text, 0, tokens, length, limits, scratch, draft)
         if use_earlier:
             other, other_score = _search(earlier, floor, tokens, length, limits, scratch, second)
             if other_score > score:
@@ -226,7 +226,7 @@ def _match_positions(
         accepted[position] = same
         if use_earlier:
             _append(earlier, tokens[length])
-        _append(own, tokens[length])
+        _append(text, tokens[length])
     if use_earlier:
         _append(earlier, END)
     return drafted, accepted
@@ -264,7 +264,7 @@ def match_positions(
     place, repeat, member, counts, before, after, first = np.zeros((7, room), np.int64)
     slot, token = np.full(len(vocabulary), -1, np.int64), np.zeros(room, np.int32)
     scratch = _Scratch(np.zeros(k, np.int32), place, repeat, member, slot, token, counts, before, after, first)
-    own, earlier = corpus(own_capacity), corpus(earlier_capacity)
+    own_text, earlier = corpus(own_capacity), corpus(earlier_capacity)
     factor, share, score = map(np.float32, (settings.max_spec_factor, settings.min_token_prob, least_score))
     limits = _Limits(k, settings.max_tree_depth, factor, share, score, max_model_len)
     starts: list[int] = []
@@ -272,4 +272,4 @@ def match_positions(
         starts.append(int(earlier.size[0]))
         floor = starts[max(0, index + 1 - cached)] if cached else 0
         text = np.concatenate((parts[index], parts[len(heads) + index]))
-        yield _match_positions(text, len(head), own, earlier, floor, limits, scratch)
+        yield _match_positions(text, len(head), own_text, earlier, floor, limits, scratch)

@@ -27,8 +27,8 @@ def scores_of(logits, temperature, row, sequence, piece, n, PIECE: tl.constexpr)
     token = piece * PIECE + tl.arange(0, PIECE)
     heat = tl.load(temperature + sequence)
     heat = tl.where(heat > 0.0, heat, 1.0)
-    found = tl.load(logits + row.to(tl.int64) * n + token, mask=token < n, other=float("-inf")).to(tl.float32)
-    return found / heat, token
+    score = tl.load(logits + row.to(tl.int64) * n + token, mask=token < n, other=float("-inf")).to(tl.float32)
+    return score / heat, token
 
 
 @triton.jit
@@ -49,19 +49,19 @@ def piece_of(weight, uniform, WIDTH: tl.constexpr):
     piece = tl.arange(0, WIDTH)
     target = uniform * tl.sum(weight, 0)
     over = (tl.cumsum(weight, 0) > target) & (weight > 0.0)
-    found = tl.min(tl.where(over, piece, WIDTH), 0)
+    drawn = tl.min(tl.where(over, piece, WIDTH), 0)
     # Rounded up to the whole sum, a target is over every piece: it ends in the last.
-    found = tl.where(found == WIDTH, tl.max(tl.where(weight > 0.0, piece, -1), 0), found)
-    found = tl.where(found < 0, WIDTH, found)
-    return found, tl.sum(tl.where(piece < found, weight, 0.0), 0), target
+    drawn = tl.where(drawn == WIDTH, tl.max(tl.where(weight > 0.0, piece, -1), 0), drawn)
+    drawn = tl.where(drawn < 0, WIDTH, drawn)
+    return drawn, tl.sum(tl.where(piece < drawn, weight, 0.0), 0), target
 
 
 @triton.jit
 def token_of(weight, token, before, target, n):
     """The first token whose cumulative weight exceeds the target, or the last that has a weight."""
     over = (before + tl.cumsum(weight, 0) > target) & (weight > 0.0)
-    found = tl.min(tl.where(over, token, n), 0)
-    return tl.where(found == n, tl.max(tl.where(weight > 0.0, token, 0), 0), found)
+    drawn = tl.min(tl.where(over, token, n), 0)
+    return tl.where(drawn == n, tl.max(tl.where(weight > 0.0, token, 0), 0), drawn)
 
 
 @triton.jit
