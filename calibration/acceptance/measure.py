@@ -74,12 +74,12 @@ def read_token_log(path: str | Path) -> list[TokenRequest]:
 
 
 def _request(entry: dict[str, Any], file: str, number: int) -> TokenRequest:
-    given = [key for key in OUTPUT_KEYS if key in entry]
-    if len(given) != 1:
-        raise TraceError(f"needs exactly one of {' or '.join(OUTPUT_KEYS)}, has {len(given)}", file=file, line=number)
+    outputs = [key for key in OUTPUT_KEYS if key in entry]
+    if len(outputs) != 1:
+        raise TraceError(f"needs exactly one of {' or '.join(OUTPUT_KEYS)}, has {len(outputs)}", file=file, line=number)
     if PROMPT_KEY not in entry:
         raise TraceError("missing", file=file, line=number, key=PROMPT_KEY)
-    return TokenRequest(*(_tokens(entry[key], file, number, key) for key in (PROMPT_KEY, given[0])))
+    return TokenRequest(*(_tokens(entry[key], file, number, key) for key in (PROMPT_KEY, outputs[0])))
 
 
 def _tokens(value: Any, file: str, number: int, key: str) -> NDArray[np.int32]:
@@ -148,8 +148,8 @@ def measure_ngram(
     if min_n > max_n:
         raise InputError(f"must not exceed --prompt-lookup-max = {max_n}", file="--prompt-lookup-min", value=min_n)
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
-    found = [ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len) for prompt, output in requests]
-    return _measured("ngram", k, {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}, found, **resampling)
+    matches = [ngram.match_positions(prompt, output, k, min_n, max_n, max_model_len) for prompt, output in requests]
+    return _measured("ngram", k, {"prompt_lookup_min": min_n, "prompt_lookup_max": max_n}, matches, **resampling)
 
 
 def measure_suffix(
@@ -169,8 +169,8 @@ def measure_suffix(
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
-    found = list(suffix.match_positions(requests, k, settings, max_model_len))
-    return _measured("suffix", k, named, found, **resampling)
+    matches = list(suffix.match_positions(requests, k, settings, max_model_len))
+    return _measured("suffix", k, named, matches, **resampling)
 
 
 def measure_arctic(
@@ -195,17 +195,17 @@ def measure_arctic(
     _check_range("--max-model-len", max_model_len, 1, ngram.UNLIMITED)
     k = max(len(rates), min(settings.max_tree_depth, MAX_DRAFTS))
     generator = np.random.Generator(np.random.Philox(key=[resampling.get("seed", 0), 1]))
-    found = []
+    matches = []
     for drafted, accepted in suffix.match_positions(requests, k, settings, max_model_len, least_score=len(rates)):
         of_head = (generator.random((len(drafted), 1)) < rates).sum(axis=1)
         of_head = np.minimum(of_head, np.arange(len(drafted), 0, -1))  # nothing is known beyond the record's end
-        found.append((drafted, np.where(drafted > 0, accepted, of_head)))
-    return _measured("arctic", k, named, found, **resampling)
+        matches.append((drafted, np.where(drafted > 0, accepted, of_head)))
+    return _measured("arctic", k, named, matches, **resampling)
 
 
-def _measured(method: str, k: int, settings: dict[str, float], found: list[Matches], **resampling: int) -> Measurement:
-    measured = summarise(method, k, settings, pd.DataFrame([request_sums(*each, k) for each in found]), **resampling)
-    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in found]))
+def _measured(method: str, k: int, settings: dict[str, float], drafts: list[Matches], **resampling: int) -> Measurement:
+    measured = summarise(method, k, settings, pd.DataFrame([request_sums(*pair, k) for pair in drafts]), **resampling)
+    return replace(measured, rounds=accepted_by_round([accepted for _, accepted in drafts]))
 
 
 def _suffix_settings(settings: suffix.SuffixSettings) -> dict[str, float]:
@@ -227,7 +227,7 @@ def rounds_of(accepted: NDArray[np.int32]) -> list[int]:
 
 
 def accepted_by_round(accepted: Sequence[NDArray[np.int32]]) -> list[FloatArray]:
-    return [each[rounds_of(each)].astype(np.float64) for each in accepted]
+    return [request[rounds_of(request)].astype(np.float64) for request in accepted]
 
 
 def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int) -> dict[str, int]:
@@ -236,24 +236,24 @@ def request_sums(drafted: NDArray[np.int32], accepted: NDArray[np.int32], k: int
     Rounds that accept without having drafted are another drafter's: they count as rounds and by what they emit.
     """
     outputs, starts = len(drafted), np.array(rounds_of(accepted), dtype=np.int64)
-    made, kept = drafted[starts], np.minimum(accepted, drafted)[starts]
+    proposed, confirmed = drafted[starts], np.minimum(accepted, drafted)[starts]
     matches = drafted[1:] > 0
     sums: dict[str, int] = {
         "num_rounds": len(starts),
-        "num_drafts": int((made > 0).sum()),
-        "num_draft_tokens": int(made.sum()),
-        "num_accepted_tokens": int(kept.sum()),
+        "num_drafts": int((proposed > 0).sum()),
+        "num_draft_tokens": int(proposed.sum()),
+        "num_accepted_tokens": int(confirmed.sum()),
         # Every draft there was something to compare with was right, and then the record ended.
-        "rounds_cut_by_end": int(((starts + kept == outputs) & (kept < made)).sum()),
+        "rounds_cut_by_end": int(((starts + confirmed == outputs) & (confirmed < proposed)).sum()),
         "num_emitted_tokens": int(np.minimum(accepted[starts] + 1, outputs - starts).sum()),
         "num_positions": len(matches),
         "num_matches": int(matches.sum()),
     }
-    for kind, series in (("match", matches), ("round", made > 0)):
+    for kind, series in (("match", matches), ("round", proposed > 0)):
         first, second = series[:-1], series[1:]
         neighbours = {"first": first, "second": second, "both": first & second, "pairs": np.ones_like(first)}
         sums |= {f"{kind}_{name}": int(values.sum()) for name, values in neighbours.items()}
-    return sums | {f"accepted_{position}": int((kept > position).sum()) for position in range(k)}
+    return sums | {f"accepted_{position}": int((confirmed > position).sum()) for position in range(k)}
 
 
 def summarise(
@@ -279,20 +279,20 @@ def summarise(
 def figures(sums: pd.DataFrame) -> pd.DataFrame:
     """Every figure of each row of sums, NaN where it is not defined; ``rate_0`` ... by draft position."""
     drafts = sums["num_drafts"]
-    found = {"mean_acceptance_length": 1.0 + sums["num_accepted_tokens"] / drafts}
-    found |= {name: sums[part] / sums[whole] for name, (part, whole) in _RATIOS.items()}
+    columns = {"mean_acceptance_length": 1.0 + sums["num_accepted_tokens"] / drafts}
+    columns |= {name: sums[part] / sums[whole] for name, (part, whole) in _RATIOS.items()}
     for kind in ("match", "round"):
         # Pooled over requests, so that requests that differ count as bursts.
         first, second, both, count = (sums[f"{kind}_{name}"] for name in ("first", "second", "both", "pairs"))
         spread = np.sqrt(1.0 * first * (count - first) * second * (count - second)) / count**2
-        found[f"{kind}_autocorrelation"] = (both / count - (first / count) * (second / count)) / spread
-    found |= {str(name).replace("accepted", "rate"): sums[name] / drafts for name in sums.filter(regex="^accepted_")}
-    return pd.DataFrame(found)
+        columns[f"{kind}_autocorrelation"] = (both / count - (first / count) * (second / count)) / spread
+    columns |= {str(name).replace("accepted", "rate"): sums[name] / drafts for name in sums.filter(regex="^accepted_")}
+    return pd.DataFrame(columns)
 
 
 def _estimate(value: float, draws: FloatArray) -> Estimate:
-    known, tail = draws[np.isfinite(draws)], (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(known, (tail, 1.0 - tail)) if len(known) else (math.nan, math.nan)
+    finite, tail = draws[np.isfinite(draws)], (1.0 - CONFIDENCE) / 2.0
+    low, high = np.quantile(finite, (tail, 1.0 - tail)) if len(finite) else (math.nan, math.nan)
     return Estimate(value, float(low), float(high))
 
 

@@ -107,8 +107,8 @@ def _counters(text: str, file: str) -> _Counts:
         raise InputError(message, file=file, key=missing[0])
     positions = sorted(int(name.split('"')[1]) for name in values if name not in COUNTERS)
     if positions != list(range(len(positions))) or not positions:
-        found = ", ".join(map(str, positions)) or "none"
-        message = f"positions must be 0, 1, 2, ... without a gap; found {found}"
+        listed = ", ".join(map(str, positions)) or "none"
+        message = f"positions must be 0, 1, 2, ... without a gap; found {listed}"
         raise InputError(message, file=file, key=NUM_ACCEPTED_PER_POS)
     return model, {name: int(sum(values[name])) for name in (*COUNTERS, *map(_at_position, positions))}
 
@@ -179,8 +179,8 @@ def _series(text: str, file: str) -> list[tuple[dict[str, str], list[float], lis
     """Labels, seconds and values of every series. Raises InputError: no matrix, a value that is no number."""
     try:
         result = parse_json(text, file)["data"]["result"]
-        found = [(each["metric"], *zip(*each["values"], strict=True)) for each in result]
-        return [(labels, [float(at) for at in at_s], [float(v) for v in values]) for labels, at_s, values in found]
+        series = [(entry["metric"], *zip(*entry["values"], strict=True)) for entry in result]
+        return [(labels, [float(at) for at in at_s], [float(v) for v in values]) for labels, at_s, values in series]
     except (KeyError, TypeError, ValueError):
         raise InputError("must be the answer of query_range, a matrix", file=file, key="data.result") from None
 
@@ -211,14 +211,14 @@ def _difference(before: _Counts, after: _Counts, file: str) -> _Counts:
 
 def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAcceptance:
     names = (*SGLANG_COUNTERS, *SGLANG_MEANS)
-    _, found = counted(text, file, names)
+    _, values = counted(text, file, names)
     for name in names:
-        if name not in found:
+        if name not in values:
             raise InputError("not found: older than SGLang 0.5, or without speculation", file=file, key=name)
     was = counted(read_text(before), str(before), SGLANG_COUNTERS)[1] if before is not None else {}
-    rounds, generated, requests = (round(sum(found[name]) - sum(was.get(name, ()))) for name in SGLANG_COUNTERS)
+    rounds, generated, requests = (round(sum(values[name]) - sum(was.get(name, ()))) for name in SGLANG_COUNTERS)
     # Ranks that have not drafted show 0.
-    length, rate = (max(found[name]) for name in SGLANG_MEANS)
+    length, rate = (max(values[name]) for name in SGLANG_MEANS)
     if rounds <= 0 or length <= 1.0 or rate <= 0.0:
         raise InputError(_NO_ROUND, file=file, key=SGLANG_COUNTERS[0], value=rounds)
     drafts = max(round((length - 1.0) / rate), 1)

@@ -84,10 +84,10 @@ def references() -> dict[str, Reference]:
 
 def reference(name: object) -> Reference:
     """Raises ScenarioError: no such name; it says which are like it."""
-    known = references()
-    if isinstance(name, str) and name in known:
-        return known[name]
-    near = ", ".join(difflib.get_close_matches(str(name).lower(), known, 4, 0.5))
+    by_name = references()
+    if isinstance(name, str) and name in by_name:
+        return by_name[name]
+    near = ", ".join(difflib.get_close_matches(str(name).lower(), by_name, 4, 0.5))
     listed = "a name that draftcast acceptance list shows"
     raise ScenarioError(f"must be {listed}" + (f", as {near}" if near else ""), key="reference", value=name)
 

@@ -139,9 +139,9 @@ def fit_engine_log(
     num_drafts = [] if speculative_frame is None else sorted(speculative_frame["num_speculative_tokens"].unique())
     timed: list[TimedSteps] = []
     for logged in frames:
-        known = with_kv_tokens(logged, options.kv_capacity_tokens, options.block_size)
+        with_kv = with_kv_tokens(logged, options.kv_capacity_tokens, options.block_size)
         # One clock for both logs, or the difference of the clocks would pass for drafting.
-        timed.append(timed_steps(known, timed[0].clock if timed else options.clock, options.warmup_steps))
+        timed.append(timed_steps(with_kv, timed[0].clock if timed else options.clock, options.warmup_steps))
     points = _points([part.points for part in timed])
     left_out = sum((Counter(part.left_out) for part in timed), Counter[str]())
     unknown = points["kv_tokens"].isna()
@@ -151,17 +151,17 @@ def fit_engine_log(
     per_step, logs = points["sequences"] / points["steps"], pd.concat(frames)
     by_log = points.groupby("speculative")
     columns = pd.concat(design(part, drafts_with if second else "", TERMS["log"]) for second, part in by_log)
-    wanted = tuple(map(str, columns))
+    names = tuple(map(str, columns))
     if points["kv_tokens"].isna().any():
         of_kv = {name for part in TERMS["log"].values() for name, column in part.items() if column == "kv_tokens"}
-        columns = columns.drop(columns=[name for name in wanted if name in of_kv])
+        columns = columns.drop(columns=[name for name in names if name in of_kv])
     regression = Regression.of(points, columns.fillna(0.0))
     intervals = regression.intervals(options.bootstrap, options.confidence, options.seed)
     ratio = points["seconds"] / (regression.x @ regression.fit.coefficients)
     stretch_ratios = ratio.groupby(points["stretch"]).median()
     return EngineLogFit(
         regression=Fit(
-            coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in wanted},
+            coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in names},
             held_out=_held_out(regression, options.held_out),
             **picked(regression, "outlier_points outlier_seconds seconds_over_fit"),
             drift=MAD_TO_STD * float((stretch_ratios - stretch_ratios.median()).abs().median()),
@@ -217,8 +217,8 @@ def _coefficient(regression: Regression, name: str, interval: tuple[float, float
         reason = reasons.get(other, f"moves with {other}, which carries it")
         return Coefficient(0.0, math.nan, math.nan, f"not fitted: {reason}")
     value, (low, high) = regression.values[name], interval or (math.nan, math.nan)
-    told = value > 0.0 if interval is None else low > 0.0 and high - low <= value
-    return Coefficient(value, low, high, "identified" if told else "weak")
+    identified = value > 0.0 if interval is None else low > 0.0 and high - low <= value
+    return Coefficient(value, low, high, "identified" if identified else "weak")
 
 
 def is_speculative(frame: pd.DataFrame) -> bool:
@@ -245,11 +245,11 @@ def _method(frame: pd.DataFrame, speculative_frame: pd.DataFrame, method: str | 
 
 def _enforce_eager(logs: pd.DataFrame) -> bool | None:
     """What every log that names it says."""
-    said = logs[["source", "enforce_eager"]].dropna(subset="enforce_eager")
-    if said.empty:
+    rows = logs[["source", "enforce_eager"]].dropna(subset="enforce_eager")
+    if rows.empty:
         return None
-    named = bool(said["enforce_eager"].iloc[0])
-    for source in said.loc[said["enforce_eager"] != named, "source"]:
+    named = bool(rows["enforce_eager"].iloc[0])
+    for source in rows.loc[rows["enforce_eager"] != named, "source"]:
         message = f"the logs differ: the others are of a server with {named}"
         raise InputError(message, file=str(source), key="enforce_eager", value=not named)
     return named

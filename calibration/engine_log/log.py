@@ -73,20 +73,20 @@ class _Facts:
     version: str = ""
 
     def read(self, text: str) -> None:
-        if (found := _START.search(text)) and (config := _SPECULATIVE.search(text, found.end())):
+        if (start := _START.search(text)) and (config := _SPECULATIVE.search(text, start.end())):
             inner = config[2] or ""
             method, drafts = _METHOD.search(inner), _DRAFTS.search(inner)
-            model = _MODEL.search(text, found.end())
-            self.version, self.model = found[1], model[1] if model else ""
+            model = _MODEL.search(text, start.end())
+            self.version, self.model = start[1], model[1] if model else ""
             self.method = "" if config[1] == "None" else method[1] if method else "?"
             self.num_speculative_tokens = int(drafts[1]) if drafts else 0
             eager = _EAGER.search(text)
             self.enforce_eager = eager[1] == "True" if eager else None
-        elif found := _CAPACITY.search(text):
-            self.kv_capacity_tokens = float(found[1].replace(",", ""))
+        elif capacity := _CAPACITY.search(text):
+            self.kv_capacity_tokens = float(capacity[1].replace(",", ""))
         elif "non-default args: " in text:  # the first line of a server: nothing of an earlier one holds
-            found = _BLOCK_SIZE.search(text)
-            self.__dict__.update(vars(_Facts(block_size=float(found[1]) if found else math.nan)))
+            block = _BLOCK_SIZE.search(text)
+            self.__dict__.update(vars(_Facts(block_size=float(block[1]) if block else math.nan)))
 
 
 def read_engine_log(path: str | Path) -> pd.DataFrame:
@@ -109,13 +109,13 @@ def read_engine_log(path: str | Path) -> pd.DataFrame:
             if "Iteration(" not in text:
                 facts.read(text)
                 continue
-            found = list(_ITERATION.finditer(text))
+            matches = list(_ITERATION.finditer(text))
             # A line cut inside its KV usage would pass for one of the older form.
-            whole = sum("KV cache usage" in text[match.end() : match.end() + 25] for match in found) == 0
-            if len(found) < text.count("Iteration(") or not whole:
+            whole = sum("KV cache usage" in text[match.end() : match.end() + 25] for match in matches) == 0
+            if len(matches) < text.count("Iteration(") or not whole:
                 damaged.append(number)
                 continue
-            rows += [_row(text, match, file, number) | vars(facts) for match in found]
+            rows += [_row(text, match, file, number) | vars(facts) for match in matches]
     if not rows:
         if damaged:
             raise InputError("not a whole iteration line of vLLM", file=file, line=damaged[0])

@@ -155,10 +155,10 @@ def affine_fit(fit: EngineLogFit, command: str) -> AffineFit:
 def notes(fit: EngineLogFit) -> list[str]:
     """What a reader must know before trusting the coefficients, one line each."""
     lines = []
-    for name, found in fit.regression.coefficients.items():
-        if found.standing != "identified":
-            interval = f" [{found.low:.3g}, {found.high:.3g}]" if math.isfinite(found.low) else ""
-            lines.append(f"{name}: {found.standing}{interval}")
+    for name, coefficient in fit.regression.coefficients.items():
+        if coefficient.standing != "identified":
+            interval = f" [{coefficient.low:.3g}, {coefficient.high:.3g}]" if math.isfinite(coefficient.low) else ""
+            lines.append(f"{name}: {coefficient.standing}{interval}")
     if fit.enforce_eager is None:
         lines.append("the log does not say enforce_eager: vLLM's default, false, is taken")
     if fit.clock == "elapsed" and not fit.elapsed_share > 0.0:

@@ -111,24 +111,24 @@ class Regression:
     @classmethod
     def of(cls, points: pd.DataFrame, columns: pd.DataFrame) -> Self:
         """Fit ``columns``, the most wanted first, which say something that the columns before them do not."""
-        kept: list[str] = []
+        fitted: list[str] = []
         folded: dict[str, str] = {}
         relative = columns.div(points["seconds"].to_numpy(), axis=0)
         norms = np.linalg.norm(relative, axis=0)
         unit = relative.div(np.where(norms > 0.0, norms, 1.0), axis=1)
         for name, norm in zip(map(str, columns), norms, strict=True):
-            column, basis = unit[name].to_numpy(), unit[kept].to_numpy()
-            rest = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0] if kept else column
+            column, basis = unit[name].to_numpy(), unit[fitted].to_numpy()
+            rest = column - basis @ np.linalg.lstsq(basis, column, rcond=None)[0] if fitted else column
             if norm == 0.0:
                 folded[name] = ""
             elif np.linalg.norm(rest) >= _LEAST_OF_ITS_OWN:
-                kept.append(name)
+                fitted.append(name)
             else:
-                folded[name] = kept[int(np.argmax(np.abs(basis.T @ column)))]
-        x = columns[kept].to_numpy(np.float64)
+                folded[name] = fitted[int(np.argmax(np.abs(basis.T @ column)))]
+        x = columns[fitted].to_numpy(np.float64)
         fit, seconds = _solve(points, x), points["seconds"].to_numpy()
         aside = float(fit.outliers.mean()), float(seconds[fit.outliers].sum() / seconds.sum())
-        return cls(points, tuple(kept), x, folded, fit, *aside, float(seconds.sum() / (x @ fit.coefficients).sum()))
+        return cls(points, tuple(fitted), x, folded, fit, *aside, float(seconds.sum() / (x @ fit.coefficients).sum()))
 
     @property
     def values(self) -> dict[str, float]:

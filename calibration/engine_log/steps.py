@@ -77,8 +77,8 @@ def with_kv_tokens(
         return frame
     capacity = frame["kv_capacity_tokens"] if kv_capacity_tokens is None else float(kv_capacity_tokens)
     size = frame["block_size"].fillna(DEFAULT_BLOCK_SIZE) if block_size is None else float(block_size)
-    known = frame.assign(used=frame["kv_usage"] * capacity, slack=(size - 1.0) / 2.0)
-    runs = [pd.Series(_kv_of_run(run), run.index) for _, run in known.groupby(["source", "run"], sort=False)]
+    usage = frame.assign(used=frame["kv_usage"] * capacity, slack=(size - 1.0) / 2.0)
+    runs = [pd.Series(_kv_of_run(run), run.index) for _, run in usage.groupby(["source", "run"], sort=False)]
     return frame.assign(kv_tokens=pd.concat(runs))
 
 
@@ -102,11 +102,11 @@ def _allocates_ahead(run: pd.DataFrame) -> bool:
     used = run["used"].to_numpy()
     prompts = run["context_tokens"].to_numpy()[2:]
     rise = np.diff(used)
-    known = (prompts > 0) & ~np.isnan(rise[1:]) & ~np.isnan(rise[:-1])
-    if not known.any():
+    comparable = (prompts > 0) & ~np.isnan(rise[1:]) & ~np.isnan(rise[:-1])
+    if not comparable.any():
         return False
-    on_time = np.abs(rise[1:] - prompts)[known]
-    ahead = np.abs(rise[:-1] - prompts)[known]
+    on_time = np.abs(rise[1:] - prompts)[comparable]
+    ahead = np.abs(rise[:-1] - prompts)[comparable]
     return bool(np.mean(ahead) < np.mean(on_time))
 
 
@@ -129,7 +129,7 @@ def timed_steps(
         raise InputError(f"must be one of {', '.join(get_args(Clock))}", key="clock", value=clock)
     runs = [_step_features(run, warmup_steps, features) for _, run in frame.groupby(["source", "run"], sort=False)]
     steps, blocks = pd.concat(runs), pd.concat([_blocks(run, features) for run in runs], ignore_index=True)
-    kept = steps[steps["reason"] == ""]
+    usable = steps[steps["reason"] == ""]
     left_out = {str(reason): int(n) for reason, n in steps["reason"].value_counts().items() if reason}
     share = float(blocks["elapsed_s"].sum() / blocks["wall_s"].sum()) if len(blocks) else np.nan
     short = len(blocks) > 0 and float(blocks["steps"].median()) <= _SHORT_BLOCK
@@ -137,8 +137,8 @@ def timed_steps(
         clock = "wall" if len(blocks) and (short or share < WHOLE_ELAPSED) else "elapsed"
     if clock == "wall" and not len(blocks):
         raise InputError("no step can be timed: no time stamps, or no two steps in a row", key="clock", value=clock)
-    timed = blocks if clock == "wall" else kept[kept["elapsed_s"] > 0.0]
-    if untimed := len(kept) - int(timed["steps"].sum()):
+    timed = blocks if clock == "wall" else usable[usable["elapsed_s"] > 0.0]
+    if untimed := len(usable) - int(timed["steps"].sum()):
         left_out["wall time not sure" if clock == "wall" else "elapsed rounds to 0"] = untimed
     timed = timed.assign(seconds=timed[f"{clock}_s"]).reset_index(drop=True)
     return TimedSteps(timed, clock, share, _host_seconds(blocks, share), left_out)
@@ -164,8 +164,8 @@ def _step_features(run: pd.DataFrame, warmup_steps: int, more: Sequence[str]) ->
     is_next = np.r_[follows[1:] & (generation[1:] > 0), False]
     wall_s = np.r_[np.nan, np.diff(run["time_s"])]
     busy = run["busy"].to_numpy() if "busy" in run else generation > 0
-    kept = ["source", "run", "line", "kv_tokens", "context_tokens", "elapsed_s", "time_s", "resolution_s"]
-    features = run[kept].assign(
+    columns = ["source", "run", "line", "kv_tokens", "context_tokens", "elapsed_s", "time_s", "resolution_s"]
+    features = run[columns].assign(
         steps=1,
         rows=run["context_tokens"] + run["generation_tokens"],
         sequences=run["context_requests"] + generation,

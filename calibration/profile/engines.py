@@ -252,8 +252,8 @@ class EngineGeneration(Section):
         """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""
         if model.kv_compression:  # DeepSeek-V4, on every device
             return True
-        known = since(self.fp8_latents, version) if model.has_latent_indexer and self.fp8_latents else {}
-        capabilities = (*known.get("any", ()), *known.get(model.architecture, ()))
+        by_class = since(self.fp8_latents, version) if model.has_latent_indexer and self.fp8_latents else {}
+        capabilities = (*by_class.get("any", ()), *by_class.get(model.architecture, ()))
         return int(hardware.compute_capability) in capabilities
 
     def packs_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
@@ -265,9 +265,9 @@ class EngineGeneration(Section):
         return not self._concerns(self.no_wide_latents, version, model, hardware)
 
     def _concerns(
-        self, known: dict[str, tuple[int, ...]], version: str, model: ModelSpec, hardware: HardwareSpec
+        self, by_version: dict[str, tuple[int, ...]], version: str, model: ModelSpec, hardware: HardwareSpec
     ) -> bool:
-        capabilities = since(known, version) if model.has_latent_indexer and known else ()
+        capabilities = since(by_version, version) if model.has_latent_indexer and by_version else ()
         return int(hardware.compute_capability) in capabilities
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
@@ -286,8 +286,8 @@ class EngineGeneration(Section):
 
     def shared_rows(self, version: str, vendor: str) -> int:
         """The most rows of a step whose shared experts run beside the routed ones."""
-        known = self.shared_experts_beside if vendor in self.beside_vendors else {}
-        return since(known, version) if known else 0
+        limits = self.shared_experts_beside if vendor in self.beside_vendors else {}
+        return since(limits, version) if limits else 0
 
     @property
     def provisional(self) -> tuple[str, ...]:
@@ -308,21 +308,21 @@ def generation_of(version: str, method: str = "none", *, is_plain: bool = True) 
     Raises HardwareError: an engine or version that no file covers; lists those that are.
     """
     engine, number, runner = parse_version(version)
-    of_engine = [each for each in generations() if each.engine == engine and _number(each.first) <= number]
-    for each in sorted(of_engine, key=lambda each: _number(each.first), reverse=True):
-        runs = each.runner == runner if runner else each.runs(version, method, is_plain=is_plain)
-        if runs and _is_until(version, each.last):
-            return each
+    of_engine = [entry for entry in generations() if entry.engine == engine and _number(entry.first) <= number]
+    for generation in sorted(of_engine, key=lambda entry: _number(entry.first), reverse=True):
+        runs = generation.runner == runner if runner else generation.runs(version, method, is_plain=is_plain)
+        if runs and _is_until(version, generation.last):
+            return generation
     raise _unknown(version)
 
 
 @functools.cache
 def parse_version(version: str) -> tuple[str, tuple[int, ...], str]:
     """Engine, number and runner ("" where none is named). Raises HardwareError where it is no engine and version."""
-    found = _VERSION.fullmatch(version.strip())
-    if found is None:
+    match = _VERSION.fullmatch(version.strip())
+    if match is None:
         raise _unknown(version)
-    return found["engine"].lower(), _number(found["number"]), (found["runner"] or "").lower()
+    return match["engine"].lower(), _number(match["number"]), (match["runner"] or "").lower()
 
 
 @functools.cache
@@ -363,7 +363,7 @@ def _is_until(version: str, last: str) -> bool:
 
 
 def _unknown(version: str) -> HardwareError:
-    known = sorted(generations(), key=lambda each: (each.engine != "vllm", _number(each.first)))
-    names = (f"{each.engine} {each.first} to {each.last}" for each in known if each.runner != "v2")
+    covered = sorted(generations(), key=lambda entry: (entry.engine != "vllm", _number(entry.first)))
+    names = (f"{entry.engine} {entry.first} to {entry.last}" for entry in covered if entry.runner != "v2")
     message = f"must be an engine and its version; known: {', '.join(names)}"
     return HardwareError(f"{message}; vLLM's model runner may follow, as in vllm 0.32 v1", key="version", value=version)

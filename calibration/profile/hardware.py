@@ -117,12 +117,12 @@ def recognised(name: str) -> HardwareSpec | None:
     Maker, socket and memory may be named or left out. None where no device is called so, or none has so much memory.
     """
     words = [word for word in re.split(r"[\s_-]+", name.lower()) if word and not _NEEDLESS.fullmatch(word)]
-    sizes = [found[1] for word in words if (found := _SIZE.fullmatch(word))]
+    sizes = [match[1] for word in words if (match := _SIZE.fullmatch(word))]
     bare = "-".join(word for word in words if not _SIZE.fullmatch(word))
-    known = _bundled()
-    if named := [key for key in (name.lower(), *(f"{bare}-{size}g" for size in sizes)) if key in known]:
-        return known[named[0]]
-    device = known.get(bare)
+    bundled = _bundled()
+    if named := [key for key in (name.lower(), *(f"{bare}-{size}g" for size in sizes)) if key in bundled]:
+        return bundled[named[0]]
+    device = bundled.get(bare)
     fits = device is not None and all(0.9 < float(size) * 2**30 / device.memory_bytes < 1.1 for size in sizes)
     return device if fits else None
 
@@ -133,8 +133,8 @@ def load_hardware(name_or_path: str | Path) -> HardwareSpec:
     Raises HardwareError: nothing of that name (lists the bundled ones), or a bad file.
     """
     text = str(name_or_path)
-    if (known := recognised(text)) is not None:
-        return known
+    if (device := recognised(text)) is not None:
+        return device
     path = Path(os.path.expanduser(name_or_path))
     if not os.path.exists(path):
         names = ", ".join(hardware_names())
@@ -147,7 +147,7 @@ def _read(path: Path) -> HardwareSpec:
     values = parse_yaml(read_text(path, HardwareError), str(path), HardwareError)
     if not isinstance(values, dict):
         raise HardwareError("a mapping of keys is needed", file=str(path))
-    known = [field.name for field in fields(HardwareSpec)]
-    if unknown := [key for key in values if key not in known]:
-        raise HardwareError(f"unknown key; known: {', '.join(known)}", file=str(path), key=unknown[0])
+    names = [field.name for field in fields(HardwareSpec)]
+    if unknown := [key for key in values if key not in names]:
+        raise HardwareError(f"unknown key; known: {', '.join(names)}", file=str(path), key=unknown[0])
     return validated(TypeAdapter(HardwareSpec), values, str(path), HardwareError)

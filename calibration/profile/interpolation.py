@@ -63,8 +63,8 @@ class Curve:
         # Imported here: scipy.interpolate takes longer to import than a profile to load.
         from scipy.interpolate import PchipInterpolator
 
-        made: Callable[[FloatArray], FloatArray] = PchipInterpolator(np.log(self.x), self.log_s)
-        return made
+        interpolator: Callable[[FloatArray], FloatArray] = PchipInterpolator(np.log(self.x), self.log_s)
+        return interpolator
 
 
 @dataclass(frozen=True)
@@ -166,9 +166,9 @@ class CurveSet:
         return Curve(nodes, log_s)
 
     def _nearest(self, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
-        wanted = np.log(np.asarray(key, dtype=np.float64))
+        log_key = np.log(np.asarray(key, dtype=np.float64))
         measured = list(self.curves)
-        beyond = np.log(np.asarray(measured, dtype=np.float64)) - wanted
+        beyond = np.log(np.asarray(measured, dtype=np.float64)) - log_key
         distance = np.abs(beyond).sum(axis=1)
         near = measured[int(np.argmin(distance))]
         log_s = self._along(self.curves[near], x, near)[0] + np.log(self.roofline(x, key))
@@ -201,8 +201,8 @@ class AttentionGrid:
         axes = tuple(_thinned(np.unique(points[:, axis])) for axis in range(points.shape[1]))
         log_s = np.full(tuple(len(axis) for axis in axes), np.nan)
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]
-        kept = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
-        np.fmin.at(log_s, tuple(at[kept] for at in where), np.log(seconds[kept]))
+        exact = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
+        np.fmin.at(log_s, tuple(at[exact] for at in where), np.log(seconds[exact]))
         fitted = np.log(roofline(*np.meshgrid(*axes, indexing="ij")))
         excess, measured = _fill_between(log_s - fitted, axes)
         return cls(axes, _fill_beyond(excess, axes) + fitted, measured)
@@ -230,8 +230,8 @@ class AttentionGrid:
         values = np.stack(np.broadcast_arrays(*at_axes), axis=-1).astype(np.float64)
         low, high = (np.array([axis[end] for axis in self.axes]) for end in (0, -1))
         at = np.log(np.clip(values, low, high))
-        found: FloatArray = RegularGridInterpolator(tuple(np.log(axis) for axis in self.axes), self.log_s)(at)
-        return found
+        log_s: FloatArray = RegularGridInterpolator(tuple(np.log(axis) for axis in self.axes), self.log_s)(at)
+        return log_s
 
 
 def _thinned(axis: FloatArray) -> FloatArray:
@@ -242,20 +242,20 @@ def _thinned(axis: FloatArray) -> FloatArray:
 
 def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, BoolArray]:
     """Fill holes that have measured neighbours on both sides along an axis; with several such axes, their mean."""
-    known = ~np.isnan(excess)
-    lines = np.stack([_between(excess, known, axis, np.log(at)) for axis, at in enumerate(axes)])
+    measured = ~np.isnan(excess)
+    lines = np.stack([_between(excess, measured, axis, np.log(at)) for axis, at in enumerate(axes)])
     count = np.sum(~np.isnan(lines), axis=0)
-    filled = np.where(~known & (count > 0), np.nansum(lines, axis=0) / np.maximum(count, 1), excess)
+    filled = np.where(~measured & (count > 0), np.nansum(lines, axis=0) / np.maximum(count, 1), excess)
     return filled, ~np.isnan(filled)
 
 
-def _between(excess: FloatArray, known: BoolArray, axis: int, logs: FloatArray) -> FloatArray:
+def _between(excess: FloatArray, measured: BoolArray, axis: int, logs: FloatArray) -> FloatArray:
     """Along an axis, at each hole the straight line between its known neighbours; NaN where one lacks."""
     shape = [len(logs) if index == axis else 1 for index in range(excess.ndim)]
-    place = np.arange(len(logs)).reshape(shape)
-    low = np.maximum.accumulate(np.where(known, place, -1), axis)
-    high = np.flip(np.minimum.accumulate(np.flip(np.where(known, place, len(logs)), axis), axis), axis)
-    enclosed = ~known & (low >= 0) & (high < len(logs))
+    positions = np.arange(len(logs)).reshape(shape)
+    low = np.maximum.accumulate(np.where(measured, positions, -1), axis)
+    high = np.flip(np.minimum.accumulate(np.flip(np.where(measured, positions, len(logs)), axis), axis), axis)
+    enclosed = ~measured & (low >= 0) & (high < len(logs))
     low, high = low.clip(0), high.clip(max=len(logs) - 1)
     below, above = (np.take_along_axis(excess, index, axis) for index in (low, high))
     slope = (above - below) / np.where(enclosed, logs[high] - logs[low], 1.0)

@@ -99,12 +99,12 @@ def read_manifest(folder: Path) -> Manifest:
     manifest = validated(_MANIFEST, read_json(path, HardwareError), str(path), HardwareError)
     if TABLE not in manifest.files and FIT not in manifest.files:
         raise HardwareError("required, but missing", file=str(path), key=f"files.{TABLE}")
-    for name, wanted in manifest.files.items():
+    for name, expected in manifest.files.items():
         if not is_inside(name):
             raise HardwareError("must be a file of this folder", file=str(path), key="files", value=name)
-        found = sha256(folder / name)
-        if found != wanted:
-            message = f"is not the file its manifest describes: SHA-256 {found[:12]}..., expected {wanted[:12]}..."
+        actual = sha256(folder / name)
+        if actual != expected:
+            message = f"is not the file its manifest describes: SHA-256 {actual[:12]}..., expected {expected[:12]}..."
             raise HardwareError(message, file=str(folder / name))
     return manifest
 

@@ -265,8 +265,8 @@ class MeasuredTimes:
             as_many, width = q * share, batch * group["kv_heads"] / timed["kv_heads"]
             at = np.clip(as_many, beyond.axes[0][0], beyond.axes[0][-1])
             more = roofline(q, batch, context) / roofline(at / share, batch, context)
-            found = [np.exp(grid.log_seconds(as_many, width, context)) for grid in (within, beyond)]
-            return np.where(as_many * per_head <= TILE_ROWS, found[0], found[1] * more)
+            within_s, beyond_s = (np.exp(grid.log_seconds(as_many, width, context)) for grid in (within, beyond))
+            return np.where(as_many * per_head <= TILE_ROWS, within_s, beyond_s * more)
 
         return verified
 

@@ -120,25 +120,25 @@ def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> 
         at = members[is_held[members]]
         if len(at):
             others = members[~is_held[members]]
-            train, wanted = ({name: column[of] for name, column in columns.items()} for of in (others, at))
-            group = {name: int(wanted[name][0]) for name in part.group}
+            train, test = ({name: column[of] for name, column in columns.items()} for of in (others, at))
+            group = {name: int(test[name][0]) for name in part.group}
             rows = np.append(rows, at)
-            predicted = np.append(predicted, _predicted(part, train, wanted, seconds, group))
-    held = points.iloc[rows].assign(predicted=predicted)
-    held["error"] = held["predicted"] / held["seconds"] - 1.0
+            predicted = np.append(predicted, _predicted(part, train, test, seconds, group))
+    tested = points.iloc[rows].assign(predicted=predicted)
+    tested["error"] = tested["predicted"] / tested["seconds"] - 1.0
 
     def shape(point: pd.Series[Any]) -> str:
         return " ".join(f"{name}={point[name]}" for name in SHAPE_FIELDS[part.operator] if point[name])
 
-    return OperatorErrors(part, len(points), Errors.of(held["predicted"].to_numpy(), held, shape), held)
+    return OperatorErrors(part, len(points), Errors.of(tested["predicted"].to_numpy(), tested, shape), tested)
 
 
-def _predicted(part: Part, train: Points, held: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
+def _predicted(part: Part, train: Points, test: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
     if part.operator in ATTENTION:
         grid = measured.grid_of(part, train, seconds, group)
-        return np.asarray(np.exp(grid.log_seconds(*measured.grid_axes(part.operator, held).T)))
+        return np.asarray(np.exp(grid.log_seconds(*measured.grid_axes(part.operator, test).T)))
     curves = measured.curves_of(part, train, seconds, group)
-    keys, xs = measured.curve_keys(part.operator, held), np.asarray(held[CURVES[part.operator].x], np.float64)
+    keys, xs = measured.curve_keys(part.operator, test), np.asarray(test[CURVES[part.operator].x], np.float64)
     predicted = np.empty(len(xs))
     for key in set(map(tuple, keys.tolist())):
         at = np.all(keys == np.asarray(key, dtype=np.int64), axis=1)
@@ -168,9 +168,9 @@ def fit_table(table: pd.DataFrame, hardware: HardwareSpec) -> tuple[Rooflines, l
         family, dtype = map(str, labels)
         prefill = fits.get((family.replace("decode", "prefill"), dtype))
         one_query = family in ("attention_decode", "gdn_decode") and rows["q"].max() == 1
-        known = prefill.e_c if prefill and one_query else None
+        e_c = prefill.e_c if prefill and one_query else None
         ceilings = hardware.ceilings(family, dtype)
-        fits[family, dtype] = _fit_rows(rows, ceilings, known)
+        fits[family, dtype] = _fit_rows(rows, ceilings, e_c)
         seconds = measured.seconds_by(fits[family, dtype], ceilings)
         errors += [interpolation_errors(part, points, seconds) for part, points in measured.parts_of(rows)]
     return fits, errors
@@ -266,10 +266,10 @@ def _plain(fit: Roofline) -> dict[str, Any]:
 
 
 def _report(errors: OperatorErrors) -> dict[str, Any]:
-    found = errors.interpolated
-    sizes = {name: _rounded(value) for name, value in picked(found, "median p90 worst").items()}
-    counts = {"points": errors.points, "held_out": found.points}
-    return {**errors.part._asdict(), **counts, **sizes, "worst_point": found.worst_point}
+    interpolated = errors.interpolated
+    sizes = {name: _rounded(value) for name, value in picked(interpolated, "median p90 worst").items()}
+    counts = {"points": errors.points, "held_out": interpolated.points}
+    return {**errors.part._asdict(), **counts, **sizes, "worst_point": interpolated.worst_point}
 
 
 def _rounded(value: float) -> float | None:

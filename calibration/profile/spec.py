@@ -144,8 +144,8 @@ class RooflineProfile(Section):
 
     def times_for(self, engine: str) -> tuple[MeasuredTimes, ...]:
         """The measured times of an engine's kernels, first those that are its own."""
-        own, shared = self.of_engine.get(engine), self.measured
-        return tuple(times for times in (own, shared) if times is not None)
+        of_engine, shared = self.of_engine.get(engine), self.measured
+        return tuple(times for times in (of_engine, shared) if times is not None)
 
     def stretched_to(self, hardware: HardwareSpec) -> "RooflineProfile":
         """This device's kernels on another one of its kind: the same efficiencies, and times by the ratio of rooflines.

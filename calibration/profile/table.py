@@ -142,8 +142,8 @@ def _check(frame: pd.DataFrame, file: str | None) -> None:
     for operator, rows in frame.groupby("operator", sort=False):
         fields = SHAPE_FIELDS.get(str(operator))
         if fields is None:
-            known = ", ".join(SHAPE_FIELDS)
-            raise HardwareError(f"unknown operator; known: {known}", file=file, key="operator", value=operator)
+            allowed = ", ".join(SHAPE_FIELDS)
+            raise HardwareError(f"unknown operator; known: {allowed}", file=file, key="operator", value=operator)
         for name in SHAPES:
             may_be_zero = name in MAY_BE_ZERO or (operator == "attention_launch" and name in WITHOUT_PROMPT)
             low = 0 if may_be_zero or name not in fields else 1
