@@ -189,38 +189,15 @@ def _flash_prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     longest = int(lengths.max())
     shared = {"causal": True, "window_size": window, "num_splits": MOST_SPLITS}
     plan = get_scheduler_metadata(
-        batch_size=batch,
-        max_seqlen_q=q,
-        max_seqlen_k=longest,
-        num_heads_q=heads,
-        num_heads_kv=kv_heads,
-        headdim=head_dim,
-        cache_seqlens=lengths,
-        qkv_dtype=flat.dtype,
-        cu_seqlens_q=starts,
-        page_size=page,
-        **shared,
-    )
-    arguments = {**shared, **scales, "window_size": list(window)}
-
-    def launch() -> None:
-        flash_attn_varlen_func(
-            q=flat,
-            k=cache,
-            v=values,
-            out=out,
-            cu_seqlens_q=starts,
-            max_seqlen_q=q,
-            seqused_k=lengths,
-            max_seqlen_k=longest,
-            softmax_scale=inputs["scale"],
-            block_table=inputs["block_tables"],
-            scheduler_metadata=plan,
-            fa_version=3,
-            **arguments,
-        )
-
-    return launch
+        batch_size=batch, max_seqlen_q=q, max_seqlen_k=longest, num_heads_q=heads, num_heads_kv=kv_heads,
+        headdim=head_dim, cache_seqlens=lengths, qkv_dtype=flat.dtype, cu_seqlens_q=starts, page_size=page, **shared,
+    )  # fmt: skip
+    return partial(
+        flash_attn_varlen_func,
+        q=flat, k=cache, v=values, out=out, cu_seqlens_q=starts, max_seqlen_q=q, seqused_k=lengths,
+        max_seqlen_k=longest, softmax_scale=inputs["scale"], block_table=inputs["block_tables"],
+        scheduler_metadata=plan, fa_version=3, **{**shared, **scales, "window_size": list(window)},
+    )  # fmt: skip
 
 
 ATTENTION_PREFILL = Operator(
