@@ -198,7 +198,7 @@ class AttentionGrid:
 
         Of several times for one point the least counts. Axes longer than `MAX_NODES` are thinned.
         """
-        axes = tuple(_thinned(np.unique(points[:, axis])) for axis in range(points.shape[1]))
+        axes = tuple(axis[evenly(len(axis), MAX_NODES)] for axis in map(np.unique, points.T))
         log_s = np.full(tuple(len(axis) for axis in axes), np.nan)
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]
         exact = np.all([axis[at] == points[:, i] for i, (axis, at) in enumerate(zip(axes, where, strict=True))], axis=0)
@@ -230,14 +230,12 @@ class AttentionGrid:
         values = np.stack(np.broadcast_arrays(*at_axes), axis=-1).astype(np.float64)
         low, high = (np.array([axis[end] for axis in self.axes]) for end in (0, -1))
         at = np.log(np.clip(values, low, high))
-        log_s: FloatArray = RegularGridInterpolator(tuple(np.log(axis) for axis in self.axes), self.log_s)(at)
-        return log_s
+        return np.asarray(RegularGridInterpolator(tuple(np.log(axis) for axis in self.axes), self.log_s)(at))
 
 
-def _thinned(axis: FloatArray) -> FloatArray:
-    """At most `MAX_NODES` of an axis' values, both ends kept, evenly spread; all of a shorter axis."""
-    picked: FloatArray = axis[np.unique(np.linspace(0, len(axis) - 1, MAX_NODES).round().astype(int))]
-    return picked
+def evenly(count: int, most: int) -> IntArray:
+    """Indices of at most ``most`` of ``count`` values, both ends kept, evenly spread; all of fewer values."""
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
 
 
 def _fill_between(excess: FloatArray, axes: tuple[FloatArray, ...]) -> tuple[FloatArray, BoolArray]:

@@ -22,6 +22,7 @@ import yaml
 
 from draftcast.calibration.profile import measured
 from draftcast.calibration.profile.hardware import HardwareSpec
+from draftcast.calibration.profile.interpolation import evenly
 from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load_profile, read_manifest
 from draftcast.calibration.profile.measured import ATTENTION, CURVES, FAMILY, Part, Points, Seconds
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
@@ -98,11 +99,10 @@ def held_out(frame: pd.DataFrame) -> BoolArray:
     frame = frame.assign(prefix_ratio=frame["context"] / frame["q"].clip(lower=1))
     for operator in frame["operator"].unique():
         rows = frame[frame["operator"] == operator]
-        along = "context" if operator in ATTENTION else CURVES[operator].x
+        in_grid = "batch" if operator == "gdn_decode" else "context"
+        along = in_grid if operator in ATTENTION else CURVES[operator].x
         others = [name for name in SHAPES if name != along]
-        if operator == "gdn_decode":
-            along, others = "batch", [name for name in SHAPES if name != "batch"]
-        elif operator.endswith("prefill"):
+        if operator.endswith("prefill"):
             along, others = "q", ["batch", "prefix_ratio", *Part(operator, "").group]
         line = rows.groupby(["dtype", "kv_dtype", *others], sort=False)[along]
         inner[rows.index] = (rows[along] > line.transform("min")) & (rows[along] < line.transform("max"))
@@ -183,8 +183,7 @@ def _fit_rows(rows: pd.DataFrame, ceilings: tuple[float, float], e_c: float | No
         work_s.loc[points.index] = np.stack([work.flops / ceilings[0], work.bytes / ceilings[1]], axis=1)
     chosen = rows.index[~rows["held_out"]]
     source = f"fitted to {len(chosen)} measured points of this profile's table"
-    if len(chosen) > MOST_POINTS:
-        chosen = chosen[np.linspace(0, len(chosen) - 1, MOST_POINTS).round().astype(int)]
+    chosen = chosen[evenly(len(chosen), MOST_POINTS)]
     compute_s, memory_s = work_s.loc[chosen].to_numpy(np.float64).T
     fitted = fit_roofline(compute_s, memory_s, rows["seconds"][chosen].to_numpy(np.float64), e_c)
     return dataclasses.replace(fitted, source=source)
