@@ -125,10 +125,8 @@ def affine_fit(fit: EngineLogFit, command: str) -> AffineFit:
     Raises InputError: the log is of a server with speculative decoding only, or its method cannot be held.
     """
     if fit.speculative:
-        message = (
-            "its steps verify drafts, so drafting cannot be told from the target; give the log of the same server "
-            "without speculative decoding, and this one as the second"
-        )
+        needed = "the log of the same server without speculative decoding, and this one as the second"
+        message = f"its steps verify drafts, so drafting cannot be told from the target; give {needed}"
         raise InputError(message, file=fit.sources[0])
     if fit.method and fit.method not in (*DRAFTERS, *SEARCHES):
         message = f"an affine profile holds only {', '.join((*DRAFTERS, *SEARCHES))}"
