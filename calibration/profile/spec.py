@@ -23,20 +23,9 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.operators.cost import Work
 
 OPERATORS = (
-    "linear",
-    "attention_decode",
-    "attention_prefill",
-    "mla_decode",
-    "mla_prefill",
-    "dsa_decode",
-    "gdn_decode",
-    "gdn_prefill",
-    "elementwise",
-    "moe",
-    "lm_head",
-    "sampler",
-    "all_reduce",
-)
+    "linear", "attention_decode", "attention_prefill", "mla_decode", "mla_prefill", "dsa_decode", "gdn_decode",
+    "gdn_prefill", "elementwise", "moe", "lm_head", "sampler", "all_reduce",
+)  # fmt: skip
 """Operator families a roofline profile must describe. Those of decode cover verify too."""
 
 FORMATS = ("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")

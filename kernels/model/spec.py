@@ -19,15 +19,9 @@ from draftcast.kernels.model.matrices import matrices
 # Groups a quantised checkpoint stores in its low-bit format. Embeddings, lm_head, norms, biases, routers and the
 # extra matrices of draft heads stay in 16 bits, as in the fp8, AWQ and GPTQ checkpoints served by vLLM.
 QUANTISED = ("attention", "attention_out", "linear_attention", "dense_mlp", "experts", "shared_experts")
-_QUANTISED_MXFP4 = ("experts",)
 _QUANTISED_NVFP4 = ("dense_mlp", "experts", "shared_experts")  # of models with experts: nvidia's of DeepSeek, GLM, Kimi
-LINEAR_SIZES = (
-    "linear_num_key_heads",
-    "linear_num_value_heads",
-    "linear_key_head_dim",
-    "linear_value_head_dim",
-    "linear_conv_kernel_dim",
-)
+LINEAR_SIZES = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+                "linear_conv_kernel_dim")  # fmt: skip
 """Sizes of a layer with a state, named as a gated DeltaNet's in Hugging Face configs."""
 LINEAR_KINDS = ("gated_delta", "kda", "mamba2")
 """Gated DeltaNet (arXiv 2412.06464), Kimi Delta Attention (arXiv 2510.26692), Mamba-2 (arXiv 2405.21060), whose groups
@@ -447,7 +441,7 @@ class ModelSpec:
         elif dtype == self.quantization:
             stored = next(((own_dtype, size) for named, own_dtype, size in self.formats if named == group), None)
         else:
-            experts_only = {"mxfp4": _QUANTISED_MXFP4, "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
+            experts_only = {"mxfp4": ("experts",), "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
             narrow = experts_only.get(dtype, QUANTISED)
             stored = (dtype, WEIGHT_BYTES[dtype]) if group in narrow else None
         return stored or (wide_dtype(dtype), activation_bytes(dtype))
