@@ -133,13 +133,9 @@ def _states(model: ModelSpec, tp: int) -> Iterator[Matrix]:
 def _feed_forward(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[Matrix]:
     hidden, wide = model.hidden_size, 2 if model.gated_mlp else 1
     up, down = ("gate_up", "down") if model.gated_mlp else ("fc1", "fc2")
-    if model.num_dense_layers:
-        width = math.ceil(model.intermediate_size / tp)
-        doubled = model.num_double_wide_layers
-        for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
-            if count:
-                yield Matrix(up, hidden, wide * size, count, group="dense_mlp")
-                yield Matrix(down, size, hidden, count, group="dense_mlp")
+    for count, width in model.dense_widths(tp):
+        yield Matrix(up, hidden, wide * width, count, group="dense_mlp")
+        yield Matrix(down, width, hidden, count, group="dense_mlp")
     if model.per_layer_input_size:
         size, count = model.per_layer_input_size, model.num_hidden_layers
         for name, k, n, times in (("per_layer_model", hidden, count * size, 1), ("per_layer_gate", hidden, size, count),

@@ -498,6 +498,12 @@ class ModelSpec:
             sums += 4.0 * count * 2 * kind.entries_of_token**2 * kind.kv_compression * width
         return sums
 
+    def dense_widths(self, tp: int) -> list[tuple[int, int]]:
+        """(layers, width on one of ``tp`` ranks) of dense MLPs, of those twice as wide apart."""
+        width, doubled = math.ceil(self.intermediate_size / tp), self.num_double_wide_layers
+        widths = ((self.num_dense_layers - doubled, width), (doubled, 2 * width))
+        return [(layers, width) for layers, width in widths if layers]
+
     def linear_widths(self, tp: int = 1) -> tuple[int, int, int]:
         """A linear layer on one of ``tp`` ranks: numbers of a token's keys, of its values, and value heads."""
         value_heads = self.linear_num_value_heads // tp

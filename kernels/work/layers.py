@@ -139,11 +139,8 @@ def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
 
 def _activation_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
     kernel, moved = ("swiglu", 3.0) if model.gated_mlp else ("", 2.0)
-    if model.num_dense_layers:
-        width, doubled = math.ceil(model.intermediate_size / tp), model.num_double_wide_layers
-        for count, size in ((model.num_dense_layers - doubled, width), (doubled, 2 * width)):
-            if count:
-                yield ElementwisePart(kernel, (size,), count, moved * size, count)
+    for count, width in model.dense_widths(tp):
+        yield ElementwisePart(kernel, (width,), count, moved * width, count)
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / tp), model.num_moe_layers
         top_k = model.num_experts_per_tok
