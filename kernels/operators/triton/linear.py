@@ -31,12 +31,9 @@ def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:
     if element_bytes == 4:
         return TilePlan(16, 64, 32, 4, 4, 2) if m <= 16 else TilePlan(64, 64, 32, 4, 3, 2)
     wide = 2 // element_bytes
-    if m <= 16:
-        return TilePlan(16, 64, 128 * wide, 4, 4, 2)
-    if m <= 32:
-        return TilePlan(32, 64, 128 * wide, 4, 4, 2)
     if m <= 128:
-        return TilePlan(64 if m <= 64 else 128, 64, 64 * wide, 4, 4, 2)
+        rows = next(rows for rows in (16, 32, 64, 128) if m <= rows)
+        return TilePlan(rows, 64, (128 if rows <= 32 else 64) * wide, 4, 4, 2)
     shapes = ((128, 256, 1.0, 1), (128, 128, 0.85, 1), (64, 128, 0.65, 2))
 
     def cost(shape: tuple[int, int, float, int]) -> float:
