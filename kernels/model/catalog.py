@@ -124,12 +124,8 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     if not os.path.exists(path):
         if re.search(r"gptq[-_]int8$", text, re.IGNORECASE):
             raise ModelError(ONLY_4_BITS, key="model", value=text)
-        raise ModelError(
-            f"unknown model and no such file; {_nearest(text)}draftcast models lists the bundled ones; "
-            "or give the path of a Hugging Face config.json",
-            key="model",
-            value=text,
-        )
+        message = f"unknown model and no such file; {_nearest(text)}draftcast models lists the bundled ones; or give"
+        raise ModelError(f"{message} the path of a Hugging Face config.json", key="model", value=text)
     config = read_json(path, ModelError)
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))  # ModelOpt's
     if beside.name != path.name and beside.exists():

@@ -19,7 +19,6 @@ _LARGEST = 2**31  # No dimension of a model comes near it, and no product of dim
 _FIELDS = yaml_beside(__file__, "fields.yaml")
 OTHER_NAMES: dict[str, list[str]] = _FIELDS["names"]
 _KNOWN = {*OTHER_NAMES, *chain(*OTHER_NAMES.values()), *_FIELDS["read"], *_FIELDS["silent"]}
-_STATES = {"linear_attention": "mamba"}
 WINDOW_HEADS: dict[str, str] = _FIELDS["window_heads"]
 GLOBAL_HEADS: dict[str, str] = _FIELDS["global_heads"]
 # A field so called tells a size or a pattern of layers.
@@ -176,7 +175,7 @@ def _kinds_of_layers(config: Config, fields: dict[str, Any]) -> None:
     for key, names in _FIELDS["kinds"].items():
         if isinstance(fields.get(key), list):
             mamba = key == "layer_types" and not fields.keys().isdisjoint(("mamba_num_heads", "mamba_n_heads"))
-            words = {**names, **_STATES} if mamba else names
+            words = {**names, "linear_attention": "mamba"} if mamba else names
             fields[key] = [words.get(kind, kind) if isinstance(kind, str) else kind for kind in fields[key]]
     blocks = fields.get("layers_block_type")
     if isinstance(blocks, list) and not {"mlp", "moe"} & set(map(str, blocks)):  # of whole layers

@@ -53,8 +53,7 @@ def stored_formats(
         if not section.flag("lm_head"):
             unquantised["lm_head"] = "lm_head"
     is_kept = _matcher(unquantised, section.name)
-    targeted = {stored: dict.fromkeys(names, "targets") for stored, names in by_module.items()}
-    matchers = {stored: _matcher(rules, section.name) for stored, rules in targeted.items()}
+    matchers = {stored: _matcher(dict.fromkeys(names, "targets"), section.name) for stored, names in by_module.items()}
     formats: dict[str, Stored] = {}
     for group, count in groups.items():
         named = [["lm_head"]] if group == "lm_head" else [

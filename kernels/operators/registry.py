@@ -127,10 +127,7 @@ def implementations(
             return "Triton needs a CUDA device"
         return triton_supports(shape, dtype, kv_dtype, device)
 
-    return {
-        "torch": Implementation(torch_supports, torch),
-        "triton": Implementation(supports, prepare),
-    }
+    return {"torch": Implementation(torch_supports, torch), "triton": Implementation(supports, prepare)}
 
 
 def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:

@@ -65,9 +65,8 @@ def _sampler_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
 def _sampler_reference(inputs: Tensors) -> Outputs:
     """Row by row in float64."""
     tokens = []
-    for row, temperature, uniform in zip(
-        inputs["logits"].double(), inputs["temperature"].tolist(), inputs["uniforms"].tolist(), strict=True
-    ):
+    temperatures, uniforms = inputs["temperature"].tolist(), inputs["uniforms"].tolist()
+    for row, temperature, uniform in zip(inputs["logits"].double(), temperatures, uniforms, strict=True):
         if temperature == 0:
             tokens.append(int((row == row.max()).nonzero()[0]))
             continue
