@@ -245,16 +245,14 @@ def match_positions(
     with a score below ``least_score`` is not proposed.
     """
     settings = settings or SuffixSettings()
-    heads = [np.asarray(prompt, dtype=np.int64) for prompt, _ in requests]
-    tails = [np.asarray(output, dtype=np.int64) for _, output in requests]
-    everything = np.concatenate([*heads, *tails]) if heads else np.zeros(0, np.int64)
+    parts = [[np.asarray(part, dtype=np.int64) for part in request] for request in requests]
+    texts = [np.concatenate(request) for request in parts]
     # Token ids become 0, 1, 2, ... so that arrays can be indexed by them.
-    vocabulary, inverse = np.unique(everything, return_inverse=True)
-    dense: Tokens = inverse.astype(np.int32)
-    parts = np.split(dense, np.cumsum([len(part) for part in (*heads, *tails)])[:-1])
+    vocabulary, inverse = np.unique(np.concatenate([np.zeros(0, np.int64), *texts]), return_inverse=True)
+    dense = np.split(inverse.astype(np.int32), np.cumsum([len(text) for text in texts])[:-1])
     cached = settings.max_cached_requests
-    own_capacity = max((len(head) + len(tail) for head, tail in zip(heads, tails, strict=True)), default=0)
-    earlier_capacity = sum(len(tail) + 1 for tail in tails) if cached else 0
+    own_capacity = max(map(len, texts), default=0)
+    earlier_capacity = sum(len(output) + 1 for _, output in parts) if cached else 0
 
     def corpus(capacity: int) -> _Corpus:
         previous, last = np.full(capacity, -1, np.int64), np.full(len(vocabulary), -1, np.int64)
@@ -268,8 +266,7 @@ def match_positions(
     factor, share, score = map(np.float32, (settings.max_spec_factor, settings.min_token_prob, least_score))
     limits = _Limits(k, settings.max_tree_depth, factor, share, score, max_model_len)
     starts: list[int] = []
-    for index, head in enumerate(heads):
+    for index, (prompt, _) in enumerate(parts):
         starts.append(int(earlier.size[0]))
         floor = starts[max(0, index + 1 - cached)] if cached else 0
-        text = np.concatenate((parts[index], parts[len(heads) + index]))
-        yield _match_positions(text, len(head), own_text, earlier, floor, limits, scratch)
+        yield _match_positions(dense[index], len(prompt), own_text, earlier, floor, limits, scratch)
