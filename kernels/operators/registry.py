@@ -144,10 +144,9 @@ def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:
 
 
 def formula_operator(
-    name: str, work: Any, draw_inputs: Any, make_outputs: Any, supports: Supports, formula: Formula, exact: Formula
+    name: str, work: Any, draw: Any, outputs: Any, supports: Supports, formula: Formula, exact: Formula | None = None
 ) -> Operator:
-    """An operator that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact`` in float64."""
+    """One that runs by ``formula`` in float32 in plain torch alone; its reference is ``exact``, or it, in float64."""
+    reference = exact or formula
     torch_only = Implementation(supports, by_formula(lambda inputs: formula(inputs, torch.float32)))
-    return Operator(
-        name, work, draw_inputs, make_outputs, lambda inputs: exact(inputs, torch.float64), {"torch": torch_only}
-    )
+    return Operator(name, work, draw, outputs, lambda inputs: reference(inputs, torch.float64), {"torch": torch_only})

@@ -16,7 +16,7 @@ from draftcast.kernels.model.dtypes import KV_BYTES, activation_bytes, kv_dtype
 from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import layer_shape
 from draftcast.kernels.operators.cost import Work, as_array, attended_work, sizes_of
-from draftcast.kernels.operators.registry import Draw, Formula, Operator, Outputs, Shape, Tensors, formula_operator
+from draftcast.kernels.operators.registry import Draw, Outputs, Shape, Tensors, formula_operator
 
 
 def indexer_work(model: ModelSpec, query_tokens: ArrayLike, kv_tokens: ArrayLike, query_kv: ArrayLike, tp: int) -> Work:
@@ -140,10 +140,6 @@ def _supports(shape: Shape, dtype: str, kv_cache_dtype: str, device: str) -> str
     return "" if shape["top_k"] <= shape["context"] - shape["q"] + 1 else "the first query must see topk tokens"
 
 
-def _operator(name: str, work: Any, draw_inputs: Any, make_outputs: Any, formula: Formula) -> Operator:
-    return formula_operator(name, work, draw_inputs, make_outputs, _supports, formula, formula)
-
-
-INDEXER = _operator("indexer", _index_shape_work, draw_index, index_outputs, index_tokens)
-MLA_SPARSE = _operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, attend)
-DSA_DECODE = _operator("dsa_decode", _decode_work, draw_both, sparse_outputs, choose_and_attend)
+INDEXER = formula_operator("indexer", _index_shape_work, draw_index, index_outputs, _supports, index_tokens)
+MLA_SPARSE = formula_operator("mla_sparse", _sparse_shape_work, draw_sparse, sparse_outputs, _supports, attend)
+DSA_DECODE = formula_operator("dsa_decode", _decode_work, draw_both, sparse_outputs, _supports, choose_and_attend)
