@@ -211,17 +211,15 @@ def _quark(section: Config) -> Iterator[Scheme]:
         yield targets, _scheme(weights, "dtype", _QUARK[dtype], bits, size, False)
 
 
-def _scheme(
-    weights: Config, key: str, scheme: tuple[Any, int], activation_bits: Any, group: int, zero_points: bool
-) -> Stored:
-    wanted = [*scheme, activation_bits]
+def _scheme(weights: Config, key: str, scheme: tuple[Any, int], act_bits: Any, group: int, zero_points: bool) -> Stored:
+    wanted = [*scheme, act_bits]
     dtype = next((dtype for *row, dtype in FORMATS["schemes"] if row == wanted), None)
     if scheme == ("float", 4) and group == 32:
         dtype = "mxfp4"
     elif dtype == "fp8" and group == 32:
         dtype = "mxfp8"
     if dtype is None:
-        allowed = f"weights of {scheme[1]} bits ({scheme[0]}) with activations of {activation_bits} are not known"
+        allowed = f"weights of {scheme[1]} bits ({scheme[0]}) with activations of {act_bits} are not known"
         raise ModelError(allowed, file=weights.name, key=key, value=weights.values.get(key))
     return _grouped(dtype, group, zero_points) if dtype == "int4" else (dtype, WEIGHT_BYTES[dtype])
 

@@ -206,9 +206,7 @@ ATTENTION_PREFILL = Operator(
     draw_inputs=paged.draw_inputs,
     make_outputs=paged.make_outputs,
     reference=paged.reference,
-    implementations=implementations(
-        paged.prepare, "attention:prepare", torch_supports=_supports, triton_supports=_triton_supports
-    ),
+    implementations=implementations(paged.prepare, "attention:prepare", _supports, _triton_supports),
 )
 # vLLM's own decode and verify attention on Hopper GPUs, FlashAttention 3 (arXiv 2407.08608), where vLLM is installed.
 FLASH_ATTENTION = Implementation(_flash_supports, _flash_prepare)

@@ -90,9 +90,7 @@ LINEAR = Operator(
     draw_inputs=_draw_inputs,
     make_outputs=lambda inputs: {"y": _float_output(inputs, len(inputs["x"]), len(inputs["w"]))},
     reference=_reference,
-    implementations=implementations(
-        _prepare_torch, "linear:prepare", torch_supports=_supports, triton_supports=_supports
-    ),
+    implementations=implementations(_prepare_torch, "linear:prepare", _supports, _supports),
 )
 
 

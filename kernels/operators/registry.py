@@ -90,9 +90,7 @@ class Operator:
     # Ends what launches leave running between them, an all-reduce's processes; they must be prepared anew
     close: Callable[[], None] = lambda: None
 
-    def make_inputs(
-        self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator
-    ) -> dict[str, Any]:
+    def make_inputs(self, shape: Shape, dtype: str, kv_dtype: str, device: str, generator: torch.Generator) -> Tensors:
         """Random inputs of a shape."""
         return self.draw_inputs(shape, Draw(dtype, kv_dtype, device, generator))
 
@@ -109,7 +107,7 @@ def operator(name: str) -> Operator:
 
 
 def implementations(
-    torch: Prepare, triton: str, *, torch_supports: Supports = lambda *_: "", triton_supports: Supports = lambda *_: ""
+    torch: Prepare, triton: str, torch_supports: Supports = lambda *_: "", triton_supports: Supports = lambda *_: ""
 ) -> dict[str, Implementation]:
     """The usual pair: torch on every device, Triton where it runs.
 
