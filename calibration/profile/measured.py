@@ -154,10 +154,7 @@ def _grid_at(part: Part, rows: Points, between: RooflineSeconds) -> AttentionGri
 
 
 def roofline_of(part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
-    def roofline(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
-        return seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
-
-    return roofline
+    return lambda a, b, c: seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
 
 @dataclass(frozen=True)

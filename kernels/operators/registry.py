@@ -11,6 +11,7 @@ import os
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -131,14 +132,11 @@ def implementations(
 def by_formula(formula: Callable[[Tensors], Outputs]) -> Prepare:
     """``prepare`` of an implementation that computes new tensors and copies them to the outputs."""
 
-    def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
-        def launch() -> None:
-            for name, value in formula(inputs).items():
-                outputs[name].copy_(value)
+    def run(inputs: Tensors, outputs: Tensors) -> None:
+        for name, value in formula(inputs).items():
+            outputs[name].copy_(value)
 
-        return launch
-
-    return prepare
+    return lambda inputs, outputs: partial(run, inputs, outputs)
 
 
 def formula_operator(
