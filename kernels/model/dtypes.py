@@ -47,9 +47,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def fp8_runs(dtype: str, device: str) -> str:
     """Why a GPU cannot compute in ``dtype`` because it is fp8, or ""."""
-    if dtype != "fp8" or device != "cuda":
-        return ""
-    return "" if torch.cuda.get_device_capability() >= (8, 9) else "fp8 needs a GPU of compute capability 8.9 or later"
+    runs = dtype != "fp8" or device != "cuda" or torch.cuda.get_device_capability() >= (8, 9)
+    return "" if runs else "fp8 needs a GPU of compute capability 8.9 or later"
 
 
 def _known(name: str, table: dict[str, float], key: str) -> str:

@@ -66,10 +66,8 @@ def _reference(inputs: Tensors) -> Outputs:
 
 
 def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
-    reason = fp8_runs(dtype, device)
-    if not reason and dtype == "fp8" and device == "cuda" and (shape["k"] % 16 or shape["n"] % 16):
-        return "fp8 on a GPU needs k and n to be multiples of 16"
-    return reason
+    is_odd = dtype == "fp8" and device == "cuda" and (shape["k"] % 16 or shape["n"] % 16)
+    return fp8_runs(dtype, device) or ("fp8 on a GPU needs k and n to be multiples of 16" if is_odd else "")
 
 
 def _prepare_torch(inputs: Tensors, outputs: Tensors) -> Launch:
