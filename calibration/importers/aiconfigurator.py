@@ -74,9 +74,9 @@ _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
 _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
 
 
-def _known(raw: pd.DataFrame, column: str, known: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
+def _known(raw: pd.DataFrame, column: str, formats: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
     """Rows whose number format has a counterpart; the others are counted."""
-    has = raw[column].isin(list(known))
+    has = raw[column].isin(list(formats))
     left_out.update(f"{what} in {name}" for name in raw.loc[~has, column])
     return raw[has]
 
@@ -222,9 +222,9 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     for engine, kinds in FILES.items():
         parts = []
         for kind, rows_of in kinds.items():
-            found = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
+            files = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
             # The newest version, and the one before where that counts too.
-            used = found[: 2 if kind in _EARLIER and engine == ENGINE else 1]
+            used = files[: 2 if kind in _EARLIER and engine == ENGINE else 1]
             raw = {file: read_file(file, kind, engine) for file in used}
             if raw:
                 devices.update(*(rows["device"] for rows in raw.values()))
@@ -243,7 +243,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     matrices = frame[frame["operator"] == "linear"]
     others = {name: _of_other(rows, matrices, hardware, left_out[name]) for name, rows in frames.items()}
-    own = dict(+left_out.pop(ENGINE))
+    counts = dict(+left_out.pop(ENGINE)) | dropped
     return Imported(
         table=table_file.table_of(frame, folder),
         engines={name: table_file.table_of(rows, folder) for name, rows in others.items()},
@@ -252,7 +252,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         licence=LICENCE,
         versions=versions,
         sources=sources,
-        left_out=own | dropped | {f"{name}: {why}": n for name, of in left_out.items() for why, n in (+of).items()},
+        left_out=counts | {f"{name}: {why}": n for name, of in left_out.items() for why, n in (+of).items()},
     )
 
 
@@ -270,13 +270,13 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
     """Folder of one system's times; arguments and errors of `read_aiconfigurator`."""
     name = system or NAMES["systems"].get(hardware.name)
     if name is None:
-        known = ", ".join(NAMES["systems"])
-        message = f"aiconfigurator-core's name of it is not known (known: {known}); name the system"
+        systems = ", ".join(NAMES["systems"])
+        message = f"aiconfigurator-core's name of it is not known (known: {systems}); name the system"
         raise HardwareError(message, key="hardware", value=hardware.name)
     if path is None:
         require("profiles", PACKAGE, place="--import aiconfigurator without a path")
-        found = importlib.util.find_spec(PACKAGE)
-        path = Path(next(iter((found and found.submodule_search_locations) or ())))
+        package = importlib.util.find_spec(PACKAGE)
+        path = Path(next(iter((package and package.submodule_search_locations) or ())))
     for part in (f"{PACKAGE}/systems/data", "systems/data", "data", ""):
         if (folder := path / part / name).is_dir():
             return folder
@@ -287,8 +287,8 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
 
 def newest_first(folder: Path, name: str) -> list[Path]:
     """Files ``name`` of the version folders below ``folder``."""
-    found = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*", file.parent.name)]
-    return sorted(found, key=lambda file: [int(part) for part in file.parent.name.split(".")], reverse=True)
+    files = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*", file.parent.name)]
+    return sorted(files, key=lambda file: [int(part) for part in file.parent.name.split(".")], reverse=True)
 
 
 def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
@@ -303,7 +303,7 @@ def _with_triton(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:
     parts = [rows]
     for dtype in ("bfloat16", "fp8_block"):
         newest, earlier = (
-            each["kernel_source"].str.contains("flashinfer")[each["moe_dtype"] == dtype] for each in (rows, before)
+            frame["kernel_source"].str.contains("flashinfer")[frame["moe_dtype"] == dtype] for frame in (rows, before)
         )
         if len(newest) and newest.all():
             parts.append(before.loc[earlier.index[~earlier]])
@@ -317,8 +317,8 @@ _EARLIER = {"custom_allreduce": _over_slower_links, "moe": _with_triton}
 def _package_version(folder: Path) -> str:
     """Version of the package that holds ``folder``, from the metadata installed beside it."""
     places = [str(parent.parent) for parent in folder.parents if parent.name == PACKAGE]
-    found = importlib.metadata.distributions(name=PACKAGE, path=places)
-    return next((package.version for package in found), "unknown")
+    packages = importlib.metadata.distributions(name=PACKAGE, path=places)
+    return next((package.version for package in packages), "unknown")
 
 
 def read_file(file: Path, kind: str, engine: str = ENGINE) -> pd.DataFrame:

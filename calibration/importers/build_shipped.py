@@ -69,10 +69,10 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         few = len(imported.table) - len(table)
         left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
         engines = {name: shipped(of_engine) for name, of_engine in imported.engines.items()}
-        kept = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out)
+        bundled = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out)
         if (out / name / VERIFY).is_file():
-            kept = dataclasses.replace(kept, source=kept.source + VERIFIED)
-        write_profile(out / name, kept, hardware, name=name, date=DATE, command=COMMAND)
+            bundled = dataclasses.replace(bundled, source=bundled.source + VERIFIED)
+        write_profile(out / name, bundled, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())
         print(f"{name:<14}{len(table):>8} rows{size / 1e6:>8.2f} MB")
 
@@ -82,9 +82,9 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True, help=f"folder that holds {PACKAGE}, e.g. site-packages")
     parser.add_argument("--out", type=Path, required=True, help="where the profile folders go")
     parser.add_argument("--device", action="append", choices=DEVICES, help="only this one; repeatable")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        build(given.source, given.out, tuple(given.device or DEVICES))
+        build(arguments.source, arguments.out, tuple(arguments.device or DEVICES))
     except DraftcastError as error:
         parser.exit(2, f"{error}\n")
 

@@ -34,19 +34,19 @@ def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any)
     """
     if source not in FORMATS:
         raise HardwareError(f"must be one of {', '.join(FORMATS)}", key="format", value=source)
-    given = {key: value for key, value in options.items() if value is not None}
-    for key in given:
+    chosen = {key: value for key, value in options.items() if value is not None}
+    for key in chosen:
         if key not in FORMATS[source]:
             raise HardwareError(f"{source} does not take it", key=key)
     if source == "aiconfigurator":
-        return read_aiconfigurator(path, hardware, **given)
+        return read_aiconfigurator(path, hardware, **chosen)
     if path is None:
         raise HardwareError(f"the path of {source}'s files is needed", key="path")
     if source == "vidur":
         return _with_all_reduces(read_vidur(path), hardware)
-    if "model" not in given:
+    if "model" not in chosen:
         raise HardwareError("llmservingsim's files name no sizes: the model is needed", key="model")
-    return _with_all_reduces(read_llmservingsim(path, hardware=hardware, **given), hardware)
+    return _with_all_reduces(read_llmservingsim(path, hardware=hardware, **chosen), hardware)
 
 
 def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:

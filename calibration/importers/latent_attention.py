@@ -54,12 +54,12 @@ def module_rows(
         left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
         taken &= ~bad
     models = {name: load_model(named_format(name)[0]) for name in names}
-    heads = raw["model"].map({name: each.num_attention_heads for name, each in models.items()})
+    heads = raw["model"].map({name: model.num_attention_heads for name, model in models.items()})
     uneven = taken & (heads % raw["num_heads"] != 0)
     left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
     rows = raw[taken & ~uneven]
     kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]
-    sizes = pd.DataFrame({name: block_shape(each, operator, 1) for name, each in models.items()}).drop("heads")
+    sizes = pd.DataFrame({name: block_shape(model, operator, 1) for name, model in models.items()}).drop("heads")
     widths = {str(size): rows["model"].map(of_model) for size, of_model in sizes.iterrows()}
     return launches(rows, operator, "bf16", PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
 

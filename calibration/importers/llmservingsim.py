@@ -110,10 +110,10 @@ def _degrees(meta: dict[str, str]) -> list[int]:
 
 
 def _ranks(path: Path, meta: dict[str, str]) -> int:
-    found, degrees = re.fullmatch(r"tp([1-9]\d*)", path.name), _degrees(meta)
-    if found is None and len(degrees) != 1:
+    named, degrees = re.fullmatch(r"tp([1-9]\d*)", path.name), _degrees(meta)
+    if named is None and len(degrees) != 1:
         raise HardwareError("must be called tp<N>, or the tensor-parallel degree be given by --tp", file=str(path))
-    return int(found[1]) if found is not None else degrees[0]
+    return int(named[1]) if named is not None else degrees[0]
 
 
 def _check(
@@ -166,8 +166,8 @@ def _layers(file: Path, shapes: dict[str, Columns], tp: int, left_out: Counter[s
     parts = []
     for name, group in rows.frame.groupby(layer, sort=False):
         if name in shapes:
-            own = rows.where(rows.frame.index.isin(group.index))
-            columns = {"m": own.whole(tokens, 1), "seconds": own.seconds(time, unit_s), **shapes[str(name)]}
+            of_layer = rows.where(rows.frame.index.isin(group.index))
+            columns = {"m": of_layer.whole(tokens, 1), "seconds": of_layer.seconds(time, unit_s), **shapes[str(name)]}
             parts.append(group[[]].assign(**columns))
         else:
             left_out[f"layer {name}: no counterpart"] += len(group)
@@ -214,9 +214,9 @@ def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
 def _sometimes(rows: Rows, column: str) -> pd.Series[int]:
     """Whole numbers, 1 where the file does not say."""
     numbers = pd.Series(1, index=rows.frame.index)
-    said = rows.where(rows.has(column))
-    if len(said.frame):
-        numbers.update(said.whole(column, 1))
+    filled = rows.where(rows.has(column))
+    if len(filled.frame):
+        numbers.update(filled.whole(column, 1))
     return numbers
 
 
