@@ -200,9 +200,9 @@ class Client:
 
     async def _watch_timer(self) -> None:
         while True:
-            asked = time.perf_counter()
+            began_s = time.perf_counter()
             await asyncio.sleep(_TIMER_S)
-            self._timer_lateness_s.append(time.perf_counter() - asked - _TIMER_S)
+            self._timer_lateness_s.append(time.perf_counter() - began_s - _TIMER_S)
 
 
 class _Answer:
@@ -296,5 +296,5 @@ async def _main(plan: LoadPlan, journal: Journal) -> int:
 if __name__ == "__main__":
     plan_file, journal_file = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
-    asked = LoadPlan(**json.loads(Path(plan_file).read_text("utf-8")))
-    sys.exit(asyncio.run(_main(asked, Journal(Path(journal_file)))))
+    load_plan = LoadPlan(**json.loads(Path(plan_file).read_text("utf-8")))
+    sys.exit(asyncio.run(_main(load_plan, Journal(Path(journal_file)))))

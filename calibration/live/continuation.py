@@ -145,14 +145,14 @@ def shares_of(rates: Sequence[float]) -> FloatArray:
 
 def check_rates(rates: Sequence[float]) -> tuple[float, ...]:
     """The rates as floats. Raises InputError: none, a rate outside 0 to 1, or one above the rate before it."""
-    found = tuple(float(rate) for rate in rates)
-    if not found:
+    checked = tuple(float(rate) for rate in rates)
+    if not checked:
         raise InputError("at least one acceptance rate is needed", key="rates")
-    for position, (above, rate) in enumerate(pairwise((1.0, *found))):
+    for position, (above, rate) in enumerate(pairwise((1.0, *checked))):
         if not 0.0 <= rate <= above:
             allowed = f"from 0 to {above:g} (unconditional rates never rise)"
             raise InputError(allowed, key=f"rates[{position}]", value=rate)
-    return found
+    return checked
 
 
 @dataclass(frozen=True)
@@ -230,8 +230,8 @@ def _pieces(
     # Between two pieces lookup - 1 rounds find nothing whatever stands there; the gap adds this many on average. It is
     # geometric: matches come independently of each other.
     mean_gap = (1.0 - wanted.match_rate) / wanted.match_rate - (lookup - 1)
-    found, end = [text[:0]], 0
+    pieces, end = [text[:0]], 0
     while (at := end + int(rng.geometric(1.0 / (1.0 + mean_gap))) - 1) + lookup < outputs:  # a round is still to come
         end = at + lookup + next(accepted)
-        found.append(text[at:end])
-    return np.concatenate(found[::-1])
+        pieces.append(text[at:end])
+    return np.concatenate(pieces[::-1])

@@ -143,8 +143,8 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
     requests, chunks = tables(lines)
     # The engine's arguments, what it resolved them to where the file says so, and its KV blocks.
     parts = [part for part in (meta.get("engine_kwargs"), meta.get("kv_cache")) if isinstance(part, dict)]
-    known = ((name, part[name]) for part in parts for name in KNOWN["recorded"] if name in part)
-    config = {name: value for name, value in dict(known).items() if value or value is False}
+    arguments = ((name, part[name]) for part in parts for name in KNOWN["recorded"] if name in part)
+    config = {name: value for name, value in dict(arguments).items() if value or value is False}
     server = _SERVER | {"version": str(meta.get("vllm_version", "")), "config": config}
     client = {"source": f"LLMServingSim's benchmark, {folder.name}"}
     writer = LiveRunWriter.create(out, name=folder.name, server=server, client=client)

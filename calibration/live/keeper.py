@@ -28,8 +28,8 @@ def main() -> None:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(127)
     told_to_end: list[int] = []  # the signals that did
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # set now: the command must not inherit it
-        signal.signal(each, lambda number, _: told_to_end.append(number))
+    for end_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # set now: the command must not inherit it
+        signal.signal(end_signal, lambda number, _: told_to_end.append(number))
     while child.poll() is None and not told_to_end:
         # Readable and empty: the parent has closed its end.
         if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 1024):

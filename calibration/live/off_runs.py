@@ -241,8 +241,8 @@ def _from_bench(result: Any, source: str) -> OffRun:
     errors = {}
     for name, mean in means.items():
         deviation: Any = result.get(f"std_{name}_ms")
-        known = mean > 0.0 and type(deviation) in (int, float) and math.isfinite(deviation)
-        errors[f"mean_{name}_s"] = float(deviation) / math.sqrt(requests) / mean if known else 0.0
+        has_spread = mean > 0.0 and type(deviation) in (int, float) and math.isfinite(deviation)
+        errors[f"mean_{name}_s"] = float(deviation) / math.sqrt(requests) / mean if has_spread else 0.0
     return OffRun(
         source=source,
         load=load,
@@ -264,9 +264,9 @@ def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -
         bad = next((n for n in lengths if type(n) is not int or n < 0), None)
         if bad is not None:
             raise InputError("must be whole numbers of tokens", file=source, key=f"{kind}_lens", value=bad)
-        kept = tuple(n for n in lengths if n > 0)  # 0: a request that failed
-        if len(kept) >= requests:
-            return Tokens(mean, kept)
+        answered = tuple(n for n in lengths if n > 0)  # 0: a request that failed
+        if len(answered) >= requests:
+            return Tokens(mean, answered)
     spread = f"{kind}_len_std"
     return Tokens(mean, deviation=_number_at(result, source, spread) if spread in result else None)
 
@@ -296,9 +296,9 @@ def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
 def _from_metrics(text: str, source: str) -> OffRun:
     """A server's life so far: counters hold no load, so the scenario's own is taken. A range holds the mean rate."""
     histograms = _FIELDS["histograms"]
-    names = [f"{name}_{part}" for each in histograms.values() for name in each for part in ("sum", "count")]
+    names = [f"{name}_{part}" for aliases in histograms.values() for name in aliases for part in ("sum", "count")]
     model, values = counted(text, source, [*names, NUM_DRAFTS])
-    totals = {name: sum(each) for name, each in values.items()}
+    totals = {name: sum(by_engine) for name, by_engine in values.items()}
     if not totals:
         raise InputError(_NOT_ONE, file=source)
     if totals.get(NUM_DRAFTS):

@@ -87,15 +87,15 @@ class _Recording:
     def close(self, reason: str) -> LiveRun:
         requests, chunks = run_directory.tables(run_directory.read_journal(self._writer.folder / JOURNAL))
         checked = requests[requests["wrong_tokens"] >= 0]
-        wrong, of = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())
+        wrong, total = int(checked["wrong_tokens"].sum()), int(checked["output_tokens"].sum())
         failed = requests[requests["error"] != ""]
         if not reason and len(failed):
             reason = f"{len(failed)} of {len(requests)} requests failed; the first: {failed['error'].iloc[0]}"
         if not reason and wrong:
-            reason = f"{wrong} of {of} tokens differ from the known continuation"
+            reason = f"{wrong} of {total} tokens differ from the known continuation"
         self._copy_log()
         self._writer.update(
-            known_continuation={"checked_tokens": of, "wrong_tokens": wrong} if len(checked) else None,
+            known_continuation={"checked_tokens": total, "wrong_tokens": wrong} if len(checked) else None,
             noise={"others_cores": self._others_cores},
         )
         return self._writer.finish(reason, requests, chunks)

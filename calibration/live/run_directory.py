@@ -51,17 +51,17 @@ _LINE: TypeAdapter[Sequence[Any]] = TypeAdapter(
 def read_journal(path: Path) -> list[Sequence[Any]]:
     """Its lines but a last one torn by a kill. Raises InputError: unreadable, or no line of a journal (it is named)."""
     lines = []
-    known: set[int] = set()
+    request_ids: set[int] = set()
     for number, line in enumerate(read_bytes(path).split(b"\n")[:-1], start=1):
         try:
             value = _LINE.validate_json(line)
         except ValidationError:
             raise InputError("is not a line of a live run's journal", file=str(path), line=number) from None
         kind, request = value[:2]
-        if (kind == "r") == (request in known):
+        if (kind == "r") == (request in request_ids):
             message = "the same request twice" if kind == "r" else "no such request before"
             raise InputError(message, file=str(path), line=number, key="request_id", value=request)
-        known.add(request)
+        request_ids.add(request)
         lines.append(value)
     return lines
 
@@ -73,8 +73,8 @@ def tables(lines: Iterable[Sequence[Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
         by_kind[kind].append(values)
     chunks = pd.DataFrame(by_kind["c"], columns=list(CHUNKS_DTYPES)).astype(CHUNKS_DTYPES)
     pieces = chunks.groupby("request_id")
-    known = ["request_id", "class", "due_s", "prompt_tokens", "output_tokens_wanted"]
-    requests = pd.DataFrame(by_kind["r"], columns=known).set_index("request_id", drop=False).sort_index()
+    columns = ["request_id", "class", "due_s", "prompt_tokens", "output_tokens_wanted"]
+    requests = pd.DataFrame(by_kind["r"], columns=columns).set_index("request_id", drop=False).sort_index()
     requests["sent_s"] = pd.Series({request: at for request, at in by_kind["s"]}, dtype="float64")
     requests["first_token_s"] = pieces["time_s"].first()
     requests["output_tokens"] = pieces["tokens"].sum().reindex(requests.index, fill_value=0)

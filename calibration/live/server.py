@@ -275,10 +275,10 @@ def _from_metrics(text: str) -> dict[str, Any]:
 def _from_server_info(info: Any) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for section, names in CONFIG.items():
-        known = value_at(info, f"vllm_config.{section}")
-        if isinstance(known, Mapping):
+        settings = value_at(info, f"vllm_config.{section}")
+        if isinstance(settings, Mapping):
             keys = {name: "policy" if name == "scheduling_policy" else name for name in names}
-            config |= {name: known[key] for name, key in keys.items() if key in known}
+            config |= {name: settings[key] for name, key in keys.items() if key in settings}
     speculative = value_at(info, "vllm_config.speculative_config")
     if isinstance(speculative, Mapping):
         config["speculative_config"] = {key: speculative.get(key) for key in _SPECULATIVE}

@@ -133,8 +133,8 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     composed = [composed_steps(run) for run in runs]
     knots = _knots(pd.concat([steps["tokens"] for steps in composed]).to_numpy())
     stretches = {f"rows_{end}": (begin, end) for begin, end in pairwise(knots)}
-    known = regression.TERMS["live"]
-    terms = {**known, "target": {"fixed_s": "steps", **{name: name for name in stretches}, **known["target"]}}
+    parts = regression.TERMS["live"]
+    terms = {**parts, "target": {"fixed_s": "steps", **{name: name for name in stretches}, **parts["target"]}}
     timed = []
     for run, steps in zip(runs, composed, strict=True):
         tokens = steps["tokens"].to_numpy(np.float64)
@@ -156,7 +156,7 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     of_steps = [regression.design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
     # What each step of every run should have taken.
-    fitted_s = [np.asarray(each @ pd.Series(values)[each.columns], dtype=np.float64) for each in of_steps]
+    fitted_s = [np.asarray(design @ pd.Series(values)[design.columns], dtype=np.float64) for design in of_steps]
     return LiveCalibration(
         coefficients={name: values[name] for name in order if name not in stretches},
         folded={name: other for name, other in solution.folded.items() if name not in stretches},
@@ -177,70 +177,70 @@ def _check(runs: Sequence[TimedRun]) -> None:
     if all(run.method for run in runs):
         message = "drafting cannot be told from the target: a run of the same server without speculation is needed too"
         raise InputError(message, file=str(runs[0].run.folder))
-    for kind, known in (("drafting model", DRAFTERS), ("text search", SEARCHES)):
-        found = sorted({run.method for run in runs if run.method in known})
-        if len(found) > 1:
-            message = f"one fit holds one {kind}; fit the runs of {' and of '.join(found)} apart"
-            raise InputError(message, key="method", value=found[1])
+    for kind, methods in (("drafting model", DRAFTERS), ("text search", SEARCHES)):
+        used = sorted({run.method for run in runs if run.method in methods})
+        if len(used) > 1:
+            message = f"one fit holds one {kind}; fit the runs of {' and of '.join(used)} apart"
+            raise InputError(message, key="method", value=used[1])
     for run in runs:
         if run.method not in ("", *DRAFTERS, *SEARCHES):
             message = f"a whole-step fit holds only {', '.join((*DRAFTERS, *SEARCHES))}"
             raise InputError(message, file=str(run.run.folder), key="method", value=run.method)
     for method in dict.fromkeys(run.method for run in runs):
-        own = [run for run in runs if run.method == method]
-        count = sum(len(run.points) for run in own)
+        of_method = [run for run in runs if run.method == method]
+        count = sum(len(run.points) for run in of_method)
         if count < LEAST_POINTS:
             message = f"{count} timed steps with {method or 'no speculation'} are too few; {LEAST_POINTS} are needed"
-            raise InputError(message, file=str(own[0].run.folder))
+            raise InputError(message, file=str(of_method[0].run.folder))
 
 
 def _held_out(numbers: IntArray, number: int, runs: Sequence[TimedRun]) -> tuple[BoolArray, bool]:
     """Points of a run that a fit must not see to be judged by them, and whether they are the whole run."""
-    own = numbers == number
+    points = numbers == number
     if sum(run.method == runs[number].method for run in runs) > 1:
-        return own, True
-    count = int(own.sum())
-    own[own] = np.arange(count) * _STRETCHES // max(count, 1) % 4 == 3
-    return own, False
+        return points, True
+    count = int(points.sum())
+    points[points] = np.arange(count) * _STRETCHES // max(count, 1) % 4 == 3
+    return points, False
 
 
 def _knots(tokens: FloatArray) -> tuple[int, ...]:
     """Ends of the stretches over which the curve is straight: each holds enough steps to have a slope."""
     low, high = int(tokens.min()), int(tokens.max())
     knots = [low]
-    for knot in (*(each for each in _KNOTS if low < each < high), high):
+    for knot in (*(inner for inner in _KNOTS if low < inner < high), high):
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= knot)) >= _STEPS_PER_KNOT:
             knots.append(knot)
     # What lies beyond the last full stretch belongs to it.
     return tuple(dict.fromkeys((low, *knots[1:-1], high)))
 
 
-def write_live_profile(found: LiveCalibration, folder: Path, label: ProfileLabel) -> None:
+def write_live_profile(calibration: LiveCalibration, folder: Path, label: ProfileLabel) -> None:
     """Write the profile folder and read it back as `load_profile` does: fit, manifest, ``calibration.json``.
 
     Raises InputError: the folder holds such files already or cannot be written.
     """
-    first = found.runs[0].run.manifest
-    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in found.runs})
-    steps = int(sum(run.points["steps"].sum() for run in found.runs))
+    first = calibration.runs[0].run.manifest
+    versions = sorted({str(run.run.manifest["server"].get("version") or "?") for run in calibration.runs})
+    steps = int(sum(run.points["steps"].sum() for run in calibration.runs))
     profile.new_profile_folder(folder, REPORT)
     affine = AffineFit(
-        values=found.coefficients,
-        rows=found.rows,
-        methods=found.methods,
-        sequences=found.sequences,
-        enforce_eager=bool(_enforce_eager(found.runs[0].run)),
-        source=f"live runs of vLLM {', '.join(versions)}: {len(found.runs)} runs "
-        f"({', '.join(found.methods) or 'no speculation'}), {steps} steps; held-out error {found.all}",
-        notes=found.notes,
+        values=calibration.coefficients,
+        rows=calibration.rows,
+        methods=calibration.methods,
+        sequences=calibration.sequences,
+        enforce_eager=bool(_enforce_eager(calibration.runs[0].run)),
+        source=f"live runs of vLLM {', '.join(versions)}: {len(calibration.runs)} runs "
+        f"({', '.join(calibration.methods) or 'no speculation'}), {steps} steps; held-out error {calibration.all}",
+        notes=calibration.notes,
         versions=[str(version)] if (version := first["server"].get("version")) else [],
-        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in found.runs)]),
-        report=found.report(),
+        command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in calibration.runs)]),
+        report=calibration.report(),
         device=str(first["machine"].get("processor") or ""),
         noise=first["noise"],
         more={
-            "front_end": dataclasses.asdict(found.front_end.seconds),
-            "fitted_runs": {run_digest(run.run): run_name(run.run) for run in found.runs},
+            "front_end": dataclasses.asdict(calibration.front_end.seconds),
+            "fitted_runs": {run_digest(run.run): run_name(run.run) for run in calibration.runs},
         },
     )
     profile.write_profile_folder(folder, affine, label, REPORT)
@@ -294,8 +294,8 @@ def output_delays(run: TimedRun) -> pd.DataFrame:
     # The stamp is rounded down: on average the line was written half its resolution later.
     seconds = at - time_s[np.maximum(step, 0)] - 0.5 * float(run.steps["resolution_s"].iloc[0])
     outputs = run.steps["seqs"].to_numpy(np.float64)[np.maximum(step, 0)]
-    known = (step >= 0) & (seconds > 0.0)
-    return pd.DataFrame({"seconds": seconds[known], "outputs": outputs[known]})
+    timed = (step >= 0) & (seconds > 0.0)
+    return pd.DataFrame({"seconds": seconds[timed], "outputs": outputs[timed]})
 
 
 def entry_waits(run: TimedRun, fitted_s: FloatArray) -> FloatArray:
