@@ -95,18 +95,18 @@ def hardware_of(device: Device, named: str | None) -> HardwareSpec:
     """
     if named is not None or device.kind == "cpu":
         return load_hardware("cpu" if named is None else named)
-    if (known := recognised(device.name)) is None:
+    if (hardware := recognised(device.name)) is None:
         message = "is not a bundled device; give --hardware NAME or the path of a YAML file"
         raise HardwareError(message, key="device", value=device.name)
-    return known
+    return hardware
 
 
 def _versions(torch: Any) -> dict[str, str]:
-    found = {"cuda": str(torch.version.cuda)} if torch.version.cuda else {}
+    versions = {"cuda": str(torch.version.cuda)} if torch.version.cuda else {}
     for name in ("draftcast", "torch", "triton", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
@@ -115,8 +115,8 @@ def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
     for index in folder.glob("index*"):
         with contextlib.suppress(OSError, ValueError):
             level = int((index / "level").read_text())
-            if found := re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()):
-                sizes.append((level, int(found[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[found[2]]))
+            if size := re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()):
+                sizes.append((level, int(size[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[size[2]]))
     return max(sizes)[1]
 
 
@@ -155,8 +155,8 @@ def ceilings(rates: Mapping[str, float], table: pd.DataFrame, cache_bytes: int) 
     peaks: dict[str, float] = {}
     for name, rate in rates.items():
         if name.startswith("gemm "):
-            of = name.split()[1]
-            peaks[of] = max(peaks.get(of, 0.0), rate)
+            dtype = name.split()[1]
+            peaks[dtype] = max(peaks.get(dtype, 0.0), rate)
     bandwidth = max((rate for name, rate in rates.items() if name in ("copy", "read")), default=0.0)
     # A search over token ids computes nothing that a peak rate speaks of.
     for part, rows in parts_of(table[table["dtype"].isin(list(WEIGHT_BYTES))]):

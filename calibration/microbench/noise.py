@@ -98,9 +98,9 @@ class Levels:
         self._moments += moments
         if before // 16 == len(self._moments) // 16 and before:
             return
-        found = Quietness(*np.quantile(self._moments, _QUIET_QUANTILE, axis=0).tolist())
-        if any(abs(new - old) > 1e-3 * new for new, old in zip(found, self._levels, strict=True)):
-            self._levels = found
+        levels = Quietness(*np.quantile(self._moments, _QUIET_QUANTILE, axis=0).tolist())
+        if any(abs(new - old) > 1e-3 * new for new, old in zip(levels, self._levels, strict=True)):
+            self._levels = levels
             self.version += 1
 
     def is_quiet(self, moment: Quietness) -> bool:
@@ -169,8 +169,8 @@ def nvidia_smi(*fields: str, units: bool = True) -> list[str]:
 
 def processor_name() -> str:
     """The processor's model as Linux names it, else as Python does."""
-    found = re.search(r"^model name\s*:\s*(.+?)\s*$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return found[1] if found else platform.processor() or platform.machine()
+    named = re.search(r"^model name\s*:\s*(.+?)\s*$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return named[1] if named else platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:

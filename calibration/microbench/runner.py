@@ -138,7 +138,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         save_table(table, self.folder / TABLE)
         left_out = Counter(self.plan.left_out)
         left_out["no time left in the budget"] += sum(point.key not in self.state for point in self.plan.points)
-        left_out.update(known.failed for known in self.state.values() if not known.visits)
+        left_out.update(progress.failed for progress in self.state.values() if not progress.visits)
         write_manifest(
             self.folder,
             name=name,
@@ -162,22 +162,22 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
             if progress is None or not progress.visits:
                 continue
             # The replay of a graph has no host code.
-            found = progress.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
-            labels = {**dataclasses.asdict(point), **dict(point.shape), **dataclasses.asdict(found)}
+            estimate = progress.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
+            labels = {**dataclasses.asdict(point), **dict(point.shape), **dataclasses.asdict(estimate)}
             rows.append({**labels, "repeats": progress.launches})
         if not rows:
-            failed = next((known.failed for known in self.state.values()), "a larger --budget is needed")
+            failed = next((progress.failed for progress in self.state.values()), "a larger --budget is needed")
             raise HardwareError(f"nothing was measured: {failed}", file=str(self.folder))
         frame = pd.DataFrame(rows).drop(columns="shape")
         whole = frame.columns.difference(["seconds", "low_s", "high_s"])
         return checked_table(frame.fillna(dict.fromkeys(whole, 0)))
 
     def noise(self) -> dict[str, Any]:
-        measured = [known for known in self.state.values() if known.visits]
-        quiet = sum(len(known.quiet_bursts(self.levels)) for known in measured)
-        bursts = sum(known.visits for known in measured)
-        found = {**noise.noise_summary(self.readings), "host": noise.host_facts(), "threads": self.device.threads}
-        return {**found, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
+        measured = [progress for progress in self.state.values() if progress.visits]
+        quiet = sum(len(progress.quiet_bursts(self.levels)) for progress in measured)
+        bursts = sum(progress.visits for progress in measured)
+        summary = {**noise.noise_summary(self.readings), "host": noise.host_facts(), "threads": self.device.threads}
+        return {**summary, "quiet_bursts": quiet / bursts if bursts else 0.0, "bursts": bursts}
 
     def _take(self, record: Mapping[str, Any]) -> None:
         try:
@@ -190,15 +190,15 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
             elif kind == "rate":
                 self.rates[record["name"]] = record["per_s"]
             else:
-                known = self.state.setdefault(record["point"], Progress())
-                known.took_s += record["took_s"]
+                progress = self.state.setdefault(record["point"], Progress())
+                progress.took_s += record["took_s"]
                 if kind == "failed":
-                    known.failed = record["reason"]
+                    progress.failed = record["reason"]
                 else:
                     moment = None if record["spin_s"] is None else Quietness(record["spin_s"], record["read_s"])
-                    known.bursts.append((record["seconds"], moment))
+                    progress.bursts.append((record["seconds"], moment))
                     self.levels.add([] if moment is None else [moment])
-                    known.launches += record["launches"]
+                    progress.launches += record["launches"]
         except (KeyError, TypeError):
             raise HardwareError("is not a line of a calibration's journal", file=str(self.journal.path)) from None
 
@@ -220,10 +220,10 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
                     self._measure_rate(name, float(moved), ready)
         linear, size = self.operators["linear"], _GEMM_SIZE[kind]
         shape = {"m": size, "k": size, "n": size}
-        for dtype, (of, implementation) in itertools.product(self.plan.settings.dtypes, linear.implementations.items()):
-            name, runs = f"gemm {dtype} {of}", dtype in linear.dtypes
-            if runs and name not in self.rates and not implementation.supports(shape, dtype, "", kind):
-                point = Point("linear", dtype, "", of, tuple(shape.items()))
+        for dtype, kernel in itertools.product(self.plan.settings.dtypes, linear.implementations):
+            name, runs = f"gemm {dtype} {kernel}", dtype in linear.dtypes
+            if runs and name not in self.rates and not linear.implementations[kernel].supports(shape, dtype, "", kind):
+                point = Point("linear", dtype, "", kernel, tuple(shape.items()))
                 flops = float(linear.work(shape, dtype, "").flops)
                 self._measure_rate(name, flops, make_launches(linear, point, kind, seed, 0))
 
@@ -280,9 +280,9 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         return self.budget_s - self._end_s - self.spent_s
 
     def _status(self, now: str) -> Status:
-        known = [progress for progress in self.state.values() if progress.visits]
-        settled = sum(progress.estimate(self.levels).settled for progress in known)
-        measured = sum(progress.visits >= MIN_BURSTS for progress in known)
+        timed = [progress for progress in self.state.values() if progress.visits]
+        settled = sum(progress.estimate(self.levels).settled for progress in timed)
+        measured = sum(progress.visits >= MIN_BURSTS for progress in timed)
         return Status(self.spent_s, measured, settled, len(self.plan.points), now)
 
 

@@ -120,11 +120,11 @@ class Progress:
     def _estimate(self, quiet: list[float], levels: Levels) -> Estimate:
         if len(quiet) >= MIN_BURSTS:
             return estimate(quiet)
-        found = estimate([seconds for seconds, _ in self.bursts])
+        of_all = estimate([seconds for seconds, _ in self.bursts])
         ranked = sorted(self.bursts, key=lambda burst: math.prod(burst[1] or (0.0,)))
         least = estimate([seconds for seconds, _ in ranked[:MIN_BURSTS]]).seconds
         low = min(seconds / (levels.excess(moment) if moment else 1.0) for seconds, moment in self.bursts)
-        return Estimate(least, min(found.low_s, low, least), max(found.high_s, least), False)
+        return Estimate(least, min(of_all.low_s, low, least), max(of_all.high_s, least), False)
 
 
 def next_point(
@@ -137,23 +137,21 @@ def next_point(
     """
     fresh = next((point for point in points if point.key not in state), None)
     begun = [(point, state[point.key]) for point in points if point.key in state and not state[point.key].failed]
-    owed = [(point, known) for point, known in begun if _owed(known, levels)]
+    owed = [(point, progress) for point, progress in begun if _owed(progress, levels)]
     if fresh is not None:
-        visits = sum(known.visits for _, known in begun)
-        mean_s = sum(known.took_s for _, known in begun) / max(visits, 1)
-        quiet = sum(len(known.quiet_bursts(levels)) for _, known in begun)
+        visits = sum(progress.visits for _, progress in begun)
+        mean_s = sum(progress.took_s for _, progress in begun) / max(visits, 1)
+        quiet = sum(len(progress.quiet_bursts(levels)) for _, progress in begun)
         # Visits that a burst on a quiet machine takes.
         tries = min(max(visits / max(quiet, 1), 1.0), _MAX_OWED_VISITS / MIN_BURSTS)
-        debt_s = tries * sum(_owed(known, levels) * known.took_s / known.visits for _, known in owed)
+        debt_s = tries * sum(_owed(progress, levels) * progress.took_s / progress.visits for _, progress in owed)
         if spent_s + debt_s + tries * MIN_BURSTS * mean_s < budget_s:
             return fresh
-    again = owed or [
-        (point, known) for point, known in begun if known.visits < MAX_VISITS and not known.estimate(levels).settled
-    ]
+    again = owed or [item for item in begun if item[1].visits < MAX_VISITS and not item[1].estimate(levels).settled]
     fitting = [item for item in again if spent_s + item[1].took_s / item[1].visits <= budget_s]
     return min(fitting, key=lambda item: item[1].visits, default=(None, None))[0]
 
 
-def _owed(known: Progress, levels: Levels) -> int:
+def _owed(progress: Progress, levels: Levels) -> int:
     """Quiet bursts that a point still needs; 0 when it has been visited often enough."""
-    return 0 if known.visits >= _MAX_OWED_VISITS else max(MIN_BURSTS - len(known.quiet_bursts(levels)), 0)
+    return 0 if progress.visits >= _MAX_OWED_VISITS else max(MIN_BURSTS - len(progress.quiet_bursts(levels)), 0)
