@@ -76,10 +76,10 @@ class DraftcastError(Exception):
         where = file
         if line is not None:
             where = f"{file}:{line}" if file is not None else f"line {line}"
-        given = [cut(key, 200)] if key is not None else []
+        offending = [cut(key, 200)] if key is not None else []
         if value is not self._MISSING:
-            given.append(shown(value))
-        super().__init__(": ".join(filter(None, [where, " = ".join(given), message])))
+            offending.append(shown(value))
+        super().__init__(": ".join(filter(None, [where, " = ".join(offending), message])))
 
 
 class InputError(DraftcastError):

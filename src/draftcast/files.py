@@ -140,11 +140,11 @@ def read_parquet(path: str | Path, columns: list[str] | None = None, kind: type[
         pass
     try:
         with pq.ParquetFile(path) as file:
-            known = file.schema_arrow.names
+            names = file.schema_arrow.names
             for column in columns or ():
-                if column not in known:
+                if column not in names:
                     raise kind("damaged: column missing", file=name, key=column)
-            rows, width = file.metadata.num_rows, len(columns or known)
+            rows, width = file.metadata.num_rows, len(columns or names)
             # Eight bytes a value, twice: Arrow's copy and the frame made of it.
             check_memory(16.0 * rows * width, f"a table of {rows:,} rows", file=name)
             # pandas' own notes in a file may ask for types that it does not have; the columns' types say all.
@@ -270,14 +270,14 @@ def value_at(data: Any, path: str) -> Any:
 
 def without_secrets(command: Sequence[str]) -> list[str]:
     """A command line as a manifest may hold it: what follows ``--api-key`` is left out."""
-    kept: list[str] = []
+    words: list[str] = []
     secret = False
     for word in command:
         option, equals, _ = word.partition("=")
         is_key = option.replace("_", "-") in _SECRETS
         secret = (secret and not word.startswith("-")) or (is_key and not equals)  # Several keys may follow one option.
-        kept.append(f"{option}=***" if is_key and equals else "***" if secret and not is_key else word)
-    return kept
+        words.append(f"{option}=***" if is_key and equals else "***" if secret and not is_key else word)
+    return words
 
 
 def is_partial(path: Path) -> bool:

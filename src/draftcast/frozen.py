@@ -51,19 +51,19 @@ NonEmpty = Annotated[str, Field(min_length=1), AfterValidator(_encodable)]
 Many = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 
 
-def nearest_key(key: str, known: Iterable[str]) -> str | None:
+def nearest_key(key: str, names: Iterable[str]) -> str | None:
     """The known key that ``key`` most likely meant, or None: same stem, a synonym, or close spelling, in this order."""
-    names = list(known)
+    candidates = list(names)
     plain = key.replace("-", "_").lstrip("_").lower()
-    if plain in names:
+    if plain in candidates:
         return plain
     # Names without their unit: request_rate_ms and request_rate share the stem request_rate.
-    stems = {_UNIT.sub("", name): name for name in reversed(names)}
+    stems = {_UNIT.sub("", name): name for name in reversed(candidates)}
     if (stem := _UNIT.sub("", plain)) in stems:
         return stems[stem]
-    if SYNONYMS.get(plain) in names:
+    if SYNONYMS.get(plain) in candidates:
         return SYNONYMS[plain]
-    close = difflib.get_close_matches(plain, names, n=1, cutoff=0.7)
+    close = difflib.get_close_matches(plain, candidates, n=1, cutoff=0.7)
     return close[0] if close else None
 
 
