@@ -38,10 +38,10 @@ def fitted(part: Part, rows: pd.DataFrame) -> tuple[str, ...]:
     """A row of the table: the roofline of all devices' points together, and how far they lie from it."""
     compute, memory = np.zeros(len(rows)), np.zeros(len(rows))
     for units, hardware in DEVICES.items():
-        own = (rows["cu_num"] == units).to_numpy()
-        work, batch = part.work_of(rows[own]), rows["B"][own].to_numpy()
+        of_device = (rows["cu_num"] == units).to_numpy()
+        work, batch = part.work_of(rows[of_device]), rows["B"][of_device].to_numpy()
         flops, bandwidth = hardware.ceilings(*part.roofline)
-        compute[own], memory[own] = batch * work.flops / flops, batch * work.bytes / bandwidth
+        compute[of_device], memory[of_device] = batch * work.flops / flops, batch * work.bytes / bandwidth
     fit = fit_roofline(compute, memory, rows["seconds"].to_numpy())
     predicted = seconds_by(fit, (1.0, 1.0))(Work(compute, memory))
     errors = Errors.of(predicted, rows, lambda _: "")

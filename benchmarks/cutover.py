@@ -69,19 +69,19 @@ def every_axis() -> dict[str, object]:
 
 def covered(seeds: int) -> dict[str, object]:
     """How many of so many seeds' intervals hold the closed form's crossing, and how wide they are."""
-    known = closed_form()
-    found: list[Cutover] = []
+    exact = closed_form()
+    answers: list[Cutover] = []
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(seeds):
             alike = easy(Path(folder), f"statistics={{replications: 5, seed: {seed}}}")
-            found += cutover(CutoverQuestion(alike, "concurrency", at=[4, 12, 20, 28]))
-    crossings = [answer.crossing for answer in found if answer.verdict == "crosses"]
-    held = sum(crossing.low <= known <= crossing.high for crossing in crossings)
+            answers += cutover(CutoverQuestion(alike, "concurrency", at=[4, 12, 20, 28]))
+    crossings = [answer.crossing for answer in answers if answer.verdict == "crosses"]
+    holding = sum(crossing.low <= exact <= crossing.high for crossing in crossings)
     width = float(np.median([crossing.relative_width for crossing in crossings]))
     value = float(np.mean([crossing.value for crossing in crossings]))
-    print(f"closed form: {known:.3f} clients; {held} of {seeds} intervals hold it; ", end="")
+    print(f"closed form: {exact:.3f} clients; {holding} of {seeds} intervals hold it; ", end="")
     print(f"mean value {value:.3f}, median width {width:.1%}")
-    return {"closed_form": known, "seeds": seeds, "held": held, "mean_value": value}
+    return {"closed_form": exact, "seeds": seeds, "held": holding, "mean_value": value}
 
 
 def short_runs() -> None:

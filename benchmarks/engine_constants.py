@@ -51,8 +51,8 @@ Constants = dict[tuple[str, str], float]  # by generation and name
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sources", action="store_true", help="hold out each source, not each set-up")
-    asked = parser.parse_args()
-    held = "source" if asked.sources else "setup"
+    arguments = parser.parse_args()
+    fold_by = "source" if arguments.sources else "setup"
     stated = {
         (g.name, name): constant.value
         for g in engines.generations()
@@ -67,16 +67,16 @@ def main() -> None:
             name: residuals(members, {key: value + MOVE_S * (key[1] == name) for key, value in values.items()})
             for name in FITTED
         }
-        shown = seen(current, slopes, held)
-        values, held_out = solved(current, slopes, values, stated, held)
+        shown = seen(current, slopes, fold_by)
+        values, held_out = solved(current, slopes, values, stated, fold_by)
         current = residuals(members, values)
     table = {"before": summary(before), "after": summary(current), "set-up held out": summary(held_out)}
     for when, rows in table.items():
         for kind, row in rows.items():
             show(when, kind, row)
     ratios, of_ratios = attention_ratios()
-    for when, found in of_ratios.items():
-        show(when, "latent attention off", asdict(found))
+    for when, errors in of_ratios.items():
+        show(when, "latent attention off", asdict(errors))
     for kind, ratio in ratios.items():
         print(f"{kind} {ratio:.2f}")
     assert any(shown.values()), "no constant changes a forecast"
@@ -98,7 +98,7 @@ def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
     Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. An
     engine of which no source shows one has none.
     """
-    stated = {p.id: found for p in points() if p.tier == "A" and (found := stated_ratio(p))[1] != 1.0}
+    stated = {p.id: ratio for p in points() if p.tier == "A" and (ratio := stated_ratio(p))[1] != 1.0}
     rows = []
     for forecast in forecast_points([p for p in points() if p.id in stated]):
         if (error := forecast.error("off")) is not None:
@@ -107,20 +107,20 @@ def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
     # Logs of forecast at the kernels' times over measured time.
     logs = pd.DataFrame(rows, columns=["kind", "source", "log"])
 
-    def of(kind: str, without: str = "") -> float:
+    def median_ratio(kind: str, without: str = "") -> float:
         others = logs[(logs["kind"] == kind) & (logs["source"] != without)]
         return float(np.exp(-others.groupby("source")["log"].median().median())) if len(others) else 1.0
 
     def errors(ratio_of: Callable[[str, str], float]) -> FigureErrors:
-        found = ((name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows)
-        return errors_by_source(list(found))
+        pairs = ((name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows)
+        return errors_by_source(list(pairs))
 
     table = {
         "before": errors(lambda _kind, _source: 1.0),
-        "after": errors(lambda kind, _source: of(kind)),
-        "source held out": errors(of),
+        "after": errors(lambda kind, _source: median_ratio(kind)),
+        "source held out": errors(median_ratio),
     }
-    return {kind: of(kind) for kind in logs["kind"].unique()}, table
+    return {kind: median_ratio(kind) for kind in logs["kind"].unique()}, table
 
 
 def stated_ratio(point: EvidencePoint) -> tuple[str, float]:
@@ -150,8 +150,8 @@ def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], flo
     generations = []
     for g in engines.generations():
         here = {name: value for (generation, name), value in values.items() if generation == g.name}
-        given = {name: replace(getattr(g.constants, name), value=value) for name, value in here.items()}
-        generations.append(replace(g, constants=replace(g.constants, **given)))
+        changed = {name: replace(getattr(g.constants, name), value=value) for name, value in here.items()}
+        generations.append(replace(g, constants=replace(g.constants, **changed)))
     with mock.patch.object(engines, "generations", return_value=generations):
         _forget_constants()
         rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
@@ -180,9 +180,9 @@ def _of(forecast: Forecast) -> list[dict[str, object]]:
 
 
 def solved(
-    current: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], values: Constants, stated: Constants, held: str
+    current: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], values: Constants, stated: Constants, fold_by: str
 ) -> tuple[Constants, pd.DataFrame]:
-    """The constants that fit best, and the errors with each ``held`` (set-up or source) out of its generation's fit."""
+    """The constants that fit best, and the errors with each fold (a set-up or a source) out of its generation's fit."""
     best, held_out = dict(values), current.copy()
     everywhere = np.all([current.index.isin(moved.index) for moved in slopes.values()], axis=0)
     for generation, rows in current[everywhere].groupby("generation"):
@@ -192,10 +192,10 @@ def solved(
         # They add up to 1 for each source and side.
         weights = 1.0 / rows.groupby(["source", "side"])["error"].transform("size").to_numpy()
         here, prior = (np.array([constants[generation, name] for name in names]) for constants in (values, stated))
-        found = fit(errors, slope, weights, here, prior)
-        best |= {(generation, name): float(value) for name, value in zip(names, found, strict=True)}
-        for each in rows[held].unique():
-            inside = (rows[held] == each).to_numpy()
+        fitted = fit(errors, slope, weights, here, prior)
+        best |= {(generation, name): float(value) for name, value in zip(names, fitted, strict=True)}
+        for fold in rows[fold_by].unique():
+            inside = (rows[fold_by] == fold).to_numpy()
             without = fit(errors[~inside], slope[~inside], weights[~inside], here, prior)
             held_out.loc[rows.index[inside], "error"] = errors[inside] + slope[inside] @ (without - here)
     return best, held_out
@@ -206,31 +206,31 @@ def fit(errors: FloatArray, slope: FloatArray, weights: FloatArray, here: FloatA
 
     ``errors``: log errors at ``here``, shape [N]; slope: of them by the constants, [N, C]; weights: [N].
     """
-    found = here
+    constants = here
     for _ in range(REWEIGHTED):
-        left = errors + slope @ (found - here)
+        left = errors + slope @ (constants - here)
         scale = np.sqrt(weights / np.maximum(np.abs(left), 0.01))
         pull = np.full(len(here), np.sqrt(1.0 / PRIOR_ERROR)) * PRIOR_ERROR / PRIOR_S
         matrix = np.vstack((slope * scale[:, None], np.diag(pull)))
         target = np.concatenate(((slope @ here - errors) * scale, pull * prior))
-        found, _ = nnls(matrix, target)
-    return np.asarray(found)
+        constants, _ = nnls(matrix, target)
+    return np.asarray(constants)
 
 
-def summary(found: pd.DataFrame) -> dict[str, dict[str, float]]:
+def summary(errors: pd.DataFrame) -> dict[str, dict[str, float]]:
     """Median absolute and mean error by generation and side, each source once."""
     return {
         f"{generation} {side}": asdict(errors_by_source(list(zip(rows["source"], rows["error"], strict=True))))
-        for (generation, side), rows in found.groupby(["generation", "side"])
+        for (generation, side), rows in errors.groupby(["generation", "side"])
     }
 
 
-def seen(found: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], held: str) -> dict[tuple[str, str], int]:
-    """By constant, in how many of ``held`` a change of it changes a forecast."""
+def seen(errors: pd.DataFrame, slopes: Mapping[str, pd.DataFrame], fold_by: str) -> dict[tuple[str, str], int]:
+    """By constant, in how many folds a change of it changes a forecast."""
     setups: dict[tuple[str, str], int] = {}
     for name, moved in slopes.items():
-        changed = found[(moved["error"] - found["error"]).abs().reindex(found.index) > 1e-4]
-        counts = changed.groupby("generation")[held].nunique()
+        changed = errors[(moved["error"] - errors["error"]).abs().reindex(errors.index) > 1e-4]
+        counts = changed.groupby("generation")[fold_by].nunique()
         setups |= {(str(generation), name): int(count) for generation, count in counts.items()}
     return setups
 

@@ -47,47 +47,47 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--write-model-error", action="store_true")
     parser.add_argument("--write-forecasts", action="store_true")
-    asked = parser.parse_args()
-    if asked.write_forecasts:
+    arguments = parser.parse_args()
+    if arguments.write_forecasts:
         write_forecasts(list(forecast_points(point for point in points() if point.tier in summary.JUDGED_TIERS)))
         return
-    forecasts = list(forecast_points(points(*asked.files)))
+    forecasts = list(forecast_points(points(*arguments.files)))
     print("\n".join(aligned([SUMMARY, *summary_rows(forecasts)])))
     print("\n" + counts_line(forecasts))
     dense = [f for f in forecasts if f.point.tier == "A" and not is_moe(f.point)]
     for name, members in (("tier A, dense", dense), ("all", forecasts)):
         print("\n".join(f"{name}: {line}" for line in sign_lines(members)))
-    found = figures(forecasts, dense)
+    results = figures(forecasts, dense)
     calibrations = calibrated(forecasts)
     print("\nMedian error by source, without and with --calibrate-to one run without speculation (tiers A and B)")
     print(calibrations.to_string(index=False, float_format="{:.1%}".format))
-    found["calibrated"] = calibrations.to_dict("records")
-    found["bars"] |= calibration_bars(calibrations)
+    results["calibrated"] = calibrations.to_dict("records")
+    results["bars"] |= calibration_bars(calibrations)
     print()
-    for name, entry in found["bars"].items():
+    for name, entry in results["bars"].items():
         print(f"{'ok    ' if entry['holds'] else 'MISSED'} {name}: {entry['value']:+.1%} (bar {entry['bar']:.0%})")
-    for name, error in found["early"].items():
-        held = "ok    " if abs(error) <= EARLY_BAR else "MISSED"
-        print(f"{held} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})")
-    found["intervals"] = intervals(forecasts)
-    if asked.write_model_error:
+    for name, error in results["early"].items():
+        mark = "ok    " if abs(error) <= EARLY_BAR else "MISSED"
+        print(f"{mark} {name}: speed-up {error:+.0%} (bar {EARLY_BAR:.0%})")
+    results["intervals"] = intervals(forecasts)
+    if arguments.write_model_error:
         write_model_error(forecasts, calibrations)
-    print(json.dumps(plain(found), allow_nan=False))
+    print(json.dumps(plain(results), allow_nan=False))
 
 
 def intervals(forecasts: list[Forecast]) -> dict[str, Any]:
     """Coverage of the 90 % prediction intervals, printed and for machines."""
-    found = {}
+    by_side = {}
     for side in SIDES:
-        known = coverage(residuals(forecasts, side))
-        holds = LEAST_COVERED <= known.covered <= MOST_COVERED and known.half_width <= WIDEST * known.error
+        cover = coverage(residuals(forecasts, side))
+        holds = LEAST_COVERED <= cover.covered <= MOST_COVERED and cover.half_width <= WIDEST * cover.error
         print(
-            f"{'ok    ' if holds else 'MISSED'} 90 % intervals, {side}: cover {known.covered:.0%} (bar 85 to 95 %), "
-            f"median half width {known.half_width:.1%} (bar {WIDEST} x {known.error:.1%}); {known.points} points, "
-            f"{known.sources} sources"
+            f"{'ok    ' if holds else 'MISSED'} 90 % intervals, {side}: cover {cover.covered:.0%} (bar 85 to 95 %), "
+            f"median half width {cover.half_width:.1%} (bar {WIDEST} x {cover.error:.1%}); {cover.points} points, "
+            f"{cover.sources} sources"
         )
-        found[side] = {**asdict(known), "holds": holds}
-    return found
+        by_side[side] = {**asdict(cover), "holds": holds}
+    return by_side
 
 
 def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> None:
@@ -95,7 +95,7 @@ def write_model_error(forecasts: list[Forecast], calibrations: pd.DataFrame) -> 
     path = Path(model_error.__file__).with_suffix(".yaml")
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     strata = estimated_strata(forecasts)
-    missing = {name: known for name, known in model_error.SPREADS["strata"].items() if name not in strata}
+    missing = {name: spread for name, spread in model_error.SPREADS["strata"].items() if name not in strata}
     others = calibrations[calibrations["figure"] == OTHER_LOADS]
     share = min(round(float((others["with_it"] / others["without"]).median()), 2), 1.0)
     values = {"schema_version": 1, "calibrated_share": share, "strata": strata | missing}
@@ -111,13 +111,13 @@ def write_forecasts(forecasts: list[Forecast]) -> None:
 
 
 def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
-    found: dict[str, dict[str, Any]] = {}
+    errors_by_kind: dict[str, dict[str, Any]] = {}
     for name, members in by_kind(forecasts).items():
         sides = {side: errors(members, side) for side in SIDES}
-        found[name] = {side: asdict(error) for side, error in sides.items() if error is not None}
+        errors_by_kind[name] = {side: asdict(error) for side, error in sides.items() if error is not None}
     bars = {}
     for name, sides in BARS.items():
-        for side, error in found[name].items():
+        for side, error in errors_by_kind[name].items():
             for statistic, bar in sides.get(side, {}).items():
                 value = error[statistic]
                 bars[f"{name}: {side} {statistic}"] = {"value": value, "bar": bar, "holds": abs(value) <= bar}
@@ -126,9 +126,9 @@ def figures(forecasts: list[Forecast], dense: list[Forecast]) -> dict[str, Any]:
         if sign.points:
             entry = {"value": sign.share, "bar": bar, "holds": sign.share >= bar}
             bars[f"A, dense: {name} with the right sign"] = entry
-    early = {f.point.id: f.error("speedup") for f in forecasts if f.point.id.startswith(EARLY)}
-    known = {name: error for name, error in early.items() if error is not None}
-    return {"errors": found, "bars": bars, "early": known}
+    shown = [f for f in forecasts if f.point.id.startswith(EARLY)]
+    early = {f.point.id: error for f in shown if (error := f.error("speedup")) is not None}
+    return {"errors": errors_by_kind, "bars": bars, "early": early}
 
 
 BETTER, WORSE = 0.75, 0.02
@@ -194,8 +194,8 @@ def corrected(forecasts: list[Forecast], correction: dict[str, Any]) -> list[For
     questions = []
     for f in forecasts:
         sides = {"off": f.question.off, "on": f.question.on}
-        asked = {name: with_values(s, {"correction": correction}) for name, s in sides.items() if s is not None}
-        questions.append(replace(f.question, **asked))
+        after = {name: with_values(s, {"correction": correction}) for name, s in sides.items() if s is not None}
+        questions.append(replace(f.question, **after))
     return list(forecast_questions(questions))
 
 

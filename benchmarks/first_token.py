@@ -41,12 +41,12 @@ def forecast_ms(scenario: Scenario, name: str) -> float:
 
 
 def by_source() -> list[tuple[str, ...]]:
-    pairs = ((p.source, p.more[name] / forecast_ms(each, name)) for p, each, name in timed() if p.tier == "A")
-    found = {source: (len(ratios), float(np.median(ratios))) for source, ratios in grouped(pairs).items()}
-    medians = [ratio for _, ratio in found.values()]
+    pairs = ((p.source, p.more[name] / forecast_ms(scenario, name)) for p, scenario, name in timed() if p.tier == "A")
+    summary = {source: (len(ratios), float(np.median(ratios))) for source, ratios in grouped(pairs).items()}
+    medians = [ratio for _, ratio in summary.values()]
     low, middle, high = np.percentile(medians, (25, 50, 75))
-    rows = [(source, str(count), f"{ratio:.2f}") for source, (count, ratio) in sorted(found.items())]
-    last = ("median over sources (quartiles)", str(len(found)), f"{middle:.2f} ({low:.2f} to {high:.2f})")
+    rows = [(source, str(count), f"{ratio:.2f}") for source, (count, ratio) in sorted(summary.items())]
+    last = ("median over sources (quartiles)", str(len(summary)), f"{middle:.2f} ({low:.2f} to {high:.2f})")
     return [("source", "points", "measured / forecast"), *rows, last]
 
 
@@ -66,5 +66,5 @@ def one_at_a_time(engine: str) -> list[tuple[str, ...]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", nargs="?", choices=("vllm", "sglang", "trtllm", "lmdeploy"))
-    asked = parser.parse_args()
-    print("\n".join(aligned(one_at_a_time(asked.engine) if asked.engine else by_source())))
+    arguments = parser.parse_args()
+    print("\n".join(aligned(one_at_a_time(arguments.engine) if arguments.engine else by_source())))

@@ -33,9 +33,9 @@ SHARES = (0.02, 0.3, 0.7, 0.85)
 
 def errors(scenario: Scenario) -> list[float]:
     """Of the capacity, then of the latency at `SHARES` of it."""
-    found, fluid = capacity(scenario), Fluid.of(scenario)
-    assert found is not None
-    most_rps = found.estimate.mean
+    simulated, fluid = capacity(scenario), Fluid.of(scenario)
+    assert simulated is not None
+    most_rps = simulated.estimate.mean
     result = [fluid.capacity_rps() / most_rps - 1]
     for share in SHARES:
         rate_rps = share * most_rps
@@ -50,10 +50,10 @@ def main() -> None:
     rows = [("setting", "speculation", "capacity", *(f"latency at {share:.0%}" for share in SHARES))]
     answers = {}
     for name, overrides in SETTINGS.items():
-        scenario = load_scenario(overrides=overrides)
-        for side, each in (("on", scenario), ("off", without_speculation(scenario))):
-            found = answers[f"{name}, {side}"] = errors(each)
-            rows.append((name, side, *(f"{error:+.0%}" for error in found)))
+        loaded = load_scenario(overrides=overrides)
+        for side, scenario in (("on", loaded), ("off", without_speculation(loaded))):
+            row = answers[f"{name}, {side}"] = errors(scenario)
+            rows.append((name, side, *(f"{error:+.0%}" for error in row)))
     print(*aligned(rows), sep="\n")
     print(json.dumps(answers))
 

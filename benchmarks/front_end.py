@@ -75,8 +75,8 @@ def measure(server: Server, pieces: Any) -> dict[str, float]:
         used_s.append(sum(process.cpu_times()[:2]) - before)
         rows.append((count, sum(len(pieces.encode(text).ids) for text in prompts), answered))
         print(f"{count} requests, {rows[-1][1]} prompt tokens, {answered} pieces: {used_s[-1]:.2f} s", flush=True)
-    found, *_ = np.linalg.lstsq(np.array(rows, float), np.array(used_s), rcond=None)
-    return dict(zip(("request_ms", "prompt_token_ms", "piece_ms"), (1e3 * found).tolist(), strict=True))
+    seconds, *_ = np.linalg.lstsq(np.array(rows, float), np.array(used_s), rcond=None)
+    return dict(zip(("request_ms", "prompt_token_ms", "piece_ms"), (1e3 * seconds).tolist(), strict=True))
 
 
 def main() -> None:
@@ -86,10 +86,10 @@ def main() -> None:
         flags = ("--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching")
         with Server.start(ServerFlags(folder, flags, cpu=True), Path(folder) / "log") as server:
             server.wait_ready(PATIENCE_S)
-            found = measure(server, pieces)
-    ratios = {"request_over_piece": found["request_ms"] / found["piece_ms"]}
-    ratios["piece_over_prompt_token"] = found["piece_ms"] / found["prompt_token_ms"]
-    print(json.dumps(found | ratios))
+            milliseconds = measure(server, pieces)
+    ratios = {"request_over_piece": milliseconds["request_ms"] / milliseconds["piece_ms"]}
+    ratios["piece_over_prompt_token"] = milliseconds["piece_ms"] / milliseconds["prompt_token_ms"]
+    print(json.dumps(milliseconds | ratios))
 
 
 if __name__ == "__main__":

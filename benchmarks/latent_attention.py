@@ -62,11 +62,11 @@ def main(source: Annotated[Path, typer.Option(help="folder that holds aiconfigur
     rows = []
     blocks = [(operator, name) for operator, names in MODULES.items() for name in names]
     for device, (operator, name), gemm_type, tp in itertools.product(DEVICES, blocks, FORMATS, DEGREES):
-        found = ratios(source, device, operator, name, gemm_type, tp)
-        if len(found):
+        over_measured = ratios(source, device, operator, name, gemm_type, tp)
+        if len(over_measured):
             place = {"device": device, "block": operator, "model": name, "matrices": gemm_type, "tp": tp}
-            p10, median, p90 = np.quantile(found, (0.1, 0.5, 0.9)).tolist()
-            rows.append({**place, "points": len(found), "p10": p10, "median": median, "p90": p90})
+            p10, median, p90 = np.quantile(over_measured, (0.1, 0.5, 0.9)).tolist()
+            rows.append({**place, "points": len(over_measured), "p10": p10, "median": median, "p90": p90})
     print(pd.DataFrame(rows).to_string(index=False, float_format="{:.2f}".format))
     print(json.dumps(rows))
 

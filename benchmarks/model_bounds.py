@@ -65,12 +65,12 @@ def steps(name: str, device: str) -> Iterator[dict[str, Any]]:
 
 def main(devices: str = DEVICES, models: str = "") -> None:
     names = [name for name in model_names() if models in name]
-    found = [step for device in devices.split(",") for name in names for step in steps(name, device)]
-    outside = [step for step in found if not step["floor_s"] <= step["seconds"] <= step["most_s"]]
+    timed = [step for device in devices.split(",") for name in names for step in steps(name, device)]
+    outside = [step for step in timed if not step["floor_s"] <= step["seconds"] <= step["most_s"]]
     for step in outside:
         print(*(f"{value * 1e3:9.3f}" if isinstance(value, float) else value for value in step.values()))
-    share = np.quantile([step["seconds"] / step["floor_s"] for step in found], [0.0, 0.5, 1.0]) if found else []
-    print(json.dumps({"steps": len(found), "outside": len(outside), "over_floor": [round(float(x), 3) for x in share]}))
+    share = np.quantile([step["seconds"] / step["floor_s"] for step in timed], [0.0, 0.5, 1.0]) if timed else []
+    print(json.dumps({"steps": len(timed), "outside": len(outside), "over_floor": [round(float(x), 3) for x in share]}))
 
 
 if __name__ == "__main__":

@@ -68,25 +68,25 @@ def main(sequences: int = 40, rounds: int = 20) -> None:
         built_in[name] = load_policy(name, **REQUIRED.get(name, {}))
         for key, value in VARIANTS.get(name, {}).items():
             built_in[f"{name}({key}={value})"] = load_policy(name, **{key: value})
-    own: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
-    best = dict.fromkeys([*built_in, *own], math.inf)
+    user: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
+    best = dict.fromkeys([*built_in, *user], math.inf)
     minimal_s = math.inf
     for round_ in range(rounds + 1):
-        found = minimal_step_s(sequences, time.process_time)
-        minimal_s = min(minimal_s, found) if round_ else math.inf  # the first round compiles
-        for label, policy in (built_in | own).items():
+        step_s = minimal_step_s(sequences, time.process_time)
+        minimal_s = min(minimal_s, step_s) if round_ else math.inf  # the first round compiles
+        for label, policy in (built_in | user).items():
             replica, seconds = served(scenario, replace(deployment, policy=policy), table, time.process_time)
-            found = seconds / int(replica.state.engine[0]["step"])
-            best[label] = min(best[label], found) if round_ else math.inf
+            step_s = seconds / int(replica.state.engine[0]["step"])
+            best[label] = min(best[label], step_s) if round_ else math.inf
     print(f"{'policy':<42}{'steps/s':>12}{'bar':>10}{'of bar':>9}{'minimal loop / it':>20}")
     for label, seconds in best.items():
-        bar = PYTHON_BAR if label in own else BAR
+        bar = PYTHON_BAR if label in user else BAR
         print(f"{label:<42}{1 / seconds:>12,.0f}{bar:>10,}{1 / seconds / bar:>9.2f}{seconds / minimal_s:>20.2f}")
     print(f"{'minimal loop':<42}{1 / minimal_s:>12,.0f}")
     rates = {label: round(1 / seconds) for label, seconds in best.items()}
     slowest = min(rates[label] for label in built_in)
     print(json.dumps({"sequences": sequences, "steps_per_s": rates, "minimal_steps_per_s": round(1 / minimal_s),
-                      "slowest_built_in": slowest, "slowest_python": min(rates[label] for label in own)}))  # fmt: skip
+                      "slowest_built_in": slowest, "slowest_python": min(rates[label] for label in user)}))  # fmt: skip
 
 
 if __name__ == "__main__":

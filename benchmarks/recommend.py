@@ -42,8 +42,8 @@ def main(replications: int = 5) -> None:
         if trace is not None and not trace.exists():
             print(f"{name:<22}{label:>12}  not run, {trace} is absent")
             continue
-        asked = {**values, "statistics.replications": replications}
-        scenario = with_values(load_scenario(name, trace=trace), asked)
+        changes = {**values, "statistics.replications": replications}
+        scenario = with_values(load_scenario(name, trace=trace), changes)
         start = time.process_time()
         answer = recommend(scenario, loads=[ComparedLoad(label, {})])
         seconds.append(time.process_time() - start)

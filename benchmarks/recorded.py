@@ -53,15 +53,15 @@ def errors(run: LiveRun, device: str, profile: str | None, replications: int) ->
         "engine.gpu_memory_utilization": UTILIZATION,
         "statistics.replications": replications,
     }
-    found = validate(run, with_values(load_scenario(), values), profile=profile, attribute=False).figures
+    judged = validate(run, with_values(load_scenario(), values), profile=profile, attribute=False).figures
     return {
-        name: {"measured": found[name].measured, "forecast": found[name].forecast.mean, "error": found[name].error}
+        name: {"measured": judged[name].measured, "forecast": judged[name].forecast.mean, "error": judged[name].error}
         for name in BARS
     }
 
 
-def bar_of(name: str, run: LiveRun, own: bool) -> float | None:
-    if not own:
+def bar_of(name: str, run: LiveRun, own_timings: bool) -> float | None:
+    if not own_timings:
         return SHIPPED_TPOT if name == "mean_tpot_s" else None
     is_parallel = run.manifest["server"]["config"]["tensor_parallel_size"] > 1
     return TWO_RANKS_TPOT if is_parallel and name == "mean_tpot_s" else BARS[name]
@@ -75,8 +75,8 @@ def main(replications: int = 1) -> None:  # nothing is drawn where speculation i
     with TemporaryDirectory() as scratch:
         for name, device in RUNS.items():
             run = import_recorded_run(DATA / name, Path(scratch) / "runs" / name)
-            own = own_profile(run, DATA / name, device, Path(scratch) / name)
-            for timings, profile in (("own", own), ("shipped", None)):
+            own_folder = own_profile(run, DATA / name, device, Path(scratch) / name)
+            for timings, profile in (("own", own_folder), ("shipped", None)):
                 for figure, values in errors(run, device, profile, replications).items():
                     bar = bar_of(figure, run, profile is not None)
                     met = bar is None or abs(values["error"]) <= bar

@@ -142,18 +142,18 @@ def published(file: Annotated[Path, typer.Argument()] = FILES[0]) -> None:
     path = file.resolve()
     print(f"{path.name}: static batches, k = {K}, profile h100-llama-3.1-8b-affine")
     print(f"{'method':8}{'batch':>6}{'requests':>10}{'length':>10}{'speed-up':>10}{'published':>11}{'error':>8}")
-    found = []
+    replays = []
     for method in ("eagle", "ngram"):
         for batch_size in BATCH_SIZES:
             result = replay(path, method, batch_size)
-            known = PUBLISHED.get((method, batch_size)) if path.name == FILES[0].name else None
-            error = result.speedup / known - 1 if known else None
-            shown = f"{known:11.2f}{error:+8.1%}" if known and error is not None else f"{'-':>11}{'-':>8}"
+            stated = PUBLISHED.get((method, batch_size)) if path.name == FILES[0].name else None
+            error = result.speedup / stated - 1 if stated else None
+            shown = f"{stated:11.2f}{error:+8.1%}" if stated and error is not None else f"{'-':>11}{'-':>8}"
             length = result.mean_acceptance_length
             print(f"{method:8}{batch_size:6}{len(result.table):10}{length:10.3f}{result.speedup:10.3f}{shown}")
-            figures = {"speedup": result.speedup, "published": known, "mean_acceptance_length": length}
-            found.append({"method": method, "batch_size": batch_size, **figures})
-    print(json.dumps({"file": path.name, "k": K, "replays": found}))
+            figures = {"speedup": result.speedup, "published": stated, "mean_acceptance_length": length}
+            replays.append({"method": method, "batch_size": batch_size, **figures})
+    print(json.dumps({"file": path.name, "k": K, "replays": replays}))
 
 
 def throughput(path: Path, users: int, method: str, acceptance: dict[str, Any]) -> float:
@@ -187,8 +187,8 @@ def rounds_of(path: Path, method: str) -> list[FloatArray]:
 def noise_floor(path: Path, method: str) -> dict[str, float]:
     """How far halves of the recording are apart in tokens a round: what a perfect model would still miss."""
     rounds = rounds_of(path, method)
-    counts = np.array([len(each) for each in rounds])
-    tokens = counts + [each.sum() for each in rounds]
+    counts = np.array([len(lengths) for lengths in rounds])
+    tokens = counts + [lengths.sum() for lengths in rounds]
     dealt = np.tile(np.arange(len(rounds)) < len(rounds) // 2, (DEALS, 1))
     half = np.random.default_rng(0).permuted(dealt, axis=1)
     apart = np.abs((half @ tokens / (half @ counts)) / (~half @ tokens / (~half @ counts)) - 1)
@@ -213,9 +213,9 @@ def compare(lines: list[str], method: str, splits: int, folder: Path) -> list[di
         halves = halves_of(lines, seed, folder)
         fitted, replayed = zip(*(sections(half, method) for half in halves), strict=True)
         for users in BATCH_SIZES:
-            for half, other, own in zip(halves, reversed(fitted), replayed, strict=True):
+            for half, other, record in zip(halves, reversed(fitted), replayed, strict=True):
                 # Without speculation both take as long: the error of the throughput is that of the speed-up.
-                recorded = throughput(half, users, method, own)
+                recorded = throughput(half, users, method, record)
                 errors.append((users, throughput(half, users, method, other) / recorded - 1))
     rows = []
     for users, error in pd.DataFrame(errors).groupby(0)[1]:

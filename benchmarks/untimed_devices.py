@@ -43,20 +43,20 @@ def points_of(device: str) -> pd.DataFrame:
     rows = rows[rows["operator"] != "all_reduce"]
     matrix = rows["operator"] == "linear"
     decodes = rows["operator"].str.endswith("decode") & ~rows["operator"].str.startswith("gdn")
-    asked = (rows["m"] <= 256) & (rows["n"] * rows["k"] > 4e6)
-    return rows[(asked | ~matrix) & ((rows["context"] >= 512) | ~decodes)]
+    large = (rows["m"] <= 256) & (rows["n"] * rows["k"] > 4e6)
+    return rows[(large | ~matrix) & ((rows["context"] >= 512) | ~decodes)]
 
 
 def medians(family: str, dtype: str, without: str = "") -> Roofline | None:
     """Of the fits of every kind of device, its own median counting once; None: no kind has one."""
-    found = []
+    by_kind = []
     for kind in KINDS:
         operators = [profile_of(device).operators[family] for device in kind if without not in kind]
-        fits = [one.dtypes.get(dtype, one) for one in operators if dtype in ("bf16", "fp32") or dtype in one.dtypes]
+        fits = [op.dtypes.get(dtype, op) for op in operators if dtype in ("bf16", "fp32") or dtype in op.dtypes]
         fits = [fit for fit in fits if fit.source.startswith("fitted")]
         if fits:
-            found.append([median(getattr(fit, name) for fit in fits) for name in NUMBERS])
-    return Roofline(*map(median, zip(*found, strict=True)), Origin.EXTRAPOLATED, "medians") if found else None
+            by_kind.append([median(getattr(fit, name) for fit in fits) for name in NUMBERS])
+    return Roofline(*map(median, zip(*by_kind, strict=True)), Origin.EXTRAPOLATED, "medians") if by_kind else None
 
 
 def errors(device: str) -> Iterator[tuple[str, ...]]:
@@ -81,9 +81,9 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
                 if fit is not None:
                     seconds = seconds_by(fit, hardware.ceilings(family, name))(work)
                     predicted.setdefault(way, []).append(pd.Series(seconds, index=some.index))
-        for way, found in predicted.items():
-            known = pd.concat(found).dropna()
-            told = Errors.of(known.to_numpy(np.float64), points.loc[known.index], lambda _: "")
+        for way, parts in predicted.items():
+            seconds = pd.concat(parts).dropna()
+            told = Errors.of(seconds.to_numpy(np.float64), points.loc[seconds.index], lambda _: "")
             yield device, str(family), name, way, str(told.points), str(told)
 
 

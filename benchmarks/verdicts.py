@@ -59,8 +59,8 @@ app = typer.Typer(help=__doc__, add_completion=False)
 
 def smaller_capacity(scenario: Scenario) -> float:
     """Requests per second, with speculation or without."""
-    both = [capacity(each) for each in (scenario, without_speculation(scenario))]
-    return min(each.estimate.mean for each in both if each is not None)
+    capacities = [capacity(side) for side in (scenario, without_speculation(scenario))]
+    return min(most.estimate.mean for most in capacities if most is not None)
 
 
 def word(scenario: Scenario) -> str:
@@ -71,18 +71,18 @@ def recommended(scenario: Scenario) -> str:
     """What ``recommend`` says of the scenario's own setting."""
     k = scenario.speculative_config.k
     answer, label = recommend(scenario, max_k=k), f"{scenario.method} k={k}"
-    return next(each.verdicts[0].word for each in answer.outcomes if each.candidate.label == label)
+    return next(outcome.verdicts[0].word for outcome in answer.outcomes if outcome.candidate.label == label)
 
 
 def planned_too_much(scenario: Scenario) -> dict[str, tuple[float, float]]:
     """Rate that ``plan`` finds under an SLO that anything meets, and the capacity, where the rate is larger."""
     answer = plan(PlanQuestion(scenario, objectives=parse_objectives("e2e:mean<1000s")))
-    found = {}
+    promised = {}
     for sizing in answer.sizings:
         most = capacity(sizing.candidate.scenario)
         if sizing.largest is not None and sizing.largest.met > most.estimate.high * sizing.replicas:
-            found[sizing.candidate.label] = (sizing.largest.met, most.estimate.high)
-    return found
+            promised[sizing.candidate.label] = (sizing.largest.met, most.estimate.high)
+    return promised
 
 
 @app.command()
@@ -101,26 +101,26 @@ def words(
     rates = [float(rate) for rate in np.linspace(0.05, 1.5, loads) * smaller]
     swept = {cell.values["rate"]: cell.verdict for cell in sweep(scenario, {"rate": rates}).cells}
     for rate in rates:
-        asked = with_rate(scenario, rate)
-        said_by = {"simulate": word(asked), "recommend": recommended(asked), "sweep": swept[rate]}
-        page = word(with_values(asked, page_effort(asked)))
-        truth = word(with_values(asked, LONG))
+        rated = with_rate(scenario, rate)
+        by_surface = {"simulate": word(rated), "recommend": recommended(rated), "sweep": swept[rate]}
+        page = word(with_values(rated, page_effort(rated)))
+        truth = word(with_values(rated, LONG))
         if crossing.kind == "crosses" and not low <= rate <= high:
             side = "pays" if (rate < low) == crossing.falls else "costs"
-            said_by["cutover"] = "overloaded" if said_by["simulate"] == "overloaded" and side == "costs" else side
-        if len(set(said_by.values())) > 1:
-            differ.append((rate, said_by))
-        said = {*said_by.values(), page}
-        wrong += [(rate, each, truth) for each in said if each in DECIDED and truth in DECIDED and each != truth]
+            by_surface["cutover"] = "overloaded" if by_surface["simulate"] == "overloaded" and side == "costs" else side
+        if len(set(by_surface.values())) > 1:
+            differ.append((rate, by_surface))
+        claims = {*by_surface.values(), page}
+        wrong += [(rate, claim, truth) for claim in claims if claim in DECIDED and truth in DECIDED and claim != truth]
         away = not low * (1 - NEAR) <= rate <= high * (1 + NEAR)
-        undecided += [(rate, each) for each in said if each not in DECIDED and away]
-        rows.append({"rate_rps": rate, **said_by, "page": page, "long": truth})
-        print(f"{rate:7.2f} req/s  {said_by}  page: {page}  60,000 requests: {truth}", flush=True)
+        undecided += [(rate, claim) for claim in claims if claim not in DECIDED and away]
+        rows.append({"rate_rps": rate, **by_surface, "page": page, "long": truth})
+        print(f"{rate:7.2f} req/s  {by_surface}  page: {page}  60,000 requests: {truth}", flush=True)
     counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided)}
     text = "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it"
     print(text.format(**counts))
-    for each in (*differ, *wrong, *undecided):
-        print(" ", each)
+    for case in (*differ, *wrong, *undecided):
+        print(" ", case)
     promised = planned_too_much(scenario)
     print(f"plan promises more than the capacity: {promised or 'no'}")
     print(json.dumps({**counts, "promised": len(promised), "loads": rows}))
@@ -143,14 +143,14 @@ def cover(
     settled = [values for values in workers.map(figures, seeded) if values is not None]
     rows = {"not settled": {"share": 1 - len(settled) / trials}}
     for name, true in truth.items():
-        known = [values[name] for values in settled]
-        half = float(np.mean([each.half_width for each in known]))
+        estimates = [values[name] for values in settled]
+        half = float(np.mean([estimate.half_width for estimate in estimates]))
         if not true.half_width < REFERENCE_SHARE * half:
             raise SystemExit(f"{name}: the long run is too short to judge by ({true} against ± {half:.3g})")
         rows[name] = {
-            "coverage": sum(each.contains(true.mean) for each in known) / trials,
+            "coverage": sum(estimate.contains(true.mean) for estimate in estimates) / trials,
             "half_width": half / true.mean,
-            "error": float(np.mean([each.mean for each in known])) / true.mean - 1.0,
+            "error": float(np.mean([estimate.mean for estimate in estimates])) / true.mean - 1.0,
         }
     return rows
 

@@ -68,15 +68,15 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     import torch
 
     name, shape, count = kind
-    found = operator(name)
+    kernel = operator(name)
     generator = torch.Generator(device=device.kind)
     generator.manual_seed(seed)
     kv_dtype = kv_dtype_of(name)
-    inputs = [found.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
-    sets = [(each, found.make_outputs(each)) for each in inputs]
+    inputs = [kernel.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
+    sets = [(buffers, kernel.make_outputs(buffers)) for buffers in inputs]
     ready = [
-        [implementation.prepare(*each) for each in sets]
-        for name, implementation in found.implementations.items()
+        [implementation.prepare(*buffers) for buffers in sets]
+        for name, implementation in kernel.implementations.items()
         if not implementation.supports(shape, DTYPE, kv_dtype, device.kind)
         and (name, device.kind) != ("triton", "cpu")  # interpreted, its times mean nothing
     ]
@@ -87,7 +87,7 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
 
 def in_order(kernels: list[list[Launch]]) -> list[Launch]:
     """Launches layer by layer: the i-th share of every kind before the next share of any."""
-    placed = [((index + 0.5) / len(each), launch) for each in kernels for index, launch in enumerate(each)]
+    placed = [((index + 0.5) / len(ready), launch) for ready in kernels for index, launch in enumerate(ready)]
     return [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
 
 
@@ -98,12 +98,12 @@ def median_s(timer: Timer, ready: list[Launch], graph: bool) -> float:
 def measure(model: ModelSpec, device: Device, batch: int, k: int, context: int, graph: bool) -> tuple[float, float]:
     """(Seconds of the step as a whole, sum of its kernels timed alone)."""
     timer: Timer = CpuTimer() if device.kind == "cpu" else CudaTimer()
-    found = list(kinds(model, batch, 1 + k, context))
-    needed = sum(count * footprint_bytes(name, shape, DTYPE, kv_dtype_of(name)) for name, shape, count in found)
+    step_kinds = list(kinds(model, batch, 1 + k, context))
+    needed = sum(count * footprint_bytes(name, shape, DTYPE, kv_dtype_of(name)) for name, shape, count in step_kinds)
     if needed > MEMORY_SHARE * device.memory_bytes:
         raise HardwareError(f"{needed / 1e9:.0f} GB needed", key="memory", value=f"{device.memory_bytes / 1e9:.0f} GB")
-    kernels = [launches(kind, device, timer, seed) for seed, kind in enumerate(found)]
-    alone = sum(len(each) * median_s(timer, each, graph) for each in kernels)
+    kernels = [launches(kind, device, timer, seed) for seed, kind in enumerate(step_kinds)]
+    alone = sum(len(ready) * median_s(timer, ready, graph) for ready in kernels)
     steps = in_order(kernels)
 
     def step() -> None:
