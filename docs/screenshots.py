@@ -36,10 +36,10 @@ def main(names: list[str]) -> None:
 
 
 def photograph(
-    url: str, target: Path, query: dict[str, str], press: Sequence[str] = (), until: str = ".dc-footer", **look: Any
+    url: str, target: Path, query: dict[str, str], press: Sequence[str] = (), until: str = ".dc-footer", **window: Any
 ) -> None:
     """Open the page of ``query``, press buttons, wait for ``until`` (CSS), and write the whole page as a small PNG."""
-    page = Browser(url, **look)
+    page = Browser(url, **window)
     page.wait_s = 600.0
     try:
         page.open(query=query)

@@ -22,16 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--slo", required=True, help="objectives, e.g. 'ttft:p95<500ms;tpot:p95<30ms'")
     parser.add_argument("--headroom", type=float, default=0.0, help="share beyond each rate that must hold too")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario's key")
-    given = parser.parse_args(arguments)
-    scenario = load_scenario(given.scenario, overrides=given.set)
-    objectives = parse_objectives(given.slo)
+    options = parser.parse_args(arguments)
+    scenario = load_scenario(options.scenario, overrides=options.set)
+    objectives = parse_objectives(options.slo)
     print(f"{'req/s':>10}{'GPUs off':>10}{'GPUs SD':>10}{'saved':>8}")
-    for rate in parse_values(given.rates, "--rates"):
-        answer = plan(PlanQuestion(scenario, rate, objectives, methods=[OFF, GIVEN], headroom=given.headroom))
+    for rate in parse_values(options.rates, "--rates"):
+        answer = plan(PlanQuestion(scenario, rate, objectives, methods=[OFF, GIVEN], headroom=options.headroom))
         sizings = {sizing.candidate.method == OFF: sizing for sizing in answer.sizings}
         off, on = sizings[True], sizings[False]
         saved = f"{1 - on.num_gpus / off.num_gpus:.0%}" if off.feasible and on.feasible else "-"
-        counts = [str(each.num_gpus) if each.feasible else "-" for each in (off, on)]
+        counts = [str(sizing.num_gpus) if sizing.feasible else "-" for sizing in (off, on)]
         print(f"{rate:>10g}{counts[0]:>10}{counts[1]:>10}{saved:>8}")
         for sizing in (off, on):
             if not sizing.feasible:

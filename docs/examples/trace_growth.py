@@ -25,20 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--growth", default="1,1.5,2", metavar="F,F,...|A..B:N", help="factors on the recorded rate")
     parser.add_argument("--spare", type=int, default=1, help="replicas that may fail (1: N+1)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario's key")
-    given = parser.parse_args(arguments)
-    scenario = load_scenario(given.scenario, overrides=given.set, trace=given.trace)
+    options = parser.parse_args(arguments)
+    scenario = load_scenario(options.scenario, overrides=options.set, trace=options.trace)
     recorded = mean_rate(scenario)
-    objectives = parse_objectives(given.slo)
+    objectives = parse_objectives(options.slo)
     print(f"recorded: {recorded:.4g} requests/s on average")
     print(f"{'growth':>8}{'req/s':>10}{'GPUs':>6}  {'best':<32}{'holds up to':>12}")
-    for factor in parse_values(given.growth, "--growth"):
-        answer = plan(PlanQuestion(scenario, factor * recorded, objectives, spare=given.spare))
+    for factor in parse_values(options.growth, "--growth"):
+        answer = plan(PlanQuestion(scenario, factor * recorded, objectives, spare=options.spare))
         best = answer.best
         if best is None or best.largest is None:
             print(f"{factor:>8g}{factor * recorded:>10.4g}     -  {answer.sizings[0].reason}")
             continue
-        held = f"x {best.largest.met / recorded:.2f}"
-        print(f"{factor:>8g}{factor * recorded:>10.4g}{best.num_gpus:>6}  {best.candidate.label:<32}{held:>12}")
+        holds = f"x {best.largest.met / recorded:.2f}"
+        print(f"{factor:>8g}{factor * recorded:>10.4g}{best.num_gpus:>6}  {best.candidate.label:<32}{holds:>12}")
 
 
 if __name__ == "__main__":
