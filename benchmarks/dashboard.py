@@ -87,7 +87,7 @@ def one_session(browser: Browser, server: Server, count: int) -> dict[str, float
     print(f"seconds of {count} changes (bar: estimate p95 {BAR_S:.2f} s)")
     print(table[["mean", "p50", "p95", "max"]].to_string(float_format="{:.2f}".format))
     print(f"the host took {stolen:.0%} of the cores' time meanwhile, other processes used {others:.2f} cores")
-    figures = {f"{name}_{of}_s": table.at[name, of] for name in ("estimate", "all") for of in ("p50", "p95", "max")}
+    figures = {f"{name}_{pct}_s": table.at[name, pct] for name in ("estimate", "all") for pct in ("p50", "p95", "max")}
     figures |= {"server_cpu_s": table.at["server_cpu", "mean"], "server_cpu_p95_s": table.at["server_cpu", "p95"]}
     figures |= {"browser_cpu_s": table.at["browser_cpu", "mean"], "stolen_share": stolen, "others_cores": others}
     return {"changes": count, **{name: round(float(value), 4) for name, value in figures.items()}}

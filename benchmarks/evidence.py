@@ -156,8 +156,7 @@ def calibrated(forecasts: list[Forecast]) -> pd.DataFrame:
     rows = []
     for members in setups.values():
         runs = {(f.point.load.value, f.point.off): f for f in members}
-        for run in runs.values():
-            load, off = run.point.load.value, run.point.off
+        for (load, off), run in runs.items():
             same = [f for f in members if (f.point.load.value, f.point.off) == (load, off)]
             judged = [f for f in members if f.point.load.value != load]
             judged += [f for f in same if f.error("on") is not None]

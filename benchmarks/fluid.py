@@ -14,18 +14,13 @@ from draftcast.scenarios.schema import Scenario, with_values, without_speculatio
 from draftcast.scenarios.show.tables import aligned
 
 MTP = ("engine.speculative_config={method: mtp, num_speculative_tokens: 2}", "acceptance={model: chain, alpha: 0.8}")
+DEEPSEEK = ("engine.model=DeepSeek-V3", "hardware=h200", *MTP)
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Llama-3.1-8B, H100": (),
     "the same, prompts of 6,000 tokens": ("workload.lengths={prompt_tokens: 6000, output_tokens: 200}",),
     "the same, SGLang": ("engine.version=sglang 0.5.9",),
-    "DeepSeek-V3, 8 x H200": ("engine.model=DeepSeek-V3", "hardware=h200", "engine.tensor_parallel_size=8", *MTP),
-    "the same, 8 data-parallel ranks": (
-        "engine.model=DeepSeek-V3",
-        "hardware=h200",
-        "engine.data_parallel_size=8",
-        "engine.enable_expert_parallel=true",
-        *MTP,
-    ),
+    "DeepSeek-V3, 8 x H200": (*DEEPSEEK, "engine.tensor_parallel_size=8"),
+    "the same, 8 data-parallel ranks": (*DEEPSEEK, "engine.data_parallel_size=8", "engine.enable_expert_parallel=true"),
     "Qwen3.5-27B, B200": ("engine.model=Qwen3.5-27B", "hardware=b200", *MTP),
 }
 SHARES = (0.02, 0.3, 0.7, 0.85)

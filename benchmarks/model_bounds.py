@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import typer
 
-from draftcast.calibration.profile.hardware import HardwareSpec, hardware_names, load_hardware
+from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import load_profile
 from draftcast.errors import DraftcastError
 from draftcast.kernels.model.catalog import load_model, model_names
-from draftcast.kernels.model.spec import WINDOWS, ModelSpec
+from draftcast.kernels.model.spec import WINDOWS
 from draftcast.scenarios.compare.limits import target_work
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -28,12 +28,6 @@ from draftcast.sim.cost.step_cost import compile_step_cost
 BATCHES = tuple(2**i for i in range(9))
 CONTEXT = 1024
 DEVICES = ",".join(name for name in hardware_names() if name != "cpu")
-
-
-def floor_s(model: ModelSpec, config: EngineConfig, hardware: HardwareSpec, f: st.Record) -> float:
-    """Weights that the batch touches and the context it reads, at the memory's bandwidth."""
-    moved = sum(work.bytes for family, _, work in target_work(model, config, f) if family != "elementwise")
-    return float(moved) / hardware.ceilings("attention_decode", "bf16")[1]
 
 
 def steps(name: str, device: str) -> Iterator[dict[str, Any]]:
@@ -55,7 +49,9 @@ def steps(name: str, device: str) -> Iterator[dict[str, Any]]:
                 if batch <= room:
                     st.decode_features(cost, batch, 0, CONTEXT, f)
                     st.step_time(cost, f, out)
-                    floor = floor_s(model, config, hardware, f)
+                    # Weights that the batch touches and the context it reads, at the memory's bandwidth.
+                    moved = sum(work.bytes for kind, _, work in target_work(model, config, f) if kind != "elementwise")
+                    floor = float(moved) / hardware.ceilings("attention_decode", "bf16")[1]
                     seconds = float(out["target_s"] + out["sample_s"])
                     most = 4 * floor + (40e-6 if tp == 1 else 80e-6) * model.num_hidden_layers + 1e-3
                     yield {"model": name, "device": device, "tp": tp, "dtype": dtype, "batch": batch,

@@ -70,21 +70,21 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
     for (family, dtype, kv_dtype), points in by_family:
         name = str(kv_dtype or dtype)
         predicted: dict[str, list[pd.Series]] = {}
-        for part, some in parts_of(points):
-            work, tiled = part.work_of(some), part.tiled_work_of(some)
+        for part, shapes in parts_of(points):
+            work, tiled = part.work_of(shapes), part.tiled_work_of(shapes)
             for other in others:
                 timed = profile_of(other)
                 here, there = (p.seconds_of(family, name)(tiled) for p in (timed.stretched_to(hardware), timed))
-                predicted.setdefault(other, []).append(some[f"seconds_{other}"] * (here / there))
+                predicted.setdefault(other, []).append(shapes[f"seconds_{other}"] * (here / there))
             ways = {"default": profile_of(device, "default").operator(family, name)}
             for way, fit in (ways | {"medians": medians(family, name, device)}).items():
                 if fit is not None:
                     seconds = seconds_by(fit, hardware.ceilings(family, name))(work)
-                    predicted.setdefault(way, []).append(pd.Series(seconds, index=some.index))
+                    predicted.setdefault(way, []).append(pd.Series(seconds, index=shapes.index))
         for way, parts in predicted.items():
             seconds = pd.concat(parts).dropna()
-            told = Errors.of(seconds.to_numpy(np.float64), points.loc[seconds.index], lambda _: "")
-            yield device, str(family), name, way, str(told.points), str(told)
+            fit_errors = Errors.of(seconds.to_numpy(np.float64), points.loc[seconds.index], lambda _: "")
+            yield device, str(family), name, way, str(fit_errors.points), str(fit_errors)
 
 
 def main() -> None:

@@ -69,8 +69,7 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
 
     name, shape, count = kind
     kernel = operator(name)
-    generator = torch.Generator(device=device.kind)
-    generator.manual_seed(seed)
+    generator = torch.Generator(device=device.kind).manual_seed(seed)
     kv_dtype = kv_dtype_of(name)
     inputs = [kernel.make_inputs(shape, DTYPE, kv_dtype, device.kind, generator) for _ in range(count)]
     sets = [(buffers, kernel.make_outputs(buffers)) for buffers in inputs]
