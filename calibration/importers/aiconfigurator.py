@@ -52,7 +52,7 @@ import pandas as pd
 from draftcast.calibration.importers import latent_attention, table_file
 from draftcast.calibration.importers.latent_attention import FP8_SPARSE_MODELS, MODEL, block_shape, module_rows
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import NAMES, PROMPTS, Imported, LeftOut, launches
+from draftcast.calibration.importers.table_file import NAMES, PROMPTS, Imported, LeftOut, known_rows, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -74,20 +74,13 @@ _CROWDED_FIRST = {"power_law_1.01": 0, "power_law_1.2": 1, "balanced": 2}
 _BALANCED_FIRST = {"balanced": 0, "power_law_1.01": 1, "power_law_1.2": 2}
 
 
-def _known(raw: pd.DataFrame, column: str, formats: dict[str, str], what: str, left_out: LeftOut) -> pd.DataFrame:
-    """Rows whose number format has a counterpart; the others are counted."""
-    has = raw[column].isin(list(formats))
-    left_out.update(f"{what} in {name}" for name in raw.loc[~has, column])
-    return raw[has]
-
-
 def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
-    rows = _known(raw, "gemm_dtype", GEMM_DTYPES, "linear layers", left_out)
+    rows = known_rows(raw, "gemm_dtype", GEMM_DTYPES, "linear layers in", left_out)
     return launches(rows, "linear", rows["gemm_dtype"].map(GEMM_DTYPES), ("m", "k", "n"))
 
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
-    rows = _known(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache", left_out)
+    rows = known_rows(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache in", left_out)
     kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*PROMPTS, "num_key_value_heads", "head_dim")
     window = rows.get("window_size", 0)  # files of older versions have none
     return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=rows["step"] + rows["isl"], window=window)
@@ -95,7 +88,7 @@ def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.Da
 
 def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_DTYPES) -> pd.DataFrame:
     """Routed experts, each point under the routing nearest to independent choice."""
-    rows = _known(raw, "moe_dtype", dtypes, "experts", left_out)
+    rows = known_rows(raw, "moe_dtype", dtypes, "experts in", left_out)
     # Nemotron's experts (22 of 512, or 1856 wide) have no gate matrix; Kimi-K3's activation was replaced by another.
     other = (rows["topk"] == 22) | (rows["inter_size"] == 1856) | rows["kernel_source"].str.endswith("_as_silu")
     elsewhere = rows["moe_ep_size"] > 1
@@ -114,7 +107,7 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_
 
 
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
-    rows = _known(raw, "allreduce_dtype", {"bfloat16": "bf16", "float16": "bf16"}, "all-reduce", left_out)
+    rows = known_rows(raw, "allreduce_dtype", ("bfloat16", "float16"), "all-reduce in", left_out)
     columns = {"graph": rows["kernel_source"].str.endswith("_graph"), "message_bytes": rows["message_size"] * 2}
     return launches(rows, "all_reduce", "bf16", ("num_gpus",), **columns)
 
@@ -146,7 +139,7 @@ def latent_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
 
 def product_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     """The batched products before and after latent attention, bf16, both as one; no rows of a latency table."""
-    rows = _known(raw, "bmm_dtype", {"bfloat16": "bf16"}, "products of latent attention", left_out)
+    rows = known_rows(raw, "bmm_dtype", ("bfloat16",), "products of latent attention in", left_out)
     both = rows.groupby(["op_name", "num_tokens", "num_heads"])["latency"].min().unstack("op_name").dropna().sum(axis=1)
     named = both.rename("latency").reset_index().assign(kernel_source="")
     return launches(named, PRODUCTS, "bf16", ("num_tokens", "num_heads"))
@@ -252,7 +245,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         licence=LICENCE,
         versions=versions,
         sources=sources,
-        left_out=counts | {f"{name}: {why}": n for name, of in left_out.items() for why, n in (+of).items()},
+        left_out=counts | {f"{name}: {why}": n for name, counted in left_out.items() for why, n in (+counted).items()},
     )
 
 

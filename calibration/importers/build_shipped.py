@@ -69,9 +69,8 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         few = len(imported.table) - len(table)
         left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
         engines = {name: shipped(of_engine) for name, of_engine in imported.engines.items()}
-        bundled = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out)
-        if (out / name / VERIFY).is_file():
-            bundled = dataclasses.replace(bundled, source=bundled.source + VERIFIED)
+        source_text = imported.source + VERIFIED * (out / name / VERIFY).is_file()
+        bundled = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out, source=source_text)
         write_profile(out / name, bundled, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())
         print(f"{name:<14}{len(table):>8} rows{size / 1e6:>8.2f} MB")

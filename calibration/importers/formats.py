@@ -72,14 +72,8 @@ def write_profile(
     try:
         for file, table in tables.items():
             save_table(table, folder / file)
-        write_manifest(
-            folder,
-            name=name,
-            hardware=hardware.name,
-            date=date,
-            command=command,
-            **picked(imported, "device versions source licence left_out sources"),
-        )
+        facts = {"name": name, "hardware": hardware.name, "date": date, "command": command}
+        write_manifest(folder, **facts, **picked(imported, "device versions source licence left_out sources"))
         fit_profile(folder, hardware)
     except BaseException:  # a part of a profile would keep the next try out
         for file in (*tables, MANIFEST):

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, launches
+from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, known_rows, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import Part, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
@@ -47,17 +47,14 @@ def module_rows(
     ``names``: of their models where they are not `MODULES`.
     """
     names = names or MODULES[operator]
-    taken = pd.Series(True, index=raw.index)
     wanted = {"model": names, "gemm_type": (gemm_type,), "mla_dtype": ("bfloat16",), "kv_cache_dtype": tuple(KV_DTYPES)}
     for column, values in wanted.items():
-        bad = taken & ~raw[column].isin(values)
-        left_out.update(f"{operator} with {column} {value}" for value in raw.loc[bad, column])
-        taken &= ~bad
+        raw = known_rows(raw, column, values, f"{operator} with {column}", left_out)
     models = {name: load_model(named_format(name)[0]) for name in names}
-    heads = raw["model"].map({name: model.num_attention_heads for name, model in models.items()})
-    uneven = taken & (heads % raw["num_heads"] != 0)
+    heads = raw["model"].map({name: model.num_attention_heads for name, model in models.items()}).astype(np.int64)
+    uneven = heads % raw["num_heads"] != 0
     left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
-    rows = raw[taken & ~uneven]
+    rows = raw[~uneven]
     kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]
     sizes = pd.DataFrame({name: block_shape(model, operator, 1) for name, model in models.items()}).drop("heads")
     widths = {str(size): rows["model"].map(of_model) for size, of_model in sizes.iterrows()}
@@ -90,9 +87,8 @@ def without_matrices(
         return others
     blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
     nothing = blocks["seconds"] <= 0.0
-    cached = blocks["operator"].str.endswith("decode") & (
-        _footprint(blocks, WEIGHT_BYTES[dtype]) <= hardware.cache_bytes
-    )
+    fits_cache = _footprint(blocks, WEIGHT_BYTES[dtype]) <= hardware.cache_bytes
+    cached = blocks["operator"].str.endswith("decode") & fits_cache
     low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
     for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
         left_out[reason] += int(bad.sum())

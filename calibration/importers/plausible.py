@@ -5,6 +5,8 @@ while in an engine a layer's weights and KV come from memory. A row far above a 
 ran a badly chosen kernel that padding avoids. Both are dropped and counted, never corrected.
 """
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 
@@ -33,11 +35,8 @@ def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame
     left_out: dict[str, int] = {}
     if frame.empty:
         return frame, left_out
-    for reason, test in (
-        (BELOW_FLOOR, lambda rows: below_floor(rows, hardware)),
-        (ABOVE_LARGER, above_larger),
-        (ABOVE_WIDER, above_wider),
-    ):
+    below = partial(below_floor, hardware=hardware)
+    for reason, test in ((BELOW_FLOOR, below), (ABOVE_LARGER, above_larger), (ABOVE_WIDER, above_wider)):
         bad = test(frame)
         if bad.any():
             left_out[reason] = int(bad.sum())

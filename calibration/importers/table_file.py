@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,8 @@ def read_rows(path: Path, *needed: str) -> Rows:
 
     Raises HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
     """
-    if path.suffix == ".parquet":
-        rows = Rows(str(path), read_frame(path, kind=HardwareError), False)
-    else:
-        rows = Rows(str(path), _read_csv(path), True)
+    is_csv = path.suffix != ".parquet"
+    rows = Rows(str(path), _read_csv(path) if is_csv else read_frame(path, kind=HardwareError), is_csv)
     for column in needed:
         rows[column]
     return rows
@@ -128,6 +126,13 @@ class Imported:
 PROMPTS = ("batch_size", "isl", "num_heads")
 NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")
 """aiconfigurator-core's ``systems``, ``columns`` and ``files``."""
+
+
+def known_rows(rows: pd.DataFrame, column: str, known: Iterable[str], what: str, left_out: LeftOut) -> pd.DataFrame:
+    """Rows whose ``column`` holds one of the ``known`` values; the others are counted as ``what`` and their value."""
+    has = rows[column].isin(list(known))
+    left_out.update(f"{what} {value}" for value in rows.loc[~has, column])
+    return rows[has]
 
 
 def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
