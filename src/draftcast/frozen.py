@@ -104,19 +104,15 @@ class Frozen(BaseModel):
                 continue
             near = nearest_key(str(key), cls.model_fields) or cls.elsewhere(str(key))
             hint = f"did you mean {near}? " if near else ""
-            raise PydanticCustomError(
-                "unknown_key",
-                "unknown key; {hint}allowed: {allowed}",
-                {"hint": hint, "allowed": ", ".join(cls.model_fields), "key": str(key), "value": data[key]},
-            )
+            context = {"hint": hint, "allowed": ", ".join(cls.model_fields), "key": str(key), "value": data[key]}
+            raise PydanticCustomError("unknown_key", "unknown key; {hint}allowed: {allowed}", context)
         return data
 
 
 def wrong(key: str, value: Any, message: str) -> PydanticCustomError:
     """An error about field ``key`` of the model whose validator raises it (dotted below that model)."""
-    return PydanticCustomError(
-        "bad_value", "{message}", {"message": " ".join(message.split()), "key": key, "value": value}
-    )
+    context = {"message": " ".join(message.split()), "key": key, "value": value}
+    return PydanticCustomError("bad_value", "{message}", context)
 
 
 def in_schema(names: Callable[[], Collection[str]], pattern: str = "") -> Any:
