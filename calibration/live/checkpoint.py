@@ -58,9 +58,8 @@ def write_testbed(
     for spec in (target, draft):
         _check_shape(spec)
     if draft.vocab_size != target.vocab_size:
-        raise ModelError(
-            f"must be the target's, {target.vocab_size}", file=draft.name, key="vocab_size", value=draft.vocab_size
-        )
+        message = f"must be the target's, {target.vocab_size}"
+        raise ModelError(message, file=draft.name, key="vocab_size", value=draft.vocab_size)
     for k in ks:
         if not 1 <= k <= len(rates):
             raise InputError(f"1 to {len(rates)}, the number of rates, is needed", key="k", value=k)

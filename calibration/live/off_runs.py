@@ -305,21 +305,20 @@ def _from_metrics(text: str, source: str) -> OffRun:
         raise InputError("a server with speculation; calibrate to one without", file=source, key=NUM_DRAFTS)
     means = {}
     for figure, candidates in histograms.items():
-        there = next((name for name in candidates if totals.get(f"{name}_count")), None)
-        if there is None:
+        histogram = next((name for name in candidates if totals.get(f"{name}_count")), None)
+        if histogram is None:
             raise InputError("not found, or nothing was counted yet", file=source, key=f"{candidates[0]}_count")
-        means[figure] = totals[f"{there}_sum"] / totals[f"{there}_count"]
+        means[figure] = totals[f"{histogram}_sum"] / totals[f"{histogram}_count"]
     requests = int(totals["vllm:request_generation_tokens_count"])
     figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
     prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
     load, arrivals = "the scenario's load", None
     engines = len(values["vllm:request_generation_tokens_count"])
-    if is_range(text):
+    if per_engine := is_range(text):
         # How many engines are a server, the scenario knows.
         rate_rps = requests / engines / range_seconds(text, source)
         load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
         arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines
-    per_engine = is_range(text)
     _check_answered(requests, 0.0, source)
     return OffRun(source, load, requests, figures, {}, arrivals, prompt, output, model, per_engine, engines)

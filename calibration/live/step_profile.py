@@ -226,13 +226,10 @@ def write_live_profile(calibration: LiveCalibration, folder: Path, label: Profil
     profile.new_profile_folder(folder, REPORT)
     affine = AffineFit(
         values=calibration.coefficients,
-        rows=calibration.rows,
-        methods=calibration.methods,
-        sequences=calibration.sequences,
+        **picked(calibration, "rows methods sequences notes"),
         enforce_eager=bool(_enforce_eager(calibration.runs[0].run)),
         source=f"live runs of vLLM {', '.join(versions)}: {len(calibration.runs)} runs "
         f"({', '.join(calibration.methods) or 'no speculation'}), {steps} steps; held-out error {calibration.all}",
-        notes=calibration.notes,
         versions=[str(version)] if (version := first["server"].get("version")) else [],
         command=" ".join(["draftcast live calibrate", *(str(run.run.folder) for run in calibration.runs)]),
         report=calibration.report(),
