@@ -109,10 +109,10 @@ def _versions(torch: Any) -> dict[str, str]:
     return versions
 
 
-def _cpu_cache_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+def _cpu_cache_bytes() -> int:
     """Size of the highest cache level that /sys names, of several the largest."""
     sizes = [(0, _ASSUMED_CACHE_BYTES)]  # by level
-    for index in folder.glob("index*"):
+    for index in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*"):
         with contextlib.suppress(OSError, ValueError):
             level = int((index / "level").read_text())
             if size := re.fullmatch(r"(\d+)([KMG]?)", (index / "size").read_text().strip()):

@@ -73,13 +73,10 @@ class NoiseProbe:
 
     def read(self) -> NoiseReading:
         """A reading for the manifest, about half a second."""
-        moments, copies = [], []
         source = self._memory[: len(self._copy)]
-        for _ in range(_READING_REPEATS):
-            moments.append(self.quietness())
-            copies.append(_seconds(lambda: self._copy.copy_(source)))
-        spins, reads = zip(*moments, strict=True)
-        return NoiseReading(time.time(), spins, reads, tuple(copies), os.getloadavg()[0])
+        rounds = [(*self.quietness(), _seconds(lambda: self._copy.copy_(source))) for _ in range(_READING_REPEATS)]
+        spins, reads, copies = zip(*rounds, strict=True)
+        return NoiseReading(time.time(), spins, reads, copies, os.getloadavg()[0])
 
 
 class Levels:

@@ -92,15 +92,15 @@ class Progress:
     launches: int = 0  # timed in all of them
     took_s: float = 0.0  # wall time of its visits
     failed: str = ""  # why it cannot be timed, "" if it can
-    _judged_at: tuple[int, int] = (0, -1)  # bursts and version of the levels
-    _judged: tuple[list[float], Estimate] | None = None
+    # What was judged last: at how many bursts and which version of the levels, quiet bursts, estimate
+    _judged: tuple[tuple[int, int], list[float], Estimate] | None = None
 
     @property
     def visits(self) -> int:
         return len(self.bursts)
 
     def quiet_bursts(self, levels: Levels) -> list[float]:
-        return self._judge(levels)[0]
+        return self._judge(levels)[1]
 
     def estimate(self, levels: Levels) -> Estimate:
         """From the quiet bursts once there are enough of them.
@@ -108,13 +108,13 @@ class Progress:
         Before that the median is that of the least disturbed ones, nothing is settled, and the interval spans all
         bursts and what each could have been on the quiet machine, had the kernel been slowed as the fixed work was.
         """
-        return self._judge(levels)[1]
+        return self._judge(levels)[2]
 
-    def _judge(self, levels: Levels) -> tuple[list[float], Estimate]:
+    def _judge(self, levels: Levels) -> tuple[tuple[int, int], list[float], Estimate]:
         at = len(self.bursts), levels.version
-        if self._judged is None or self._judged_at != at:
+        if self._judged is None or self._judged[0] != at:
             quiet = [seconds for seconds, moment in self.bursts if moment is None or levels.is_quiet(moment)]
-            self._judged_at, self._judged = at, (quiet, self._estimate(quiet, levels))
+            self._judged = at, quiet, self._estimate(quiet, levels)
         return self._judged
 
     def _estimate(self, quiet: list[float], levels: Levels) -> Estimate:

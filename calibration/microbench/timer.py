@@ -38,8 +38,7 @@ def launches(operator: Operator, point: Point, device: str, seed: int, cache_byt
     set_bytes = sum(value.nbytes for value in (*tensors.values(), *operator.make_outputs(first).values()))
     ready = []
     for index in range(sets_needed(set_bytes, cache_bytes)):
-        copies = {name: value.clone() for name, value in tensors.items()} if index else {}
-        inputs = {**first, **copies}
+        inputs = {**first, **({name: value.clone() for name, value in tensors.items()} if index else {})}
         outputs = operator.make_outputs(inputs)
         for output in outputs.values():
             output.zero_()
