@@ -112,8 +112,7 @@ def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
         return float(np.exp(-others.groupby("source")["log"].median().median())) if len(others) else 1.0
 
     def errors(ratio_of: Callable[[str, str], float]) -> FigureErrors:
-        pairs = ((name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows)
-        return errors_by_source(list(pairs))
+        return errors_by_source([(name, float(np.exp(log) * ratio_of(kind, name) - 1.0)) for kind, name, log in rows])
 
     table = {
         "before": errors(lambda _kind, _source: 1.0),

@@ -97,17 +97,16 @@ def scenario_of(
     blocks = engine["max_num_seqs"] * (longest // 16 + 1) + 1
     measured = {"model": "llama-3.1-8b", "version": "vllm 0.10"}  # 0.10.1 (arXiv 2601.11580)
     fixed = {**measured, "max_model_len": longest, "num_gpu_blocks": blocks}
-    return load_scenario(
-        {
-            "schema_version": 1,
-            "engine": {**fixed, "enable_prefix_caching": False, **engine},
-            "hardware": "h100-sxm",
-            "profile": "h100-llama-3.1-8b-affine",
-            "workload": workload,
-            "acceptance": acceptance,
-            "statistics": {"replications": 1},
-        }
-    )
+    sections = {
+        "schema_version": 1,
+        "engine": {**fixed, "enable_prefix_caching": False, **engine},
+        "hardware": "h100-sxm",
+        "profile": "h100-llama-3.1-8b-affine",
+        "workload": workload,
+        "acceptance": acceptance,
+        "statistics": {"replications": 1},
+    }
+    return load_scenario(sections)
 
 
 def _run(

@@ -81,7 +81,7 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     ]
     if not ready:
         raise HardwareError("no implementation runs here", key=name, value=shape)
-    return min(ready, key=lambda one: timer.burst(one).seconds)
+    return min(ready, key=lambda variant: timer.burst(variant).seconds)
 
 
 def in_order(kernels: list[list[Launch]]) -> list[Launch]:

@@ -107,8 +107,8 @@ def _by_model(blocks: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, list[LinearL
 
 
 def _footprint(blocks: pd.DataFrame, weight_bytes: float) -> FloatArray:
-    seen = blocks["context"].where(blocks["top_k"] == 0, np.minimum(blocks["context"], blocks["top_k"]))
-    latents = blocks["batch"] * seen * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
+    attended = blocks["context"].where(blocks["top_k"] == 0, np.minimum(blocks["context"], blocks["top_k"]))
+    latents = blocks["batch"] * attended * blocks["k"] * blocks["kv_dtype"].map(KV_BYTES)
     touched = latents + blocks["batch"] * blocks["context"] * blocks["head_dim"]
     for rows, layers in _by_model(blocks):
         touched[rows.index] += sum(weight_bytes * layer.k * layer.n for layer in layers)

@@ -128,9 +128,9 @@ NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")
 """aiconfigurator-core's ``systems``, ``columns`` and ``files``."""
 
 
-def known_rows(rows: pd.DataFrame, column: str, known: Iterable[str], what: str, left_out: LeftOut) -> pd.DataFrame:
-    """Rows whose ``column`` holds one of the ``known`` values; the others are counted as ``what`` and their value."""
-    has = rows[column].isin(list(known))
+def known_rows(rows: pd.DataFrame, column: str, values: Iterable[str], what: str, left_out: LeftOut) -> pd.DataFrame:
+    """Rows whose ``column`` holds one of ``values``; the others are counted as ``what`` and their value."""
+    has = rows[column].isin(list(values))
     left_out.update(f"{what} {value}" for value in rows.loc[~has, column])
     return rows[has]
 

@@ -223,13 +223,13 @@ def continuation_prompts(
 
 
 def _pieces(
-    text: IntArray, outputs: int, wanted: NgramTarget, accepted: Iterator[int], rng: np.random.Generator
+    text: IntArray, outputs: int, target: NgramTarget, accepted: Iterator[int], rng: np.random.Generator
 ) -> IntArray:
     """Pieces of the answer ``text[:outputs]``, behind which the text goes on, in the order of the prompt."""
-    lookup = wanted.prompt_lookup_min
+    lookup = target.prompt_lookup_min
     # Between two pieces lookup - 1 rounds find nothing whatever stands there; the gap adds this many on average. It is
     # geometric: matches come independently of each other.
-    mean_gap = (1.0 - wanted.match_rate) / wanted.match_rate - (lookup - 1)
+    mean_gap = (1.0 - target.match_rate) / target.match_rate - (lookup - 1)
     pieces, end = [text[:0]], 0
     while (at := end + int(rng.geometric(1.0 / (1.0 + mean_gap))) - 1) + lookup < outputs:  # a round is still to come
         end = at + lookup + next(accepted)

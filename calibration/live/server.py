@@ -169,15 +169,15 @@ def find_vllm() -> tuple[str, ...]:
     )
 
 
-def _port(wanted: int | None) -> int:
+def _port(port: int | None) -> int:
     """A port that can be used: the wanted one, or any that is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, wanted or 0))
+            probe.bind((HOST, port or 0))
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "0 to 65535 is allowed"
-            raise InputError(f"cannot be used: {reason}", key="port", value=wanted) from None
+            raise InputError(f"cannot be used: {reason}", key="port", value=port) from None
         return int(probe.getsockname()[1])
 
 

@@ -64,7 +64,7 @@ for _class in (_Loader, _FastLoader, _Dumper):
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: dict[Any, int] = {}
+    lines: dict[Any, int] = {}
     for key_node, _ in node.value:
         if key_node.tag == "tag:yaml.org,2002:merge":
             continue
@@ -72,9 +72,9 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dic
         line = key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise InputError("keys must be plain words", line=line, key=str(key))
-        if key in seen:
-            raise InputError(f"duplicate key, first given in line {seen[key]}", line=line, key=key)
-        seen[key] = line
+        if key in lines:
+            raise InputError(f"duplicate key, first given in line {lines[key]}", line=line, key=key)
+        lines[key] = line
     return loader.construct_mapping(node, deep=True)
 
 
