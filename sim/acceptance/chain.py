@@ -129,8 +129,8 @@ class Chain(AcceptanceModel):
         key = _REQUIRED.get(self.model)
         if key is not None and getattr(self, key) is None:
             yield wrong(key, None, f"required for acceptance model {self.model}")
-        given = [name for name in ("alpha", "rates", "alpha_good") if getattr(self, name) is not None]
-        if len(given) != 1 or (self.alpha_good is None) != (self.alpha_bad is None):
+        rate_keys = [name for name in ("alpha", "rates", "alpha_good") if getattr(self, name) is not None]
+        if len(rate_keys) != 1 or (self.alpha_good is None) != (self.alpha_bad is None):
             yield wrong("alpha", self.alpha, "give exactly one of alpha and rates (or alpha_good with alpha_bad)")
         if self.contrast and self.rates is None:
             yield wrong("contrast", self.contrast, "goes with rates; alpha_good and alpha_bad say it themselves")
@@ -249,12 +249,12 @@ def _over_rounds(model: Chain, k: int, lag: int = 1) -> _OverRounds:
     if len(averages) == 1:
         return averages[0][1]
     # Rounds by band from tokens by band, as if none crossed a border.
-    rounds = np.array([tokens / (1.0 + each.draft_share * each.rates.sum()) for tokens, each in averages])
+    rounds = np.array([tokens / (1.0 + band.draft_share * band.rates.sum()) for tokens, band in averages])
     rounds /= rounds.sum()
-    drafted = rounds * [each.draft_share for _, each in averages]
+    drafted = rounds * [band.draft_share for _, band in averages]
     share = float(drafted.sum())
-    rates = (drafted / share if share > 0.0 else rounds) @ np.array([each.rates for _, each in averages])
-    product, between = ((rounds * [each[i] for _, each in averages]).sum() for i in (2, 3))
+    rates = (drafted / share if share > 0.0 else rounds) @ np.array([band.rates for _, band in averages])
+    product, between = ((rounds * [band[i] for _, band in averages]).sum() for i in (2, 3))
     return _OverRounds(rates, share, float(product), float(between))
 
 
@@ -282,7 +282,7 @@ def _averages(model: Chain, probabilities: FloatArray, row: Any, lag: int = 1) -
         good = np.divide(kernel[:, 0, 1], turnover, out=np.full(len(by_bin), row["stationary"]), where=turnover > 1e-15)
         law = np.stack((1.0 - good, good), axis=1)
         drafting, with_draft = (good, np.array([0.0, 1.0])) if is_search else (np.ones(len(by_bin)), law)
-        rates = np.array([(with_draft * each).sum(axis=1) for each in arrived]).reshape(k, len(by_bin)).T
+        rates = np.array([(with_draft * reach).sum(axis=1) for reach in arrived]).reshape(k, len(by_bin)).T
         mean = weighted.sum(axis=2)  # of a round that starts in either state
         ahead = np.linalg.matrix_power(kernel, lag - 1)
         product = np.einsum("bi,bij,bjl,bl->b", law, weighted, ahead, mean)
@@ -326,8 +326,8 @@ def _beside_head(by_bin: FloatArray, row: Any) -> _Rounds:
     exactly = ends[:, :, :-1] - ends[:, :, 1:]  # [bins, states, accepted]
     accepted = np.arange(k + 1)
     match = row["stationary"]
-    found = match + np.outer((-match, 1.0 - match), (row["stay"] - row["enter"]) ** (accepted + 1))
-    after = np.stack((1.0 - found, found), axis=1)  # [states, states after, accepted]
+    matched = match + np.outer((-match, 1.0 - match), (row["stay"] - row["enter"]) ** (accepted + 1))
+    after = np.stack((1.0 - matched, matched), axis=1)  # [states, states after, accepted]
     kernel = np.einsum("bsa,sta->bst", exactly, after)
     return kernel, np.einsum("bsa,sta->bst", exactly * accepted, after), list(np.moveaxis(reach, 2, 0))
 
@@ -400,9 +400,9 @@ def respelled(section: Any) -> Any:
     """An acceptance section of the models ``beta`` and ``markov`` of earlier versions as a ``chain``."""
     if not isinstance(section, Mapping) or section.get("model") not in ("beta", "markov"):
         return section
-    own = {"alpha" if key == "mean" else key: value for key, value in section.items() if key != "model"}
-    enter, leave = own.get("p_bg"), own.get("p_gb")
+    fields = {"alpha" if key == "mean" else key: value for key, value in section.items() if key != "model"}
+    enter, leave = fields.get("p_bg"), fields.get("p_gb")
     if isinstance(enter, int | float) and isinstance(leave, int | float) and enter + leave > 0:
-        del own["p_bg"], own["p_gb"]
-        own |= {"good_share": enter / (enter + leave), "persistence": 1.0 - enter - leave}
-    return {"model": "chain", **own}
+        del fields["p_bg"], fields["p_gb"]
+        fields |= {"good_share": enter / (enter + leave), "persistence": 1.0 - enter - leave}
+    return {"model": "chain", **fields}

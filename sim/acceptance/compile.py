@@ -42,19 +42,19 @@ def compile_acceptance(
     kinds = np.array([model.kind for model in models], dtype=np.int64)
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
     factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]
-    most = max((len(each.context) + len(each.output_position) for each in factors), default=0)
+    most = max((len(of_class.context) + len(of_class.output_position) for of_class in factors), default=0)
     band_starts = np.zeros((n, most), np.int64)
     band_jumps = np.zeros((len(models), most), np.int64)
     band_rows = np.zeros(len(models), np.int64)
-    bands = max((len(each.log_odds) for each in factors), default=1)
+    bands = max((len(of_class.log_odds) for of_class in factors), default=1)
     params = np.zeros((bands, len(models)), PARAMS)
     tables: list[FloatArray] = []
     first = np.zeros(len(models), dtype=np.int32)
     row = np.zeros(n, dtype=np.int32)
     for c, model in enumerate(models):
         check_drafts(k, model.max_drafts(), f"the {type(model).__name__} acceptance list")
-        own = model.parameters()
-        params[: len(own), c] = own
+        by_band = model.parameters()
+        params[: len(by_band), c] = by_band
         probabilities = np.atleast_2d(model.draft_probabilities())
         table = np.zeros((len(probabilities), MAX_K))
         table[:, : probabilities.shape[1]] = probabilities
@@ -62,14 +62,14 @@ def compile_acceptance(
         tables.append(table)
         members = classes == c
         row[members] = first[c]
-        band_rows[c] = len(table) // len(own)
+        band_rows[c] = len(table) // len(by_band)
         starts, jumps = factors[c].starts(prompts[members])
         band_starts[members, : len(jumps)], band_jumps[c, : len(jumps)] = starts, jumps
         if band_rows[c] >= BINS:  # of a bin of its own, with or without two states
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
             row[members] += bins * np.int32(band_rows[c] // BINS)
     conditional = np.concatenate(tables)
-    params["confidence"] = [-1.0 if each is None else each for each in confidence or [None] * len(models)]
+    params["confidence"] = [-1.0 if value is None else value for value in confidence or [None] * len(models)]
     has_confidence = bool((params["confidence"][0] >= 0.0).any())
     draws_matches = bool(np.isin(kinds, (compiled.KIND_STATES, compiled.KIND_NGRAM, compiled.KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)

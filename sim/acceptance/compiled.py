@@ -191,6 +191,6 @@ def proposed_drafts(arrays: AcceptanceArrays, request: int, position: int, k: in
         return min(proposed, k)
     if arrays.kind[c] == KIND_TRACE and arrays.params[c].stationary < 1.0:
         at = arrays.offsets[request] + position
-        found = at < arrays.offsets[request + 1] and arrays.lengths[at] > 0
-        return k if found or uniform(arrays.match_keys[request], position) < arrays.params[c].stationary else 0
+        accepts = at < arrays.offsets[request + 1] and arrays.lengths[at] > 0
+        return k if accepts or uniform(arrays.match_keys[request], position) < arrays.params[c].stationary else 0
     return k

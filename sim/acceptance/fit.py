@@ -51,25 +51,25 @@ def recorded_rounds(offsets: IntArray, lengths: NDArray[np.uint8], k: int) -> li
 
     A record's last entry is of the whole output, after which no round starts.
     """
-    return accepted_by_round([np.minimum(each[:-1], k).astype(np.int32) for each in np.split(lengths, offsets[1:-1])])
+    return accepted_by_round([np.minimum(row[:-1], k).astype(np.int32) for row in np.split(lengths, offsets[1:-1])])
 
 
 def round_moments(rounds: Sequence[FloatArray], k: int) -> RoundMoments:
     """Raises InputError: fewer than two requests have enough rounds to differ."""
     together = np.concatenate([np.zeros(0), *rounds])
-    long = [each for each in rounds if len(each) >= FEWEST]
+    long = [drafts for drafts in rounds if len(drafts) >= FEWEST]
     if len(long) < 2:
         raise InputError(f"fewer than two requests have {FEWEST} rounds or more: there is no spread to fit")
     mean = together.mean()
 
     def covariance(lag: int) -> float:
-        products = [((each[:-lag] - mean) * (each[lag:] - mean)).sum() for each in rounds if len(each) > lag]
-        return float(sum(products) / sum(len(each) - lag for each in rounds if len(each) > lag))
+        products = [((drafts[:-lag] - mean) * (drafts[lag:] - mean)).sum() for drafts in rounds if len(drafts) > lag]
+        return float(sum(products) / sum(len(drafts) - lag for drafts in rounds if len(drafts) > lag))
 
     rates = np.array([(together > position).mean() for position in range(k)])
-    spread = float(np.var([each.mean() for each in long]))
+    spread = float(np.var([drafts.mean() for drafts in long]))
     covariances = np.array([covariance(1), covariance(2)])
-    return RoundMoments(rates, covariances, spread, np.array([len(each) for each in long], float))
+    return RoundMoments(rates, covariances, spread, np.array([len(drafts) for drafts in long], float))
 
 
 def expected_spread(model: Chain, k: int, counts: FloatArray) -> float:
@@ -102,9 +102,9 @@ def fit_chain(moments: RoundMoments) -> Chain:
         shown = np.array([model.lag_covariance(k, 1), model.lag_covariance(k, 2), spread])
         return np.asarray((shown - goals) / scale)
 
-    found = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
-    fitted = chain(found.x)
-    if found.x[2] >= LEAST_PERSISTENCE:
+    solution = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
+    fitted = chain(solution.x)
+    if solution.x[2] >= LEAST_PERSISTENCE:
         return fitted
     # Rounds next to each other are as unlike as any: no contrast would show, and none is told.
     return fitted.model_copy(update={"contrast": 0.0, "persistence": 0.0})
@@ -118,7 +118,7 @@ def with_positions(model: Chain, rounds: Sequence[FloatArray], k: int) -> Chain:
     from scipy.optimize import brentq
 
     accepted = np.concatenate([np.zeros(0), *rounds])
-    starts = np.concatenate([np.zeros(0), *(FIRST_POSITION + np.cumsum(each + 1) - each - 1 for each in rounds)])
+    starts = np.concatenate([np.zeros(0), *(FIRST_POSITION + np.cumsum(drafts + 1) - drafts - 1 for drafts in rounds)])
     band = np.where(starts < FIRST_STEP, 0, np.floor(np.log2(np.maximum(starts, 1) / FIRST_STEP)) + 1)
     steps: list[tuple[int, float]] = []
     for step in range(int(band.max(initial=-1)) + 1):

@@ -97,10 +97,10 @@ class AcceptanceModel(Frozen):
         return np.zeros(1, PARAMS)
 
 
-def check_drafts(k: int, known: int = MAX_K, source: str = "one round") -> int:
-    """k as int; ``ScenarioError`` unless 0 <= k <= known."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k <= known:
-        message = f"must be a whole number from 0 to {known}, the most drafts that {source} covers"
+def check_drafts(k: int, most: int = MAX_K, source: str = "one round") -> int:
+    """k as int; ``ScenarioError`` unless 0 <= k <= most."""
+    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 0 <= k <= most:
+        message = f"must be a whole number from 0 to {most}, the most drafts that {source} covers"
         raise ScenarioError(message, key="num_speculative_tokens", value=k)
     return int(k)
 

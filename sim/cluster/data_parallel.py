@@ -64,7 +64,7 @@ class Coordinator:
             counts, self._of_last_step = self._of_last_step, None
         else:
             counts, self._changed = self.counts, False
-        self.published = [list(each) for each in counts]
+        self.published = [list(of_rank) for of_rank in counts]
         self._published_ms = int(now_ms)
         self._wait(now_ms)
 
@@ -73,7 +73,7 @@ class Coordinator:
         self.advance(now_ms)
         if self._lockstep and step > self._last_step:
             if self._changed:
-                self._of_last_step = [list(each) for each in self.counts]
+                self._of_last_step = [list(of_rank) for of_rank in self.counts]
             self._last_step = step
         self.counts[rank] = counts
         self._changed = True
@@ -195,9 +195,9 @@ class DataParallel:
         for server in self._servers:
             if server.told is not self._coordinator.published:
                 server.told = self._coordinator.published
-                server.known = [list(each) for each in server.told]
-            held = [np.array(sent, np.int64) for sent in server.in_flight]
-            server.in_flight = [sent[status[sent] != FINISHED].tolist() for sent in held]
+                server.known = [list(of_rank) for of_rank in server.told]
+            by_rank = [np.array(sent, np.int64) for sent in server.in_flight]
+            server.in_flight = [sent[status[sent] != FINISHED].tolist() for sent in by_rank]
         while self._pending and self._rows["arrival_s"][self._pending[0]] == now_s:
             request = self._pending.popleft()
             server = self._servers[request % len(self._servers)]
@@ -312,23 +312,23 @@ class DataParallel:
         engines = [rank.state.engine[0] for rank in self.ranks]
         features = [self.ranks[index].state.features[0] for index in real]
         ready_s, device_s = (max(float(e[name]) for e in engines) for name in ("host_s", "device_s"))
-        rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(each["tokens"]) for each in features]
-        mode = min((int(each["graph_mode"]) for each in features), default=st.PIECEWISE_GRAPHS)
+        rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(f["tokens"]) for f in features]
+        mode = min((int(f["graph_mode"]) for f in features), default=st.PIECEWISE_GRAPHS)
         padded = mode >= st.PIECEWISE_GRAPHS
         took: list[tuple[float, ...]] = []
         group = max(rows) * len(rows) if padded else sum(rows)
         for index in real:
             state = self.ranks[index].state
             e = state.engine[0]
-            own = float(state.features[0]["tokens"])
-            others = sorted(rows)[-2] if own == max(rows) else max(rows)
-            shared = (max(rows), others) if padded else (own, 0.0)
+            tokens = float(state.features[0]["tokens"])
+            others = sorted(rows)[-2] if tokens == max(rows) else max(rows)
+            shared = (max(rows), others) if padded else (tokens, 0.0)
             launches = self.ranks[index].call(step.time_batch, *shared, group, mode)
             times = state.batch[self._slot(state)]
             ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
             took.append((*(float(times[name]) for name in ("draft_s", "target_s", "prefill_s")), *launches))
         nothing = (0.0, self._dummy_s, 0.0, 0.0, 0.0)
-        draft_s, target_s, prefill_s, waits_s, launching_s = max(took or [nothing], key=lambda each: each[0] + each[1])
+        draft_s, target_s, prefill_s, waits_s, launching_s = max(took or [nothing], key=lambda t: t[0] + t[1])
         start_s = max(ready_s, device_s)
         if self.ranks[0].state.cost.params[0]["host_hides"]:  # as `step.launch` has it for one rank
             hidden_s = min(start_s - ready_s, waits_s)

@@ -130,10 +130,10 @@ def _reference_to(record: Any) -> tuple[Reference, Compiled]:
     layouts are few.
     """
     layout = _layout(record)
-    found = _references.get(layout)
-    if found is None:
-        found = _references[layout] = Reference(typeof(record)), {}
-    return found
+    entry = _references.get(layout)
+    if entry is None:
+        entry = _references[layout] = Reference(typeof(record)), {}
+    return entry
 
 
 def _layout(part: Any) -> Hashable:
@@ -151,7 +151,7 @@ def _words(part: Any) -> list[int]:
     """A bundle, or a part of it, as numba lays it out in memory: of an array no owners, counts, address and strides."""
     if isinstance(part, np.ndarray):
         return [0, 0, part.size, part.itemsize, part.ctypes.data, *part.shape, *part.strides]
-    return [word for each in part for word in _words(each)]
+    return [word for inner in part for word in _words(inner)]
 
 
 class Held:

@@ -111,7 +111,7 @@ def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
 def flat_axes(grid: AttentionGrid, *nodes: NDArray[Any]) -> FloatArray:
     """Lengths of a grid's axes, their logs, and numbers at its nodes, as one array."""
     lengths = [float(len(axis)) for axis in grid.axes]
-    return np.concatenate([lengths, *(np.log(axis) for axis in grid.axes), *(each.ravel() for each in nodes)])
+    return np.concatenate([lengths, *(np.log(axis) for axis in grid.axes), *(numbers.ravel() for numbers in nodes)])
 
 
 def stretch_contexts(flat: FloatArray, times: int) -> None:
@@ -285,8 +285,8 @@ def measured_launches(
     m, k, longest, batch, context, seconds = rows.T
     of_prompt = m > 0
     prefill_s = np.zeros(len(rows))
-    some = rows[of_prompt]
-    prefill_s[of_prompt] = np.exp(prefill.log_seconds(some[:, 1] / some[:, 0], np.ones(len(some)), some[:, 0]))
+    chunk, tokens = m[of_prompt], k[of_prompt]
+    prefill_s[of_prompt] = np.exp(prefill.log_seconds(tokens / chunk, np.ones(len(chunk)), chunk))
     decode_s = np.exp(decode.log_seconds(np.ones(len(rows)), batch, context))
     tile, serial = kind["tile_kv_s"] / kind["layers"], kind["serial_kv_s"] / kind["layers"]
     modelled = np.array(

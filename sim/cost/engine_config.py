@@ -218,8 +218,8 @@ class EngineConfig:
 
 def stage_layers(num_layers: int, stages: int) -> tuple[int, ...]:
     """Layers of each pipeline stage: as many in each, what is left over from the last but one backwards (vLLM 0.32)."""
-    each, left = divmod(num_layers, stages)
-    return tuple(each + (stages - 1 - left <= stage < stages - 1) for stage in range(stages))
+    fewest, left = divmod(num_layers, stages)
+    return tuple(fewest + (stages - 1 - left <= stage < stages - 1) for stage in range(stages))
 
 
 def graph_sizes(largest: int) -> list[int]:
@@ -250,8 +250,8 @@ def sizes_up_to(largest: int, limit: int) -> set[int]:
 def most_captured(config: EngineConfig, memory_gib: float) -> int | None:
     """Requests of the largest batch that an engine captures by default on a GPU; None: it limits rows instead."""
     few = config.tensor_parallel_size * config.lockstep_ranks < 4
-    known = config.generation.max_graph_requests
-    limits = since(known, config.version) if known else ()
+    by_version = config.generation.max_graph_requests
+    limits = since(by_version, config.version) if by_version else ()
     most = next((less if few else more for below, less, more in limits if memory_gib < below), None)
     if most is None or config.request_limit is None:
         return most

@@ -148,10 +148,10 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     if config.cudagraph_mode != "NONE" or reserve.eager_too:
         rows = config.max_cudagraph_capture_size
         captured = most_captured(config, gib) or 0 if rows is None else rows // (1 + config.max_drafts)
-    base, each = next((base, each) for below, base, each in reserve.base if gib < below)
-    left = base + each * gpus + reserve.token * tokens + reserve.captured * captured
+    base, per_gpu = next((base, per_gpu) for below, base, per_gpu in reserve.base if gib < below)
+    left = base + per_gpu * gpus + reserve.token * tokens + reserve.captured * captured
     if ranks > 1:
-        left += next(each for below, each in reserve.captured_rank if captured < below) * captured * ranks
+        left += next(per_request for below, per_request in reserve.captured_rank if captured < below) * captured * ranks
     if config.cudagraph_mode == "FULL_AND_PIECEWISE":
         left += reserve.latent_prompt_graphs if model.is_mla else reserve.prompt_graphs
     left = max(left, reserve.least if gib > _LARGE_GIB else 0.0) + (reserve.ranks if ranks > 1 else 0.0)
@@ -201,9 +201,9 @@ def _stage_budget(
     weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
     draft_weights = 0.0 if draft is None else _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
     activations = activation_peak_bytes(config, model, draft)
-    held = config.generation.request_state_bytes
-    if held and stage == stages - 1:  # where it samples
-        activations += since(held, config.version) * config.max_num_seqs * model.vocab_size
+    state_bytes = config.generation.request_state_bytes
+    if state_bytes and stage == stages - 1:  # where it samples
+        activations += since(state_bytes, config.version) * config.max_num_seqs * model.vocab_size
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config), config.cudagraph_mode)
@@ -342,8 +342,8 @@ def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers:
     slots = since(engine.state_slots, config.version) if config.enable_prefix_caching else 1
     pool = max(left, 0.0) * engine.state_pool_ratio / (1.0 + engine.state_pool_ratio)
     linear_layers = model.num_linear_layers * own_layers / model.num_hidden_layers  # of the pipeline stage
-    held = (slots + (1 + k if k else 0)) * state * linear_layers
-    return pool, int(pool // held)
+    request_bytes = (slots + (1 + k if k else 0)) * state * linear_layers
+    return pool, int(pool // request_bytes)
 
 
 def _layer_groups(

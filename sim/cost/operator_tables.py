@@ -266,9 +266,9 @@ class OperatorTables:
         for part in layers.elementwise_parts(model, self.tp):
             if part.in_experts:
                 continue  # in the time of the experts, see `_experts`
-            found = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key) if part.kernel else None
-            if found is not None:
-                table += part.count * found
+            one = self.measured(part.kernel, "elementwise", self.wide_dtype, rows, part.key) if part.kernel else None
+            if one is not None:
+                table += part.count * one
             else:
                 moved = part.work(rows, self.act_bytes)
                 rest = rest.add(Work(moved.flops, self._through_cache(moved.bytes, part.count)))
@@ -284,8 +284,8 @@ class OperatorTables:
         next kernel comes to it.
         """
         cache = self.profile.hardware.cache_bytes
-        held = np.clip(2.0 - moved / runs / cache, 0.0, 1.0) if cache else 0.0
-        return np.asarray(moved * (1.0 - held * (1.0 - 1.0 / _CACHE_SPEED)))
+        cached = np.clip(2.0 - moved / runs / cache, 0.0, 1.0) if cache else 0.0
+        return np.asarray(moved * (1.0 - cached * (1.0 - 1.0 / _CACHE_SPEED)))
 
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """lm_head and the gathering of logits, for each number of rows, and of latents the exchange of their contexts.
@@ -451,8 +451,8 @@ class OperatorTables:
 
     def _grid(self, family: str, kv_cache_dtype: str, heads: dict[str, int]) -> AttentionGrid | None:
         seconds = self.profile.seconds_of(family, kv_cache_dtype)
-        times = self.profile.times_for(self.generation.engine)
-        grids = (each.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for each in times)
+        tables = self.profile.times_for(self.generation.engine)
+        grids = (times.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for times in tables)
         return next((grid for grid in grids if grid is not None), None)
 
     def shared_launch(

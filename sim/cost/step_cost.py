@@ -166,9 +166,9 @@ def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfi
 
     Raises ScenarioError: as `given_graph_sizes`.
     """
-    given = engine_config.given_graph_sizes(config)
-    if given is not None:
-        return given
+    configured = engine_config.given_graph_sizes(config)
+    if configured is not None:
+        return configured
     limit = config.max_num_batched_tokens
     most = engine_config.most_captured(config, profile.hardware.memory_bytes / 2**30)
     expanded = 1 if config.generation.batch_expansion else verify_rows

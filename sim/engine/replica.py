@@ -301,21 +301,21 @@ class Replica:
         e = s.engine[0]
         c = s.config[0]
         rows = s.requests
-        mine = s.arrivals[: e["num_arrivals"]]
+        sent = s.arrivals[: e["num_arrivals"]]
         running = s.running[: e["num_running"]]
         waiting = s.queue[: e["num_waiting"]]
         assert np.unique(running).size == running.size, "a request runs twice"
         assert not np.intersect1d(running, waiting).size, "a request runs and waits"
         assert (rows["status"][running] == RUNNING).all()
-        seen = mine[: e["next_arrival"]]
+        seen = sent[: e["next_arrival"]]
         finished = seen[rows["status"][seen] == FINISHED]
         assert finished.size == e["num_finished"]
         assert running.size + waiting.size + finished.size == seen.size, "a request is lost"
-        held = rows["num_blocks"][mine]
-        assert (held[~np.isin(mine, running)] == 0).all(), "a request that does not run holds blocks"
+        blocks = rows["num_blocks"][sent]
+        assert (blocks[~np.isin(sent, running)] == 0).all(), "a request that does not run holds blocks"
         assert (rows["stale"][running] == 0).all()
         if not c["enable_prefix_caching"]:
-            assert held.sum() + e["free_blocks"] == c["num_gpu_blocks"] - 1, "blocks leaked"
+            assert blocks.sum() + e["free_blocks"] == c["num_gpu_blocks"] - 1, "blocks leaked"
             return
         refs = np.zeros(c["num_gpu_blocks"] + 1, np.int64)
         for i in running:

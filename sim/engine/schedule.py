@@ -225,9 +225,9 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
         token_budget -= n
         input_budget -= n + slots
         at += 1
-        known = blocks.hashable(s, i, r.computed + n)
-        if caching and blocks.fills_block(s, i, known):
-            blocks.cache_full_blocks(s, i, known)
+        hashable = blocks.hashable(s, i, r.computed + n)
+        if caching and blocks.fills_block(s, i, hashable):
+            blocks.cache_full_blocks(s, i, hashable)
 
     if c.reserves_outputs and not only_prompts:
         _share_outputs(s, preempted)

@@ -420,13 +420,13 @@ def _finish(s: Engine, i: int, now: float) -> None:
 def _drop_ended(s: Engine) -> None:
     """Take what has ended out of ``running``, order kept."""
     e = s.engine[0]
-    kept = 0
+    remaining = 0
     for at in range(e.num_running):
         i = s.running[at]
         if s.requests[i].status == RUNNING:
-            s.running[kept] = i
-            kept += 1
-    e.num_running = kept
+            s.running[remaining] = i
+            remaining += 1
+    e.num_running = remaining
 
 
 @njit(cache=True)
@@ -525,9 +525,9 @@ def collect(s: Engine) -> int:
             r.placeholders -= count
         if caching and r.status == RUNNING:
             cut_off = accepted + 1 - count  # by the output's limit
-            known = blocks.hashable(s, i, r.computed - r.in_flight - cut_off)
-            if blocks.fills_block(s, i, known):
-                blocks.cache_full_blocks(s, i, known)
+            hashable = blocks.hashable(s, i, r.computed - r.in_flight - cut_off)
+            if blocks.fills_block(s, i, hashable):
+                blocks.cache_full_blocks(s, i, hashable)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING
             _finish(s, i, now)

@@ -94,7 +94,7 @@ def compute_metrics(
     values |= _shown(latencies, percentiles) | _acceptance_and_work(requests, kept, accepted_per_position)
     by_class, by_group = (_by_label(labels, c, kept, good, percentiles) for labels in (requests["class"], groups))
     counted = pd.Series(used[kept]).groupby(requests["class"].to_numpy()[kept]) if used is not None else ()
-    return Metrics(values, kept.start, by_class, by_group, {str(name): np.asarray(own) for name, own in counted})
+    return Metrics(values, kept.start, by_class, by_group, {str(name): np.asarray(use) for name, use in counted})
 
 
 def _slo_use(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> FloatArray:

@@ -123,7 +123,7 @@ def accepted_per_position(replicas: Sequence[Replica]) -> IntArray:
     """Rounds of counted requests in which draft position j was accepted, shape [segments, k]."""
     widest = max(replica.state.rounds_by_accepted.shape[1] for replica in replicas)
     rounds = (replica.state.rounds_by_accepted[:-1] for replica in replicas)  # engines may differ in k
-    counts = np.asarray(sum(np.pad(own, ((0, 0), (0, widest - own.shape[1]))) for own in rounds), np.int64)
+    counts = np.asarray(sum(np.pad(table, ((0, 0), (0, widest - table.shape[1]))) for table in rounds), np.int64)
     return counts[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
 
 

@@ -104,8 +104,8 @@ def fill_row_seconds(s: Engine) -> None:
 def _profiled_seconds(s: Engine, rows: int) -> float:
     c = s.config[0]
     seqs = min(rows, c.max_num_seqs)
-    each = -(-rows // seqs)
-    context = max(min(PROFILED_CONTEXT, c.max_model_len - each), 0)
+    per_seq = -(-rows // seqs)
+    context = max(min(PROFILED_CONTEXT, c.max_model_len - per_seq), 0)
     device_seconds(s, seqs, float(rows - seqs), 0, 0, 0, float(seqs * context))
     return float(s.times[0].target_s)
 

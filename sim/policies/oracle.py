@@ -65,29 +65,29 @@ def decide_oracle(s: Engine, slot: int) -> None:
         # Other numbers of levels for the same passes: fewer may stay below a CUDA-graph size, more may reach one at
         # which measured kernels are faster. What does not go by rows alone changes little with them.
         rest_s = device_s - row_s[seqs + rows]
-        found = -1
-        found_tokens, found_s = best_tokens, best_s
+        other = -1
+        other_tokens, other_s = best_tokens, best_s
         # The first number whose tokens win if its rows take as little time as any; those before it never do.
         least = with_host(rest_s + least_s[seqs], host)
-        levels = max(int(found_tokens * least / found_s) - seqs, 0) if found_s > 0.0 else 0
+        levels = max(int(other_tokens * least / other_s) - seqs, 0) if other_s > 0.0 else 0
         while levels <= seqs * passes:
             at = seqs + int(levels * nodes)
             # Beyond the useful ones tokens grow no more: not worth a look unless less time is still to come.
             least = with_host(rest_s + least_s[at], host)
-            if levels > useful and (seqs + useful) * found_s <= found_tokens * least:
+            if levels > useful and (seqs + useful) * other_s <= other_tokens * least:
                 break
             seconds = with_host(rest_s + row_s[at], host)
             tokens = float(seqs + min(levels, useful))
-            if tokens * found_s > found_tokens * seconds and levels != useful:
-                found, found_tokens, found_s = levels, tokens, seconds
+            if tokens * other_s > other_tokens * seconds and levels != useful:
+                other, other_tokens, other_s = levels, tokens, seconds
             levels += 1
-        if found >= 0:
-            drafting = min(max(drafting, -(-found // max(passes, 1))), found)
-            rows = int(found * nodes)
-            found_s = device_seconds(s, int(seqs), float(rows), int(drafting), rows, int(min(passes, found)), context)
-            found_s = with_host(found_s, host_terms(s))
-            if found_tokens * best_s > best_tokens * found_s:
-                best_tokens, best_s, best_passes, best_levels = found_tokens, found_s, passes, found
+        if other >= 0:
+            drafting = min(max(drafting, -(-other // max(passes, 1))), other)
+            rows = int(other * nodes)
+            other_s = device_seconds(s, int(seqs), float(rows), int(drafting), rows, int(min(passes, other)), context)
+            other_s = with_host(other_s, host_terms(s))
+            if other_tokens * best_s > best_tokens * other_s:
+                best_tokens, best_s, best_passes, best_levels = other_tokens, other_s, passes, other
         # As many for every request: in vain for some, but such a batch replays a full CUDA graph.
         if seqs * passes > useful:
             even = int(seqs * passes * nodes)
@@ -105,25 +105,25 @@ def _hand_out(s: Engine, slot: int, passes: int, levels: int, most: int) -> None
     size = s.batch[slot].size
     entries = s.entries[slot]
     k = s.config[0].max_drafts
-    given = 0
+    useful = 0
     for j in range(size):
-        given += max(min(entries[j].next_drafts, passes), 0)
-    surplus = max(given - levels, 0)
-    missing = max(levels - given, 0)
+        useful += max(min(entries[j].next_drafts, passes), 0)
+    surplus = max(useful - levels, 0)
+    missing = max(levels - useful, 0)
     for j in range(size - 1, -1, -1):
         x = entries[j]
-        own = max(min(x.next_drafts, passes), 0)
-        taken = min(own, surplus)
+        levels_here = max(min(x.next_drafts, passes), 0)
+        taken = min(levels_here, surplus)
         surplus -= taken
         added = 0
         if x.next_drafts >= 0:
-            added = min(passes - own, missing)
+            added = min(passes - levels_here, missing)
             missing -= added
-        given_here = own - taken + added
+        drafts = levels_here - taken + added
         if k != most:  # a tree's levels hold several drafts
-            given_here = given_here * k // max(most, 1)
-        x.next_drafts = given_here
-        x.drafted = given_here
+            drafts = drafts * k // max(most, 1)
+        x.next_drafts = drafts
+        x.drafted = drafts
 
 
 @dataclass(frozen=True)

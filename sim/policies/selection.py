@@ -41,8 +41,8 @@ class SelectingPolicy(Policy):
         )
 
     def parameters(self) -> list[float]:
-        held: Any = self  # a dataclass
-        return [float(getattr(self, field.name)) for field in fields(held)]
+        policy: Any = self  # a dataclass
+        return [float(getattr(self, field.name)) for field in fields(policy)]
 
 
 @njit(cache=True, forceinline=True)

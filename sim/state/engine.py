@@ -290,6 +290,6 @@ def config_row(config: EngineConfig, hash_block_tokens: int) -> Array:
     row = np.zeros(1, CONFIG)
     holders = (config, config.method, config.generation)
     for name in CONFIG.names or ():
-        held = (holder for holder in holders if hasattr(holder, name))
-        row[name] = follows[name] if name in follows else getattr(next(held), name)
+        matching = (holder for holder in holders if hasattr(holder, name))
+        row[name] = follows[name] if name in follows else getattr(next(matching), name)
     return row

@@ -87,10 +87,10 @@ class Probe:
 
     def is_even(self, confidence: float) -> bool:
         """Whether the advantage is 1 up to a share that makes no difference."""
-        found = self.advantage(confidence)
-        if found is None or self.sure:
+        estimate = self.advantage(confidence)
+        if estimate is None or self.sure:
             return False
-        return found.low / (1 + self.slack_low) > 1 - EVEN and found.high * (1 + self.slack_high) < 1 + EVEN
+        return estimate.low / (1 + self.slack_low) > 1 - EVEN and estimate.high * (1 + self.slack_high) < 1 + EVEN
 
     def is_open(self, confidence: float) -> bool:
         """Whether there is a value and it might still turn out to be above 1 or below."""
@@ -138,22 +138,22 @@ def locate(probes: Sequence[Probe], confidence: float = 0.95) -> Crossing:
     narrow the band in between as they do at the probes; where either has none, nothing between them is rejected.
     """
     points = sorted(probes, key=lambda probe: probe.x)
-    known = [(probe, sign) for probe in points if (sign := probe.sign(confidence))]
-    above = [probe.x for probe, sign in known if sign > 0]
-    below = [probe.x for probe, sign in known if sign < 0]
+    signed = [(probe, sign) for probe in points if (sign := probe.sign(confidence))]
+    above = [probe.x for probe, sign in signed if sign > 0]
+    below = [probe.x for probe, sign in signed if sign < 0]
     spans = [(min(xs), max(xs)) if xs else None for xs in (above, below)]
 
     def without_crossing(kind: CrossingKind) -> Crossing:
         return Crossing(kind, math.nan, math.nan, math.nan, confidence, True, *spans)
 
-    changes = [pair for pair in itertools.pairwise(known) if pair[0][1] != pair[1][1]]
+    changes = [pair for pair in itertools.pairwise(signed) if pair[0][1] != pair[1][1]]
     if len(changes) > 1:
         return without_crossing("more than once")
     if not changes:
         if points and all(p.is_even(confidence) for p in points):
             return without_crossing("even")
         is_open = any(p.is_open(confidence) for p in points)
-        return without_crossing("unclear" if is_open or not known else "always" if above else "never")
+        return without_crossing("unclear" if is_open or not signed else "always" if above else "never")
     (left, _), (right, _) = changes[0]
     falls = changes[0][0][1] > 0
     inside = [probe for probe in points if left.x <= probe.x <= right.x]
@@ -280,11 +280,11 @@ class CrossingSearch:
         return min(self.target, REACH)
 
     def probe(self, x: float, replications: int, effort: int = 0) -> Probe:
-        found = self.ask(x, replications, effort)
-        if found is None:
+        probe = self.ask(x, replications, effort)
+        if probe is None:
             raise _OutOfBudget
-        self.probes[x], self.repeated[x] = found, replications
-        return found
+        self.probes[x], self.repeated[x] = probe, replications
+        return probe
 
     def crossing(self) -> Crossing:
         return locate(list(self.probes.values()), self.confidence)
@@ -336,8 +336,8 @@ class CrossingSearch:
 
     def _repeat(self) -> bool:
         """No sign anywhere: more replications wherever a value is not sure. False when they are spent."""
-        known = sorted(self.probes.items())
-        unsure = [x for x, p in known if p.is_open(self.confidence) and self.repeated[x] < MAX_REPLICATIONS]
+        probes = sorted(self.probes.items())
+        unsure = [x for x, p in probes if p.is_open(self.confidence) and self.repeated[x] < MAX_REPLICATIONS]
         for x in unsure:
             self.probe(x, min(4 * self.repeated[x], MAX_REPLICATIONS))
         return bool(unsure)
@@ -359,16 +359,16 @@ class CrossingSearch:
                 design = [self.probe(x, replications, effort) for x in xs]
             except _OutOfBudget:
                 return best, "budget spent"
-            found = locate(design, self.confidence)
-            if found.kind == "crosses" and math.isfinite(found.value):
-                best, centre = found, found.value
-                if found.relative_width <= self.target or found.high - found.low < self.unit:
-                    return found, "narrow enough"
-                half = max(self.reach * centre, (found.high - found.low) / 2, self.unit)
-                wider = found.relative_width / self.target
-            elif (found.above is None) != (found.below is None):
+            crossing = locate(design, self.confidence)
+            if crossing.kind == "crosses" and math.isfinite(crossing.value):
+                best, centre = crossing, crossing.value
+                if crossing.relative_width <= self.target or crossing.high - crossing.low < self.unit:
+                    return crossing, "narrow enough"
+                half = max(self.reach * centre, (crossing.high - crossing.low) / 2, self.unit)
+                wider = crossing.relative_width / self.target
+            elif (crossing.above is None) != (crossing.below is None):
                 # It lies beyond the sure probes, on the side to which the rough curve falls or rises.
-                side = 1.0 if (found.above is not None) == rough.falls else -1.0
+                side = 1.0 if (crossing.above is not None) == rough.falls else -1.0
                 centre, half, wider = centre + side * half, 1.5 * half, 1.0
             else:
                 half, wider = 1.5 * half, 2.0

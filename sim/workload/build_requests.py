@@ -141,8 +141,8 @@ def build_requests(
         key = "system_prompt" if int(prompt[i]) + int(output[i]) - shared <= limit else "lengths"
         if source_lines[i] >= 0 and key == "lengths":
             raise TraceError(message, file=source_files[class_id[i]], line=int(source_lines[i]))
-        own = getattr(classes[class_id[i]], key) is not None
-        place = f"workload.classes.{class_id[i]}" if own else "workload"
+        of_class = getattr(classes[class_id[i]], key) is not None
+        place = f"workload.classes.{class_id[i]}" if of_class else "workload"
         raise CapacityError(message, key=f"{place}.{key} (request {i})")
     count = f"{int(too_long[:counted].sum())} of {counted} requests longer than max_model_len {limit}"
     if too_long[:counted].all() and workload.max_model_len_action == "drop":

@@ -71,8 +71,8 @@ class RequestTable:
         zeros = np.zeros(len(np.asarray(prompt_tokens)), dtype=np.int64)
         if arrival_s is None:
             fields.setdefault("has_arrivals", False)
-        given = (arrival_s, prompt_tokens, output_tokens, class_id, priority)
-        for (name, dtype), column in zip(COLUMNS.items(), given, strict=True):
+        columns = (arrival_s, prompt_tokens, output_tokens, class_id, priority)
+        for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True):
             fields[name] = np.asarray(zeros if column is None else column, dtype=dtype)
         table = cls(**fields)
         if len(table) > 1 and bool(np.any(np.diff(table.arrival_s) < 0)):
@@ -271,9 +271,9 @@ class RaggedParts:
         columns: list[IntArray] = []
         num_known = 0
         for values, _ in self._columns:
-            known, dense = np.unique(values, return_inverse=True)  # ids may be any 64-bit numbers
+            distinct, dense = np.unique(values, return_inverse=True)  # ids may be any 64-bit numbers
             columns.append(num_known + dense.reshape(-1))
-            num_known += len(known)
+            num_known += len(distinct)
         ids, offsets = take_ragged(np.concatenate(columns), self._offsets(), self._row, limits)
         copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy(np.int64)  # a row's takings before
         return np.asarray(ids + np.repeat(copies, np.diff(offsets)) * num_known, np.int64), offsets

@@ -63,14 +63,14 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
             for part, mine in zip(parts, members, strict=True)
         ]
         sessions, *columns, ends = zip(*drawn, strict=True)
-        session = np.concatenate([mine[each] for mine, each in zip(members, sessions, strict=True)])
+        session = np.concatenate([mine[index] for mine, index in zip(members, sessions, strict=True)])
         if len(session) >= n:
             break
         count *= 2
     rows = np.argsort(session, kind="stable")[:n]
     session, prompt, output, think_s = (column[rows] for column in (session, *map(np.concatenate, columns)))
     last = int(session[-1])
-    cut = sum(int(each[mine <= last].sum()) for mine, each in zip(members, ends, strict=True))
+    cut = sum(int(ended[mine <= last].sum()) for mine, ended in zip(members, ends, strict=True))
     arrivals = _slower(workload.arrivals, mean)
     start_s = arrivals.draw(seed, count) if isinstance(arrivals, DrawnArrivals) else np.zeros(count)
     return DrawnSessions(
@@ -133,13 +133,13 @@ def draw_requests(
         if sessions.think_time_distribution == "exponential":
             think_s *= -np.log1p(-uniform_array(keys[Stream.THINK][session], 1 + number))
         think_s[number == 0] = 0.0
-    said = np.cumsum(added + output)  # All that the session has said when a request is answered.
+    context = np.cumsum(added + output)  # All that the session has said when a request is answered.
     first = np.cumsum(counts) - counts
-    said -= (said - added - output)[first][session]
+    context -= (context - added - output)[first][session]
     limit = MAX_TOKENS if max_model_len is None else max_model_len
-    kept = (number == 0) | (said + system_tokens <= limit)
-    ends = np.bincount(session[kept], minlength=n) < counts
-    return session[kept], (said - output)[kept], output[kept], think_s[kept], ends
+    stays = (number == 0) | (context + system_tokens <= limit)
+    ends = np.bincount(session[stays], minlength=n) < counts
+    return session[stays], (context - output)[stays], output[stays], think_s[stays], ends
 
 
 @lru_cache(maxsize=256)

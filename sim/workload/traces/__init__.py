@@ -83,8 +83,8 @@ def read_trace(path: str | Path, format: TraceFormat = "auto", record: str = REC
         if format == name or (format == "auto" and reader.sniff(trace.text[: reader.within], reader.names)):
             return reader.read(trace, *([record] if name == "specdecode_bench" else []))
     first = trace.text.lstrip().split("\n", 1)[0].strip()
-    known = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())
-    raise trace.error(f"not a trace format draftcast knows: {known}", 1, value=first[:60])
+    formats = "; ".join(f"{name} ({reader.description})" for name, reader in TRACE_READERS.items())
+    raise trace.error(f"not a trace format draftcast knows: {formats}", 1, value=first[:60])
 
 
 def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:

@@ -54,12 +54,12 @@ def read_columns(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[
 
     Raises TraceError naming line and field.
     """
-    found = header(trace.text)
+    names = header(trace.text)
     for name in columns:
-        if name not in found:
-            raise trace.error(f"missing column (found: {short_list(found)})", 1, name)
-    is_plain = found == trace.text.split("\n", 1)[0].rstrip("\r").split(",")
-    return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, found, columns)
+        if name not in names:
+            raise trace.error(f"missing column (found: {short_list(names)})", 1, name)
+    is_plain = names == trace.text.split("\n", 1)[0].rstrip("\r").split(",")
+    return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, names, columns)
 
 
 def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
@@ -94,10 +94,10 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[st
 
 
 def _read_slow(
-    trace: TraceText, found: list[str], columns: Mapping[str, Column]
+    trace: TraceText, names: list[str], columns: Mapping[str, Column]
 ) -> tuple[dict[str, NDArray[Any]], IntArray]:
     """Field by field in Python; raises at the first bad one."""
-    where = {name: found.index(name) for name in columns}
+    where = {name: names.index(name) for name in columns}
     values: dict[str, list[float]] = {name: [] for name in columns}
     lines: list[int] = []
     rows = ((line, row) for line, row in enumerate(trace.text.split("\n"), start=1) if row and not row.isspace())
@@ -106,8 +106,8 @@ def _read_slow(
         fields = split_row(row)
         if fields is None:
             raise trace.error("not a CSV line", line, value=row)
-        if len(fields) != len(found):
-            message = f"has {len(fields)} of {len(found)} fields ({short_list(found)}); is the file truncated?"
+        if len(fields) != len(names):
+            message = f"has {len(fields)} of {len(names)} fields ({short_list(names)}); is the file truncated?"
             raise trace.error(message, line)
         for name, (kind, allowed) in columns.items():
             field = fields[where[name]].strip()

@@ -80,8 +80,8 @@ def read_mooncake(trace: TraceText) -> RequestTable:
 def _hash_ids(entry: Entry, prompt_tokens: int) -> list[int]:
     value = entry.values.get("hash_ids", [])
     if not isinstance(value, list) or len(value) > -(-prompt_tokens // BLOCK_TOKENS):
-        found = f"{len(value)} ids for {prompt_tokens} tokens" if isinstance(value, list) else value
-        raise entry.error(HASH_ALLOWED, "hash_ids", value=found)
+        shown = f"{len(value)} ids for {prompt_tokens} tokens" if isinstance(value, list) else value
+        raise entry.error(HASH_ALLOWED, "hash_ids", value=shown)
     if value and not (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**63):
         bad = next(x for x in value if type(x) is not int or not 0 <= x < 2**63)
         raise entry.error(HASH_ALLOWED, "hash_ids", value=bad)

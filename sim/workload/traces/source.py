@@ -76,8 +76,8 @@ class TraceText:
                 raise self.error(message, error.lineno, f"[{number}]") from None
             except (ValueError, RecursionError) as error:
                 nested = isinstance(error, RecursionError)
-                told = "JSON nested too deeply" if nested else "an integer of thousands of digits"
-                raise self.error(told, line, f"[{number}]") from None
+                reason = "JSON nested too deeply" if nested else "an integer of thousands of digits"
+                raise self.error(reason, line, f"[{number}]") from None
             if not isinstance(entry, dict):
                 raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
             yield Entry(self, line, f"[{number}]", entry)
