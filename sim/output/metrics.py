@@ -237,10 +237,7 @@ def _by_label(
     labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, percentiles: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
-    if labels is None:
-        return {}
-    is_one = isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.cat.categories) < 2
-    if is_one or labels.nunique() < 2:
+    if labels is None or labels.nunique() < 2:
         return {}
     counted, result = labels.iloc[kept], {}
     for name, places in counted.groupby(counted, observed=True).indices.items():
@@ -269,8 +266,5 @@ def summarise(replications: Sequence[Mapping[str, float]], confidence: float = 0
 
 def do_not_differ(replications: Sequence[Mapping[str, float]]) -> bool:
     """Whether several replications are one and the same run: a trace without anything drawn at random, for example."""
-    first = replications[0]
-    return len(replications) > 1 and all(
-        first.keys() == other.keys() and np.array_equal(list(first.values()), list(other.values()), equal_nan=True)
-        for other in replications[1:]
-    )
+    first, *others = (pd.Series(dict(figures)) for figures in replications)
+    return bool(others) and all(map(first.equals, others))
