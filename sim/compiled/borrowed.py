@@ -121,19 +121,11 @@ def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
 
 Compiled = dict[tuple[Hashable, ...], Callable[..., Any]]
 _references: dict[Hashable, tuple[Reference, Compiled]] = {}
+"""By layout: the type of a bundle's address, and functions compiled for it by themselves and their other types.
 
-
-def _reference_to(record: Any) -> tuple[Reference, Compiled]:
-    """The type of a bundle's address, and functions compiled for it by themselves and their other types.
-
-    numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built;
-    layouts are few.
-    """
-    layout = _layout(record)
-    entry = _references.get(layout)
-    if entry is None:
-        entry = _references[layout] = Reference(typeof(record)), {}
-    return entry
+numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built; layouts
+are few.
+"""
 
 
 def _layout(part: Any) -> Hashable:
@@ -163,7 +155,10 @@ class Held:
 
     def __init__(self, record: Any) -> None:
         self._record = record
-        self._kind, self._compiled = _reference_to(record)
+        layout = _layout(record)
+        if layout not in _references:
+            _references[layout] = Reference(typeof(record)), {}
+        self._kind, self._compiled = _references[layout]
         self._memory = np.array(_words(record), np.int64)
 
     def bind(self, function: Any, *kinds: types.Type) -> Callable[..., Any]:

@@ -238,11 +238,10 @@ class Replica:
 
     def call(self, part: Any, *arguments: float) -> Any:
         """A function of the engine's own loop, compiled with it, on this replica's arrays."""
-        bound = self._bound.get(part)
-        if bound is None:
+        if part not in self._bound:
             kinds = (types.int64 if isinstance(argument, int) else types.float64 for argument in arguments)
-            bound = self._bound[part] = self._held.bind(part, *kinds)
-        return bound(*arguments)
+            self._bound[part] = self._held.bind(part, *kinds)
+        return self._bound[part](*arguments)
 
     def grow_steps(self) -> None:
         """Make room for more step records where there is none left."""
