@@ -6,8 +6,7 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
-from dataclasses import fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numba import njit
@@ -41,8 +40,7 @@ class SelectingPolicy(Policy):
         )
 
     def parameters(self) -> list[float]:
-        policy: Any = self  # a dataclass
-        return [float(getattr(self, field.name)) for field in fields(policy)]
+        return [float(value) for value in vars(self).values()]
 
 
 @njit(cache=True, forceinline=True)
