@@ -59,7 +59,7 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
         class_of = pick_weighted(uniform_array(request_keys(seed, Stream.CLASS, count), 0), weights)
         members = [np.flatnonzero(class_of == index) for index in range(len(classes))]
         drawn = [
-            draw_requests(part[0], part[1], turns_u[mine], {s: k[mine] for s, k in keys.items()}, *part[2:])
+            draw_requests(turns_u[mine], {s: k[mine] for s, k in keys.items()}, *part)
             for part, mine in zip(parts, members, strict=True)
         ]
         sessions, *columns, ends = zip(*drawn, strict=True)
@@ -95,10 +95,10 @@ def _slower(arrivals: Any, factor: float) -> Any:
 
 
 def draw_requests(
-    sessions: Sessions | None,
-    lengths: Lengths,
     turns_u: FloatArray,
     keys: dict[Stream, UInt64Array],
+    sessions: Sessions | None,
+    lengths: Lengths,
     system_tokens: int,
     max_model_len: int | None,
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray, BoolArray]:
@@ -149,7 +149,7 @@ def mean_requests(sessions: Sessions | None, lengths: Lengths, system_tokens: in
         return 1.0
     turns_u = (np.arange(SAMPLE) + 0.5) / SAMPLE
     keys = {stream: request_keys(0, stream, SAMPLE) for stream in STREAMS}
-    session, *_ = draw_requests(sessions, lengths, turns_u, keys, system_tokens, max_model_len)
+    session, *_ = draw_requests(turns_u, keys, sessions, lengths, system_tokens, max_model_len)
     return len(session) / SAMPLE
 
 
