@@ -63,11 +63,11 @@ def with_methods(scenario: Scenario, alternatives: Sequence[Mapping[str, Any]]) 
 
     Raises InputError: an alternative of another form, or one that makes no valid scenario.
     """
-    own = [scenario] if scenario.speculative_config is not None else []
-    numbered = ((f"candidate {number}", each) for number, each in enumerate(alternatives, 1))
-    return own + [
-        with_values(scenario, method_values(each, place), dict.fromkeys(METHOD_KEYS, place)) for place, each in numbered
-    ]
+    scenarios = [scenario] if scenario.speculative_config is not None else []
+    for number, alternative in enumerate(alternatives, 1):
+        place = f"candidate {number}"
+        scenarios.append(with_values(scenario, method_values(alternative, place), dict.fromkeys(METHOD_KEYS, place)))
+    return scenarios
 
 
 def with_length(scenario: Scenario, k: int) -> Scenario:
@@ -83,8 +83,8 @@ def speculative_values(scenario: Scenario) -> dict[str, Any]:
 def longest_draft(scenario: Scenario, max_k: int) -> int:
     """Longest draft that the acceptance of every class covers; ``max_k`` where it covers any."""
     models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
-    known = [model.known_positions() for model in models if model is not None]
-    return min(filter(None, known), default=max(max_k, scenario.num_speculative_tokens))
+    positions = [model.known_positions() for model in models if model is not None]
+    return min(filter(None, positions), default=max(max_k, scenario.num_speculative_tokens))
 
 
 def candidates(
@@ -106,7 +106,7 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
     assert spec is not None
     longest = longest_draft(scenario, max_k)
     base, method = speculative_values(scenario), scenario.method
-    given = base.pop(SCHEDULE, None)
+    own_schedule = base.pop(SCHEDULE, None)
 
     def variant(k: int, schedule: Sequence[Sequence[int]] | None = None) -> Scenario:
         config = base | {"num_speculative_tokens": k}
@@ -118,8 +118,8 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
     # vLLM has neither trees nor schedules for them, and no schedule with data parallelism.
     if spec.tree is not None or scenario.engine.data_parallel_size > 1:
         return settings
-    if given is not None:
-        settings.append(Candidate(f"{method} schedule as given", variant(longest, given), 2))
+    if own_schedule is not None:
+        settings.append(Candidate(f"{method} schedule as given", variant(longest, own_schedule), 2))
     if scenario.cluster.groups:  # whose mean steps differ
         return settings
     schedule = best_schedule(variant(longest), longest)
@@ -137,13 +137,13 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     are inclusive and draft lengths fall from range to range.
     """
     deployment = deploy(scenario)
-    asked = Fluid.of(scenario, deployment).traffic
+    traffic = Fluid.of(scenario, deployment).traffic
     settings = deployment.settings
     most, sizes = settings.max_num_seqs, [1]
     while sizes[-1] < most:  # every one to 16, then steps of a sixteenth
         sizes.append(min(sizes[-1] + max(1, sizes[-1] // 16), most))
-    made = longest if settings.makes_all_drafts else 0
-    steps = [[mean_step(deployment, asked, size, k, made) for k in range(longest + 1)] for size in sizes]
+    drafts_made = longest if settings.makes_all_drafts else 0
+    steps = [[mean_step(deployment, traffic, size, k, drafts_made) for k in range(longest + 1)] for size in sizes]
     seconds = np.array([[step.seconds_per_token for step in of_size] for of_size in steps])
     chosen = _falling_path(np.log(seconds / seconds.min(axis=1, keepdims=True)), np.array(sizes))
     firsts = {k: sizes[chosen.index(k)] for k in dict.fromkeys(chosen)}

@@ -85,22 +85,22 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
     cluster, groups = scenario.cluster, members(scenario)
     sizes = [group.cluster.replicas for group in groups]
     alike = [with_values(group, {"cluster.replicas": cluster.replicas}) for group in groups]
-    keys = [_key_of(each, spec) for each in alike]
+    keys = [_key_of(group, spec) for group in alike]
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
-    questions = [(key, _class_in_notebook(each)) for each, key in zip(alike, keys, strict=True)]
+    questions = [(key, _class_in_notebook(group)) for group, key in zip(alike, keys, strict=True)]
     count = REPLICATIONS
     while True:
-        known, rates, requests = [], [], []
-        for (each, question), part in parts_of(progress, list(zip(alike, questions, strict=True))):
-            found: list[tuple[float, int]] = []
+        by_group, rates, requests = [], [], []
+        for (group, question), part in parts_of(progress, list(zip(alike, questions, strict=True))):
+            saturated: list[tuple[float, int]] = []
             for number, _ in parts_of(part, range(count)):
-                first_rps = found[0][0] if found else None
-                made = partial(_saturated_rate, each, spec, number, first_rps)
-                found.append(_known.get((*question, number), made))
-            known.append(found)
-        for replication in zip(*known, strict=True):
-            own = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
-            rates.append(cluster_capacity(cluster.router, own))
+                first_rps = saturated[0][0] if saturated else None
+                simulate = partial(_saturated_rate, group, spec, number, first_rps)
+                saturated.append(_known.get((*question, number), simulate))
+            by_group.append(saturated)
+        for replication in zip(*by_group, strict=True):
+            replica_rates = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
+            rates.append(cluster_capacity(cluster.router, replica_rates))
             requests.append(sum(simulated for _, simulated in replication))
         answer = Capacity(tuple(rates), tuple(requests), setting, scenario.statistics.confidence)
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
@@ -138,22 +138,22 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     seed = replication_seed(SEED, replication)
     few = build_requests(spec, seed, LEAST_REQUESTS, settings.max_model_len, traces)
     mean_tokens = float((few.prompt_tokens + few.output_tokens).mean())
-    held = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)
+    max_concurrency = deployment.memory.max_concurrency(round(mean_tokens), settings.lookahead)
     replicas = scenario.cluster.replicas if few.shares_prefixes else 1
     engines = replicas * settings.data_parallel_size
-    waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, held))
+    waiting = CROWD * engines * max(1.0, min(settings.max_num_seqs, max_concurrency))
     think_s = float(few.think_s.mean()) if few.think_s is not None else 0.0
-    one = with_values(scenario, {"cluster.replicas": replicas})
+    variant = with_values(scenario, {"cluster.replicas": replicas})
     guess_rps = 0.0
     if think_s:
-        guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(one, deployment).capacity_rps()
+        guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(variant, deployment).capacity_rps()
     simulated = 0
     for _ in range(MOST_CROWDS):
         users = min(math.ceil(waiting + guess_rps * think_s), MAX_USERS)
         counted = max(math.ceil(users * (MIXING_TURNOVERS + COUNTED_TURNOVERS / engines)), LEAST_REQUESTS)
         table = build_requests(spec, seed, 2 * counted, settings.max_model_len, traces)
         table = dataclasses.replace(table, num_extra=len(table) // 2)
-        done = replicate(one, ClosedLoop(users, np.zeros(len(table))), [deployment], table, seed, None, False)
+        done = replicate(variant, ClosedLoop(users, np.zeros(len(table))), [deployment], table, seed, None, False)
         simulated += len(done.requests)
         cut = find_warmup([done.requests], closed_loop=True).requests
         tokens_per_s = compute_metrics(done.requests, warmup=cut).values["output_throughput"]
@@ -185,8 +185,8 @@ def page_effort(scenario: Scenario) -> dict[str, Any]:
     Of a duration and of a trace as it is only the replications are fewer.
     """
     values: dict[str, Any] = {"statistics.replications": min(scenario.statistics.replications, QUICK_REPLICATIONS)}
-    asked = scenario.workload.num_requests
-    if asked is not None and asked >= QUICK_REQUESTS:
+    requests = scenario.workload.num_requests
+    if requests is not None and requests >= QUICK_REQUESTS:
         values["workload.num_requests"] = settling_requests(scenario)
     return values
 
@@ -204,7 +204,7 @@ def settling_requests(scenario: Scenario) -> int:
         needed = TURNS * arrivals.concurrency
     elif rate is not None:
         with suppress(InputError):  # it cannot be run, and whoever runs it is told why
-            needed = max(_needed(each, rate) for each in (scenario, without_speculation(scenario)))
+            needed = max(_needed(side, rate) for side in (scenario, without_speculation(scenario)))
     return next((length for length in LENGTHS if length >= needed), LENGTHS[-1])
 
 

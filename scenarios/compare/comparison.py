@@ -74,9 +74,9 @@ def difference(
         change = paired_difference(a, b, confidence)
         ratio = paired_ratio(a, b, confidence) if sum(b) else None
     else:
-        mean, other = sum(a) / len(a), sum(b) / len(b)
-        change = replication_interval([mean - other], confidence)
-        ratio = replication_interval([mean / other], confidence) if other else None
+        mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
+        change = replication_interval([mean_a - mean_b], confidence)
+        ratio = replication_interval([mean_a / mean_b], confidence) if mean_b else None
     less = any(name in figure for name in _LESS_IS_BETTER)
     has_direction = less or any(name in figure for name in _MORE_IS_BETTER)
     verdict: Judgement = "cannot tell"
@@ -92,8 +92,8 @@ def _exceeds(ratio: Estimate | None, doubt: float) -> bool:
 
 
 def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:
-    found = [each[figure] for each in replications if figure in each]
-    return [value for value in found if math.isfinite(value)] if len(found) == len(replications) else []
+    values = [figures[figure] for figures in replications if figure in figures]
+    return [value for value in values if math.isfinite(value)] if len(values) == len(replications) else []
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class RatePoint:
             return {}
         names = {"all": LATENCY} | {part: f"mean_time_{part}_s" for part in TIME_PARTS}
         sides = self.on.replications, self.off.replications
-        found = {name: difference(figure, *sides, self.verdict.confidence) for name, figure in names.items()}
-        return {name: each.difference for name, each in found.items() if each is not None}
+        differences = {name: difference(figure, *sides, self.verdict.confidence) for name, figure in names.items()}
+        return {name: change.difference for name, change in differences.items() if change is not None}
 
     def compared(self) -> dict[str, Any]:
         """Off, advantage and verdict for ``--json``; empty where nothing is compared."""
@@ -188,15 +188,15 @@ class Comparison(Plotted):
             | point.compared()
             for point in self.points
         ]
-        known = {
-            key: {name: getattr(one, key, None) for name, one in self.saturated.items()}
+        capacities = {
+            key: {name: getattr(saturated, key, None) for name, saturated in self.saturated.items()}
             for key in ("capacity_rps", "predicted_capacity_rps")
         }
         cutover = None
         if self.cutover is not None:
             spans = {"surely_pays_rps": self.cutover.above, "surely_costs_rps": self.cutover.below}
             cutover = {"kind": self.cutover.kind, **spans, "confidence": self.cutover.confidence}
-        return {"points": rows, **known, "cutover": cutover}
+        return {"points": rows, **capacities, "cutover": cutover}
 
     def save(self, path: str | Path) -> Path:
         """Write a run directory of all runs, whose tables say by rate and speculation which one a row is of."""
@@ -214,12 +214,11 @@ class Comparison(Plotted):
     @property
     def saturated(self) -> dict[str, Side | None]:
         """The side of the highest rate whose capacity is known, with and without speculation."""
-        own = [point.own for point in self.points]
+        on = [point.own for point in self.points]
         off = [point.verdict.off for point in self.points if point.verdict is not None]
-        known = {"on": own, "off": off}
         return {
-            name: next((one for one in reversed(sides) if one.capacity is not None), None)
-            for name, sides in known.items()
+            name: next((at_rate for at_rate in reversed(sides) if at_rate.capacity is not None), None)
+            for name, sides in (("on", on), ("off", off))
         }
 
 
@@ -279,8 +278,8 @@ def compare(
         points.append(point_of(variant, runs, progress=part_of(part, 1, 2)))
     # The words' signs alone: they count in the errors of step times and acceptance, which the runs do not show.
     words = [point.word for point in points]
-    looks = [Probe(rate, sure=SIGNS.get(word, 0)) for rate, word in zip(ordered, words, strict=False)]
-    crossing = locate(looks, scenario.statistics.confidence) if looks and compare_off else None
+    probes = [Probe(rate, sure=SIGNS.get(word, 0)) for rate, word in zip(ordered, words, strict=False)]
+    crossing = locate(probes, scenario.statistics.confidence) if probes and compare_off else None
     if crossing is not None and crossing.kind in ("always", "never") and "too close to call" in words:
         crossing = replace(crossing, kind="unclear")
     return Comparison(scenario, tuple(points), crossing)
@@ -298,19 +297,17 @@ def compare_scenarios(first: Scenario, second: Scenario) -> dict[str, Difference
     """
     for key in ("workload.num_requests", "statistics.replications"):
         section, name = key.split(".")
-        one, two = (getattr(getattr(scenario, section), name) for scenario in (first, second))
-        if one != two:
-            raise ScenarioError(f"is {one} in one scenario; both need the same", key=key, value=two)
+        count, other_count = (getattr(getattr(scenario, section), name) for scenario in (first, second))
+        if count != other_count:
+            raise ScenarioError(f"is {count} in one scenario; both need the same", key=key, value=other_count)
     a, b = simulate_together([first, second])
     sides, doubt = (a.replications, b.replications, first.statistics.confidence), 0.0
     for on, off, runs in ((first, second, (a, b)), (second, first, (b, a))):
         if on.speculative_config is not None and without_speculation(on) == off:
             doubt = judge(on, *runs).doubt
     latencies = {name for name in a.summary["figures"] if any(part in name for part in _LESS_IS_BETTER)}
-    found = (
-        (name, difference(name, *sides, doubt=doubt if name in latencies else 0.0)) for name in a.summary["figures"]
-    )
-    return {name: each for name, each in found if each is not None and math.isfinite(each.difference.mean)}
+    changes = (difference(name, *sides, doubt=doubt if name in latencies else 0.0) for name in a.summary["figures"])
+    return {change.figure: change for change in changes if change and math.isfinite(change.difference.mean)}
 
 
 def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progress | None = None) -> RatePoint:
@@ -319,8 +316,8 @@ def point_of(scenario: Scenario, runs: Sequence[RunResult], *, progress: Progres
         verdict = judge(scenario, runs[0], runs[1], progress=progress)
         point = RatePoint(scenario.rate_rps, verdict.on, verdict)
     else:
-        own = side(scenario, runs[0], progress=progress, ask_capacity=near_capacity(scenario))
-        point = RatePoint(scenario.rate_rps, own, None)
-    for run, each in zip(point.runs, point.sides, strict=True):
-        run.summary["predicted_figures"] = each.predicted_figures
+        alone = side(scenario, runs[0], progress=progress, ask_capacity=near_capacity(scenario))
+        point = RatePoint(scenario.rate_rps, alone, None)
+    for run, run_side in zip(point.runs, point.sides, strict=True):
+        run.summary["predicted_figures"] = run_side.predicted_figures
     return point

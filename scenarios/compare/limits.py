@@ -93,12 +93,12 @@ def limits_at(scenario: Scenario, fluid: Fluid, figures: Mapping[str, float], ra
     if isinstance(fluid, MixedFluid):
         shares = fluid.shares(in_system)
         filled = [
-            (share / own.slots, own.latency_s(max(share, 1.0)), index)
-            for index, ((_, own), share) in enumerate(zip(fluid.groups, shares, strict=True))
+            (share / group.slots, group.latency_s(max(share, 1.0)), index)
+            for index, ((_, group), share) in enumerate(zip(fluid.groups, shares, strict=True))
         ]
         index = max(filled)[-1]
-        own = fluid.groups[index][1]
-        return GroupLimits(**vars(_limits(own, shares[index], own.kv_share(shares[index]))), group=index)
+        fullest = fluid.groups[index][1]
+        return GroupLimits(**vars(_limits(fullest, shares[index], fullest.kv_share(shares[index]))), group=index)
     return _limits(fluid, in_system, figures["kv_cache_usage"] if figures else fluid.kv_share(in_system))
 
 
@@ -226,10 +226,10 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
     k = min(spec.k, schedule[0][2]) if schedule is not None else spec.k
     if k == 0:
         return None
-    asked = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
-    tokens, settings, draft = asked.tokens_per_round(k), deployment.settings, deployment.draft
-    kept = asked.kept_share(k) if settings.method.drafts_ahead else 0.0
-    without, drafted = (_decode_step(deployment, 1, drafts, asked.context_tokens, kept)[1] for drafts in (0, k))
+    traffic = Fluid.of(scenario, deployment).traffic.of_drafted(scenario)
+    tokens, settings, draft = traffic.tokens_per_round(k), deployment.settings, deployment.draft
+    kept_share = traffic.kept_share(k) if settings.method.drafts_ahead else 0.0
+    without, drafted = (_decode_step(deployment, 1, drafts, traffic.context_tokens, kept_share)[1] for drafts in (0, k))
     drafting = float(drafted["draft_s"] / without["target_s"])
     reading = 0.0
     if draft is not None:
@@ -237,7 +237,7 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
         ratio /= _bytes_read(deployment.model, settings.weight_dtype, settings.tensor_parallel_size)
         reading = ratio * (k if settings.method.plan == DraftPlan.AUTOREGRESSIVE else 1)
         if settings.method.drafts_ahead:
-            reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept) * k * ratio
+            reading = max((k + 1) * ratio - 1.0, 0.0) + (1.0 - kept_share) * k * ratio
     return ClosedForm(tokens, drafting / k, tokens / (1 + drafting), tokens / (1 + reading))
 
 
@@ -246,18 +246,18 @@ def _bytes_read(model: ModelSpec, dtype: str, tp: int) -> float:
     table = model.vocab_size * model.word_embed_proj_dim * max(1, model.num_draft_heads)
     if model.shares_lm_head and model.num_draft_heads:
         table = 0  # its heads have one table, which is among its other parameters
-    held = model.weight_bytes(dtype, tp) - model.weight_bytes(dtype, tp, ("embedding", "ngrams", "lm_head"))
-    return held + table / tp * model.stored("lm_head", dtype)[1]
+    layer_bytes = model.weight_bytes(dtype, tp) - model.weight_bytes(dtype, tp, ("embedding", "ngrams", "lm_head"))
+    return layer_bytes + table / tp * model.stored("lm_head", dtype)[1]
 
 
 def _decode_step(
-    deployment: Deployment, num_seqs: int, k: int, mean_context: float, kept: float = 0.0
+    deployment: Deployment, num_seqs: int, k: int, mean_context: float, kept_share: float = 0.0
 ) -> tuple[st.Record, st.Record]:
-    """Features and times of a step of so many decoding requests; ``kept``: as of `step_time.expect_ahead`."""
+    """Features and times of a step of so many decoding requests; ``kept_share``: as of `expect_ahead`."""
     features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(deployment.cost, num_seqs, k, mean_context, features)
-    if kept:
-        st.expect_ahead(features, kept)
+    if kept_share:
+        st.expect_ahead(features, kept_share)
     st.step_time(deployment.cost, features, times)
     return features, times
 
@@ -269,15 +269,15 @@ def break_even(scenario: Scenario) -> float:
     """
     spec, context = scenario.speculative_config, Fluid.of(scenario).traffic.context_tokens
     assert spec is not None
-    own, without = cached_deployment(scenario), cached_deployment(without_speculation(scenario)).cost
-    batch = max(1, round(min(_batch(scenario), own.settings.max_num_seqs)))
-    steps = st.decode_step_seconds(own.cost, batch, spec.k, context), st.decode_step_seconds(without, batch, 0, context)
+    on, off = cached_deployment(scenario), cached_deployment(without_speculation(scenario))
+    batch = max(1, round(min(_batch(scenario), on.settings.max_num_seqs)))
+    steps = st.decode_step_seconds(on.cost, batch, spec.k, context), st.decode_step_seconds(off.cost, batch, 0, context)
     return float(steps[0] / steps[1] - 1) / spec.k
 
 
 def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
     """Known cliffs of vLLM 0.32 that a setting meets at any of its loads, a sentence each with its source."""
-    found = list[str]()
+    sentences, known_cliffs = list[str](), _SENTENCES["cliffs"]
     for scenario in loads:
         if scenario.cluster.groups:  # of which each has a share of the load that its own cluster would not have
             continue
@@ -287,17 +287,17 @@ def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:
             continue
         rows, profile = settings.method.verify_rows(settings.num_speculative_tokens), deployment.profile
         sizes = capture_sizes(settings, rows, profile) if profile.kind == "roofline" else ()
-        held = sizes[-1] // rows if sizes else settings.max_num_seqs
+        graph_seqs = sizes[-1] // rows if sizes else settings.max_num_seqs
         bursts = 1 if scenario.is_closed_loop else 2
-        if held < min(bursts * _batch(scenario), settings.max_num_seqs):
-            found.append(_SENTENCES["cliffs"]["beyond_graphs"].format(held=held, rows=rows, captured=sizes[-1]))
+        if graph_seqs < min(bursts * _batch(scenario), settings.max_num_seqs):
+            sentences.append(known_cliffs["beyond_graphs"].format(held=graph_seqs, rows=rows, captured=sizes[-1]))
         full = settings.cudagraph_mode.startswith("FULL") and not settings.generation.full_graphs_of_any_k
         if settings.is_dynamic and full:
-            found.append(_SENTENCES["cliffs"]["piecewise_graphs"])
+            sentences.append(known_cliffs["piecewise_graphs"])
         lengths = [k for _, _, k in spec.num_speculative_tokens_per_batch_size or ()]
         if 0 in lengths and settings.method.plan == DraftPlan.AUTOREGRESSIVE:
-            found.append(_SENTENCES["cliffs"]["drafts_without_tokens"])
-    return tuple(dict.fromkeys(found))
+            sentences.append(known_cliffs["drafts_without_tokens"])
+    return tuple(dict.fromkeys(sentences))
 
 
 def _batch(scenario: Scenario) -> float:

@@ -78,14 +78,14 @@ def stratum_of(deployment: Deployment) -> str:
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:
     """Of a scenario's forecasts; if calibrated, how sure its factor is and how well such factors hold elsewhere."""
     name = stratum_of(deployment)
-    found = SPREADS["strata"][name]
+    spreads = SPREADS["strata"][name]
     measured, (of_step, of_speculation) = scenario.correction, _disagreement(scenario, deployment)
-    step = math.hypot(found["step"], of_step)
+    step = math.hypot(spreads["step"], of_step)
     if measured is not None and measured.step_factor_interval is not None:
         low, high = measured.step_factor_interval
         of_the_factor = math.log(high / low) / 2 / normal_quantile(0.95)
-        step = min(step, math.hypot(of_the_factor, SPREADS["calibrated_share"] * found["step"]))
-    return RelativeErrors(name, step, math.hypot(found["speculation"], of_speculation), _acceptance_error(scenario))
+        step = min(step, math.hypot(of_the_factor, SPREADS["calibrated_share"] * spreads["step"]))
+    return RelativeErrors(name, step, math.hypot(spreads["speculation"], of_speculation), _acceptance_error(scenario))
 
 
 def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, float]:
@@ -107,14 +107,14 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
                 other = cached_deployment(with_values(side, {"profile": name}))
             except InputError:
                 break  # not made for this model, format, method or number of GPUs
-            one = Fluid.of(side)
-            two = dataclasses.replace(one, deployment=other, _steps={})
+            fluid = Fluid.of(side)
+            elsewhere = dataclasses.replace(fluid, deployment=other, _steps={})
             profiles = (deployment.profile, other.profile)
             fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
-            batches = 2.0 ** np.arange(math.log2(min([one.slots / one.engines, *fitted])) + 1)
-            differences.append([math.log(two.latency_s(n) / one.latency_s(n)) for n in one.engines * batches])
-        for place, found in enumerate(differences):
-            own_part = np.subtract(found, differences[0]) if place else found
+            batches = 2.0 ** np.arange(math.log2(min([fluid.slots / fluid.engines, *fitted])) + 1)
+            differences.append([math.log(elsewhere.latency_s(n) / fluid.latency_s(n)) for n in fluid.engines * batches])
+        for place, logs in enumerate(differences):
+            own_part = np.subtract(logs, differences[0]) if place else logs
             largest[place] = max(largest[place], float(np.abs(own_part).max()))
     return largest[0] / 2, largest[1] / 2
 
@@ -136,15 +136,15 @@ def _acceptance_error(scenario: Scenario) -> float:
     """Relative standard error of the mean acceptance length; of several classes the largest."""
     k, largest, models = scenario.num_speculative_tokens, 0.0, acceptance_models(scenario)
     for entry, model in zip(scenario.request_classes, models, strict=True):
-        given = scenario.acceptance_of(entry.name)
-        if given is None:
+        acceptance = scenario.acceptance_of(entry.name)
+        if acceptance is None:
             continue
-        error = given.relative_error or 0.0
-        if given.num_rounds is not None:
+        error = acceptance.relative_error or 0.0
+        if acceptance.num_rounds is not None:
             lengths = [1.0, *(model.tokens_per_round(draft) for draft in range(1, k + 1))]
             rates = np.diff(lengths)
             variance = float(((2 * np.arange(1, k + 1) - 1) * rates).sum() - rates.sum() ** 2)
-            error = math.sqrt(max(variance, 0.0) / given.num_rounds) / lengths[-1]
+            error = math.sqrt(max(variance, 0.0) / acceptance.num_rounds) / lengths[-1]
         largest = max(largest, error)
     return largest
 
@@ -230,7 +230,7 @@ class SloUse:
         """``on``, ``off``: by class; None where neither side knows."""
         shares = (np.arange(DRAWS) + 0.5) / DRAWS
         used = [np.concatenate(list(by_class.values())) if by_class else np.empty(0) for by_class in (on, off)]
-        with_sd, without = (np.quantile(own, shares, method="inverted_cdf") if own.size else own for own in used)
+        with_sd, without = (np.quantile(side, shares, method="inverted_cdf") if side.size else side for side in used)
         return cls((with_sd, without), rate_rps) if with_sd.size or without.size else None
 
 
@@ -295,23 +295,23 @@ class Response:
         }
         simulated = probe.advantage(confidence)
         if probe.gains and probe.bases[0]:
-            here = float(advantage(np.zeros((3, 1)))[0])
-            values = values + float(np.mean(probe.indices)) - (here if math.isfinite(here) else 0.0)
+            unperturbed = float(advantage(np.zeros((3, 1)))[0])
+            values = values + float(np.mean(probe.indices)) - (unperturbed if math.isfinite(unperturbed) else 0.0)
         if simulated is not None:
             reach = math.log(simulated.high / simulated.low) / 2 + math.log1p((probe.slack_low + probe.slack_high) / 2)
             spreads["chance"] = reach / normal_quantile(confidence)
             values = values + spreads["chance"] * chance
         values[even] = 0.0
-        known = np.sort(values[~np.isnan(values)])
+        ordered = np.sort(values[~np.isnan(values)])
         dominant = max(spreads, key=lambda source: spreads[source])
-        overloaded = 1.0 - known.size / values.size
+        overloaded = 1.0 - ordered.size / values.size
         if overloaded > 0.5:
             return Prediction(None, math.nan, dominant, overloaded, self.error)
         tail = (1.0 - confidence) / 2.0
-        low, middle, high = np.exp([known[int(share * (known.size - 1))] for share in (tail, 0.5, 1.0 - tail)])
+        low, middle, high = np.exp([ordered[int(share * (ordered.size - 1))] for share in (tail, 0.5, 1.0 - tail)])
         half = float(high - low) / 2 if math.isfinite(low) else math.inf
-        estimate = Estimate(float(middle), float(low), float(high), half, known.size, confidence)
-        probability = float(np.mean(known > 0.0) + np.mean(known == 0.0) / 2)
+        estimate = Estimate(float(middle), float(low), float(high), half, ordered.size, confidence)
+        probability = float(np.mean(ordered > 0.0) + np.mean(ordered == 0.0) / 2)
         return Prediction(estimate, probability, dominant, overloaded, self.error)
 
     def _factors(self, draws: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -322,47 +322,47 @@ class Response:
     def _log_delivered(self, capacities: Sequence[float], draws: FloatArray) -> FloatArray:
         """Of an open loop's throughput: what arrives, up to the capacities with and without speculation."""
         assert self.rate_rps is not None
-        common, own = self._factors(draws)
-        slower = (common + own, common)
+        common, extra = self._factors(draws)
+        slower = (common + extra, common)
         on, off = (
-            np.minimum(self.rate_rps, most * np.exp(-each)) for most, each in zip(capacities, slower, strict=True)
+            np.minimum(self.rate_rps, most * np.exp(-longer)) for most, longer in zip(capacities, slower, strict=True)
         )
         return np.asarray(np.log(on / off))
 
     def _log_completed(self, draws: FloatArray) -> FloatArray:
         """Of a fixed number of clients' throughput: nothing makes the time longer in which they think."""
-        _, own = self._factors(draws)
-        return -self.busy * own
+        _, extra = self._factors(draws)
+        return -self.busy * extra
 
     def _log_attained(self, curves: Sequence[Curve], use: SloUse, draws: FloatArray) -> FloatArray:
         """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits.
 
         Of a fixed number of clients times how many they complete; NaN where both sides are overloaded.
         """
-        common, own = self._factors(draws)
+        common, extra = self._factors(draws)
         attained, overloaded = [], []
         floor = LEAST_ATTAINED * np.mean([np.mean(used <= 1.0) for used in use.sides if used.size]) or LEAST_ATTAINED
-        here, there = (np.array([math.nan if rate is None else rate]) for rate in (self.rate_rps, use.rate_rps))
-        for side, slower in enumerate((common + own, common)):
-            longer, known = slower, side if use.sides[side].size else 1 - side
-            if self.rate_rps is not None and np.isfinite(reference := curves[known](there)):
-                longer = slower + curves[side](here * np.exp(slower)) - reference
+        load, run_load = (np.array([math.nan if rate is None else rate]) for rate in (self.rate_rps, use.rate_rps))
+        for side, slower in enumerate((common + extra, common)):
+            longer, source = slower, side if use.sides[side].size else 1 - side
+            if self.rate_rps is not None and np.isfinite(reference := curves[source](run_load)):
+                longer = slower + curves[side](load * np.exp(slower)) - reference
             overloaded.append(np.isinf(longer))
-            shares = np.searchsorted(use.sides[known], np.exp(-longer), side="right") / use.sides[known].size
+            shares = np.searchsorted(use.sides[source], np.exp(-longer), side="right") / use.sides[source].size
             attained.append(np.maximum(shares, floor))
-        completed = -self.busy * own * (attained[0] + attained[1] > 2.0 * floor)
-        found = np.log(attained[0] / attained[1]) + (completed if self.rate_rps is None else 0.0)
-        return np.asarray(np.where(overloaded[0] & overloaded[1], np.nan, found))
+        completed = -self.busy * extra * (attained[0] + attained[1] > 2.0 * floor)
+        log_ratio = np.log(attained[0] / attained[1]) + (completed if self.rate_rps is None else 0.0)
+        return np.asarray(np.where(overloaded[0] & overloaded[1], np.nan, log_ratio))
 
     def _log_advantage(self, curves: Sequence[Curve], draws: FloatArray) -> FloatArray:
         """Infinite where one side is overloaded, NaN where both are; ``draws`` has shape [3, N]."""
-        common, own = self._factors(draws)
+        common, extra = self._factors(draws)
         if self.rate_rps is None:
-            return -own
+            return -extra
         on, off = curves
         with np.errstate(invalid="ignore"):
-            without: FloatArray = off(self.rate_rps * np.exp(common)) - own
-            return without - on(self.rate_rps * np.exp(common + own))
+            without: FloatArray = off(self.rate_rps * np.exp(common)) - extra
+            return without - on(self.rate_rps * np.exp(common + extra))
 
 
 def _spread(advantage: Curve, deviation: Sequence[float]) -> float:
@@ -426,8 +426,8 @@ class Reach:
 
     def leaves_open(self, scenario: Scenario, run: RunResult) -> bool:
         """Whether the SLO is met with some of the times and not with others."""
-        wanted = scenario.slos
-        met = [self.attained(used) >= wanted[name].attainment for name, used in run.slo_use.items() if name in wanted]
+        slos = scenario.slos
+        met = [self.attained(used) >= slos[name].attainment for name, used in run.slo_use.items() if name in slos]
         return len(set(np.all(met, axis=0).tolist())) > 1 if met else False
 
 
@@ -439,15 +439,15 @@ def predicted_figures(run: RunResult, reach: Reach) -> dict[str, Estimate]:
     figures: dict[str, Estimate] = run.summary["figures"]
     times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
     factors = dict.fromkeys(THROUGHPUTS, reach.completed) | dict.fromkeys(times, np.exp(reach.longer))
-    known = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
-    reached = {name: mean * factors[name] for name, mean in known.items()}
-    found = {name: _reaching(figures[name], values) for name, values in reached.items()}
+    means = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
+    reached = {name: mean * factors[name] for name, mean in means.items()}
+    estimates = {name: _reaching(figures[name], values) for name, values in reached.items()}
     if run.slo_use:
         attained = reach.attained(np.concatenate(list(run.slo_use.values())))
-        found["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
-        within, most = reached["request_throughput"] * attained, found["request_throughput"].high
-        found["request_goodput"] = _reaching(figures["request_goodput"], within, most)
-    return found
+        estimates["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
+        within, most = reached["request_throughput"] * attained, estimates["request_throughput"].high
+        estimates["request_goodput"] = _reaching(figures["request_goodput"], within, most)
+    return estimates
 
 
 def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) -> Estimate:

@@ -42,8 +42,8 @@ class AskedPolicy:
     @property
     def label(self) -> str:
         """As it is written on the command line."""
-        given = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
-        return f"{self.name}({given})" if given else self.name
+        arguments = ", ".join(f"{key}={value}" for key, value in self.parameters.items())
+        return f"{self.name}({arguments})" if arguments else self.name
 
 
 @dataclass(frozen=True)
@@ -147,17 +147,17 @@ def compare_policies(
     if scenario.statistics.replications < 2:
         message = "must be at least 2: without a spread no difference can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
-    given = ([policies] if policies else []) if isinstance(policies, str) else policies
-    asked = [each for item in given for each in ([item] if isinstance(item, AskedPolicy) else parse_policies(item))]
-    asked = asked or applicable_policies(scenario)
-    labels = [each.label for each in asked]
+    items = ([policies] if policies else []) if isinstance(policies, str) else policies
+    named = ([item] if isinstance(item, AskedPolicy) else parse_policies(item) for item in items)
+    compared = list(itertools.chain(*named)) or applicable_policies(scenario)
+    labels = [policy.label for policy in compared]
     for label in labels:
         if labels.count(label) > 1:
             raise InputError("named twice", file=PLACE, value=label)
     variants, no_oracle = [], ""
-    for each in asked:  # refused before the first second is simulated
+    for policy in compared:  # refused before the first second is simulated
         try:
-            variants.append(with_policy(scenario, each))
+            variants.append(with_policy(scenario, policy))
             deployments_of(variants[-1])
         except ScenarioError as error:
             key = (error.key or "").replace(f"{SPEC}.{SCHEDULE}", "policy.parameters.schedule")  # as `with_policy` does
@@ -171,14 +171,14 @@ def compare_policies(
         except ScenarioError as error:
             no_oracle = error.message
         else:
-            asked.append(AskedPolicy(ORACLE))
+            compared.append(AskedPolicy(ORACLE))
             variants.append(oracle)
-    if len(asked) < 2:
+    if len(compared) < 2:
         message = f"needs a second policy, as the oracle cannot run here: {no_oracle}"
         raise InputError(message, file=PLACE, value=labels[0])
     both = list(zip(variants, simulate_together(variants, progress=part_of(progress, 0, 2)), strict=True))
-    sides = [side(*each, progress=part) for each, part in parts_of(part_of(progress, 1, 2), both)]
-    return _rank(scenario, chosen, asked, sides, no_oracle)
+    sides = [side(*pair, progress=part) for pair, part in parts_of(part_of(progress, 1, 2), both)]
+    return _rank(scenario, chosen, compared, sides, no_oracle)
 
 
 def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
@@ -186,34 +186,34 @@ def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
 
     That is a schedule, a confidence or a TPOT.
     """
-    found = [AskedPolicy("fixed")]
-    for asked in map(AskedPolicy, (name for name in POLICIES if name != "fixed")):
+    policies = [AskedPolicy("fixed")]
+    for policy in map(AskedPolicy, (name for name in POLICIES if name != "fixed")):
         with suppress(ScenarioError):
-            deployments_of(with_policy(scenario, asked))
-            found.append(asked)
-    return found
+            deployments_of(with_policy(scenario, policy))
+            policies.append(policy)
+    return policies
 
 
-def with_policy(scenario: Scenario, asked: AskedPolicy) -> Scenario:
+def with_policy(scenario: Scenario, policy: AskedPolicy) -> Scenario:
     """The scenario under one policy. A schedule is vLLM's key: it goes there, and away for every other policy."""
     config = speculative_values(scenario)
-    parameters = dict(asked.parameters)
-    if asked.name == "batch_schedule":
+    parameters = dict(policy.parameters)
+    if policy.name == "batch_schedule":
         if "schedule" in parameters:
             config[SCHEDULE] = parameters.pop("schedule")
-    elif asked.name != "off":
+    elif policy.name != "off":
         config.pop(SCHEDULE, None)
-    return with_values(scenario, {SPEC: config, "policy": {"name": asked.name, "parameters": parameters}})
+    return with_values(scenario, {SPEC: config, "policy": {"name": policy.name, "parameters": parameters}})
 
 
 def _rank(
-    scenario: Scenario, metric: Metric, asked: Sequence[AskedPolicy], sides: Sequence[Side], no_oracle: str = ""
+    scenario: Scenario, metric: Metric, policies: Sequence[AskedPolicy], sides: Sequence[Side], no_oracle: str = ""
 ) -> PolicyComparison:
     confidence = scenario.statistics.confidence
-    labels = [each.label for each in asked]
+    labels = [policy.label for policy in policies]
     # By replication; empty without figures for the load, or where the metric is undefined in one of them.
-    values = [metric.values(each.run.replications) if each.run and each.has_figures else [] for each in sides]
-    if not any(values) and any(each.has_figures for each in sides):
+    values = [metric.values(side.run.replications) if side.run and side.has_figures else [] for side in sides]
+    if not any(values) and any(side.has_figures for side in sides):
         raise InputError(f"the runs have no {metric.label}", key="metric", value=metric.name)
     for_all = 1.0 - (1.0 - confidence) / math.comb(len(sides), 2)
     pairs, losers, tied = [], list[str](), set[tuple[str, str]]()
@@ -230,15 +230,15 @@ def _rank(
     all_told = all(map(_is_ranked, sides)) or any(values)
     standings = [
         Standing(
-            policy=each,
-            side=own,
-            value=own.figures[metric.figure] if own.figures is not None and found else None,
-            difference=_difference(found, values[0], confidence) if each.label != labels[0] else None,
-            gap=_gap(found, best, metric, confidence) if each.label != ORACLE else None,
-            rank=1 + losers.count(each.label) if own.has_figures or (own.state == "overloaded" and all_told) else None,
-            ties=tuple(other for other in labels if (each.label, other) in tied),
+            policy=policy,
+            side=side,
+            value=side.figures[metric.figure] if side.figures is not None and measured else None,
+            difference=_difference(measured, values[0], confidence) if policy.label != labels[0] else None,
+            gap=_gap(measured, best, metric, confidence) if policy.label != ORACLE else None,
+            rank=1 + losers.count(policy.label) if side.has_figures or (_is_ranked(side) and all_told) else None,
+            ties=tuple(other for other in labels if (policy.label, other) in tied),
         )
-        for each, own, found in zip(asked, sides, values, strict=True)
+        for policy, side, measured in zip(policies, sides, values, strict=True)
     ]
 
     def order(standing: Standing) -> tuple[float, ...]:
@@ -253,10 +253,10 @@ def _difference(first: Sequence[float], second: Sequence[float], confidence: flo
     return paired_difference(first, second, confidence) if first and second else None
 
 
-def _gap(own: Sequence[float], oracle: Sequence[float], metric: Metric, confidence: float) -> Estimate | None:
-    if not own or not oracle or not any(oracle):
+def _gap(values: Sequence[float], oracle: Sequence[float], metric: Metric, confidence: float) -> Estimate | None:
+    if not values or not oracle or not any(oracle):
         return None
-    ratio = paired_ratio(own, oracle, confidence)
+    ratio = paired_ratio(values, oracle, confidence)
     beyond = replace(ratio, mean=ratio.mean - 1.0, low=ratio.low - 1.0, high=ratio.high - 1.0)
     return beyond.scaled(1.0 if metric.less_is_better else -1.0)
 
@@ -277,10 +277,10 @@ def _better(
         return 1 if first.has_figures else -1
     if metric.is_throughput and first.completes_what_arrives:
         return 0
-    found = _difference(*values, confidence)
-    if found is None:
+    change = _difference(*values, confidence)
+    if change is None:
         return 0
-    sign = int(found.low > 0) - int(found.high < 0)
+    sign = int(change.low > 0) - int(change.high < 0)
     return -sign if metric.less_is_better else sign
 
 
@@ -292,18 +292,18 @@ def parse_policies(text: str) -> list[AskedPolicy]:
     if not isinstance(text, str):
         raise InputError("must be a name, of a class of your own module:Class", file=PLACE, value=text)
     policies = []
-    for asked in _split(text):
-        name, bracket, rest = asked.partition("(")
+    for written in _split(text):
+        name, bracket, rest = written.partition("(")
         if not name.strip() or (bracket and not rest.endswith(")")):
-            raise InputError("must be NAME or NAME(KEY=VALUE, ...), separated by commas", file=PLACE, value=asked)
+            raise InputError("must be NAME or NAME(KEY=VALUE, ...), separated by commas", file=PLACE, value=written)
         parameters: dict[str, Any] = {}
         for part in _split(rest[:-1]) if rest[:-1].strip() else ():
             key, equals, value = part.partition("=")
             key = key.strip()
             if not equals or not key or not value.strip():
-                raise InputError("parameters must look like KEY=VALUE", file=PLACE, value=asked)
+                raise InputError("parameters must look like KEY=VALUE", file=PLACE, value=written)
             if key in parameters:
-                raise InputError(f"gives {key} twice", file=PLACE, value=asked)
+                raise InputError(f"gives {key} twice", file=PLACE, value=written)
             parameters[key] = parse_yaml(value, f"{PLACE} {name.strip()} {key}")
         policies.append(AskedPolicy(name.strip(), parameters))
     return policies

@@ -97,21 +97,21 @@ def read_command(text: str) -> ReadCommand:
         return _read_vllm(plain, flags)
     table = TABLES[server]
     if server == "sglang":
-        known = (_known(name.replace("_", "-"), table.names) for name in flags)
-        flags = {name: value for name, value in zip(known, flags.values(), strict=True) if value is not False}
+        full_names = (_known(name.replace("_", "-"), table.names) for name in flags)
+        flags = {name: value for name, value in zip(full_names, flags.values(), strict=True) if value is not False}
     flags = {table.also.get(name, name): value for name, value in flags.items()}
     for switch, meant in table.switches.items():  # of several the first counts, before all the flag itself
         name, _, value = switch.partition("=")
         if name in flags and value in ("", flags[name]):
-            flags = meant | {word: given for word, given in flags.items() if word != name}
+            flags = meant | {word: argument for word, argument in flags.items() if word != name}
     if server == "sglang":
         _complete_sglang_drafts(flags)
         adaptive = flags.pop("speculative-adaptive", None)
         tiers = flags.pop("speculative-adaptive-config", None)
-        told: Words | None = {} if adaptive else None
+        adaptive_tiers: Words | None = {} if adaptive else None
         if tiers:
-            told = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
-        return _Reader(server, flags, flags, environment, told, flags.pop("model-path", None)).answer()
+            adaptive_tiers = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
+        return _Reader(server, flags, flags, environment, adaptive_tiers, flags.pop("model-path", None)).answer()
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
     drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
@@ -178,10 +178,10 @@ def _yaml(text: str, file: str) -> Words:
     return dict(_mapping(keys or {}, file))
 
 
-def _known(name: str, known: Collection[str]) -> str:
-    """The one of ``known`` that ``name`` begins, as argparse takes it; itself where there is none, or several."""
-    found = [each for each in known if each.startswith(name)]
-    return found[0] if len(found) == 1 and name not in known else name
+def _known(name: str, names: Collection[str]) -> str:
+    """The one of ``names`` that ``name`` begins, as argparse takes it; itself where there is none, or several."""
+    completions = [full for full in names if full.startswith(name)]
+    return completions[0] if len(completions) == 1 and name not in names else name
 
 
 def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
@@ -193,8 +193,8 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
     largest, assumed = None, list[str]()
     if plain and "model" not in flags:
         engine["model"] = plain[0]
-    for given, value in flags.items():
-        name, _, inside = given.partition(".")
+    for written, value in flags.items():
+        name, _, inside = written.partition(".")
         name = name.replace("_", "-")
         word, off = name.removeprefix("no-"), name.startswith("no-")
         word = word if word in _SHORT else _known(word, words)
@@ -208,8 +208,8 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
             if value not in ("", "None") and not (word == "max-model-len" and value in ("auto", -1)):
                 engine[fields[word]] = False if off else _readable(value) if word in COMMANDS["readable"] else value
         else:
-            _refuse_misspelt(word, given, words)
-            unread.append(f"--{given}")
+            _refuse_misspelt(word, written, words)
+            unread.append(f"--{written}")
     block_size = engine.get("block_size")
     if isinstance(block_size, int) and block_size % BLOCK_UNIT:
         message = f"must be a multiple of {BLOCK_UNIT}: vLLM's attention kernels take no other"
@@ -238,10 +238,10 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
     return ReadCommand(engine, ("version",), None, tuple(unread), tuple(assumed))
 
 
-def _refuse_misspelt(flag: str, given: str, known: Collection[str]) -> None:
-    near = difflib.get_close_matches(flag, known, n=1, cutoff=CLOSE)
+def _refuse_misspelt(flag: str, written: str, names: Collection[str]) -> None:
+    near = difflib.get_close_matches(flag, names, n=1, cutoff=CLOSE)
     if near and near[0] != flag and flag.replace("_", "-") not in COMMANDS["may_change_times"]:
-        raise ScenarioError(f"unknown flag; did you mean --{near[0]}?", file=FILE, value=f"--{given}")
+        raise ScenarioError(f"unknown flag; did you mean --{near[0]}?", file=FILE, value=f"--{written}")
 
 
 def _put_document(documents: dict[str, Any], word: str, inside: str, value: Any) -> None:
@@ -260,10 +260,10 @@ def _put_document(documents: dict[str, Any], word: str, inside: str, value: Any)
 
 def _readable(value: Any) -> Any:
     """vLLM's numbers with a letter: 25.6k is 25,600, 8K is 8,192; anything else as it is."""
-    found = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", value) if isinstance(value, str) else None
-    if found is None:
+    matched = re.fullmatch(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])", value) if isinstance(value, str) else None
+    if matched is None:
         return value
-    number, letter = float(found[1] or found[3]), found[2] or found[4]
+    number, letter = float(matched[1] or matched[3]), matched[2] or matched[4]
     return int(number * (1000 if letter.islower() else 1024) ** ("kmgt".index(letter.lower()) + 1))
 
 
@@ -322,8 +322,8 @@ class _Reader:
         if spec is not None:
             policy = self._lengths(spec, _whole(engine, "max_num_seqs", MOST_SEQS))
             engine["speculative_config"] = spec
-        said = {*self.table.engine, *COMMANDS["said_apart"]}
-        silent = tuple(name for name in Engine.model_fields if name not in said)
+        worded = {*self.table.engine, *COMMANDS["said_apart"]}
+        silent = tuple(name for name in Engine.model_fields if name not in worded)
         unread = tuple(name for name in {**self.words, **self.drafts} if name not in read)
         for name in unread:
             if "." not in name:  # sections of TensorRT-LLM's file have many more keys than are read
@@ -355,20 +355,20 @@ class _Reader:
     def _speculation(self, read: set[str]) -> Words | None:
         """``speculative_config``, its schedule left out; None without one."""
         kind = "speculative-algorithm" if "speculative-algorithm" in self.drafts else "decoding_type"
-        given = self.drafts.get(kind)
-        if given is None or (isinstance(given, str) and given.lower() == "none"):
-            if given is None:
+        algorithm = self.drafts.get(kind)
+        if algorithm is None or (isinstance(algorithm, str) and algorithm.lower() == "none"):
+            if algorithm is None:
                 _refuse_lost_drafts(self.words)
             read.add(kind)
             return None
-        found = self.table.method_of(self.drafts)
-        if found is None:
+        matched = self.table.method_of(self.drafts)
+        if matched is None:
             needed = self.table.needed(self.drafts)
             message = f"speculation of {self.table.version} that is not simulated"
             if needed:
                 message += f" without {' and '.join(needed)} in the command"
-            raise ScenarioError(message, file=FILE, key=kind, value=given)
-        method, terms = found
+            raise ScenarioError(message, file=FILE, key=kind, value=algorithm)
+        method, terms = matched
         read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
         spec: Words = {"method": {"eagle3_tree": "eagle_tree", "ngram_tree": "ngram"}.get(method, method)}
         names = {"k": "num_speculative_tokens", "width": "tree_width", "nodes": "max_tree_nodes"}
@@ -428,18 +428,18 @@ class _Reader:
                     raise ScenarioError("needs a list of candidate_steps", file=FILE, key=str(size), value=tier)
             if not sizes or any(len(tier["candidate_steps"]) > 1 for tier in sizes.values()):
                 keys = {name: value for name, value in self.tiers.items() if not name.isdigit()}
-                kept = ("up_hysteresis", "down_hysteresis")
+                hysteresis = ("up_hysteresis", "down_hysteresis")
                 tiers = [
                     {"batch_size": size, "steps": tier["candidate_steps"]}
-                    | {name: tier[name] for name in kept if name in tier}
+                    | {name: tier[name] for name in hysteresis if name in tier}
                     for size, tier in sizes.items()
                 ]
                 return {"name": "ema_tiers", "parameters": keys | ({"tiers": tiers} if tiers else {})}
             starts = {size: tier["candidate_steps"][0] for size, tier in sizes.items()}
-        given = _mapping(self.drafts.get("draft_len_schedule") or {}, "draft_len_schedule")
-        if not all(str(size).isdecimal() for size in given):
-            raise ScenarioError("must be whole numbers", file=FILE, key="draft_len_schedule", value=list(given))
-        ends = {int(size): k for size, k in given.items()}
+        lengths_up_to = _mapping(self.drafts.get("draft_len_schedule") or {}, "draft_len_schedule")
+        if not all(str(size).isdecimal() for size in lengths_up_to):
+            raise ScenarioError("must be whole numbers", file=FILE, key="draft_len_schedule", value=list(lengths_up_to))
+        ends = {int(size): k for size, k in lengths_up_to.items()}
         if self.drafts.get("max_concurrency") is not None:
             ends = {_whole(self.drafts, "max_concurrency"): spec["num_speculative_tokens"]}
         if ends:

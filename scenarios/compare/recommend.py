@@ -104,7 +104,7 @@ class Recommendation:
         """The recommended k where no larger one of its method was tried, though one could be; else None."""
         chosen = self.chosen.candidate.scenario
         scenarios = [outcome.candidate.scenario for outcome in self.outcomes]
-        tried = {other.num_speculative_tokens for other in scenarios if other.method == chosen.method}
+        tried = {variant.num_speculative_tokens for variant in scenarios if variant.method == chosen.method}
         spec = chosen.speculative_config
         schedule = spec.num_speculative_tokens_per_batch_size if spec is not None else None
         k = max(k for _, _, k in schedule) if schedule else chosen.num_speculative_tokens
@@ -201,25 +201,26 @@ def _verdicts(
 
 def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]]) -> list[CandidateOutcome]:
     """Outcomes, best first: fewest loads without figures, then the largest mean gain over what can be compared."""
-    falls_behind = [_behind(own) for own in verdicts]
+    falls_behind = [_behind(by_load) for by_load in verdicts]
     # A load counts where off and all candidates that have figures as often as the best have them.
-    settled = [own for own, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
+    settled = [by_load for by_load, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
     # Off itself (the first) has no advantage where it meets an SLO for no request; it is what others are compared with.
-    others = [own for own in settled if own is not verdicts[0]]
-    shared = [index for index in range(len(verdicts[0])) if all(own[index].advantage is not None for own in others)]
+    others = [by_load for by_load in settled if by_load is not verdicts[0]]
+    loads = range(len(verdicts[0]))
+    shared = [index for index in loads if all(by_load[index].advantage is not None for by_load in others)]
     outcomes = []
-    for candidate, own in zip(settings, verdicts, strict=True):
-        advantages = [known for index in shared if (known := own[index].advantage) is not None]
+    for candidate, by_load in zip(settings, verdicts, strict=True):
+        advantages = [advantage for index in shared if (advantage := by_load[index].advantage) is not None]
         if not advantages or len(advantages) < len(shared):
-            outcomes.append(CandidateOutcome(candidate, own, None, ()))
+            outcomes.append(CandidateOutcome(candidate, by_load, None, ()))
             continue
-        logs = np.mean([own[index].probe.indices for index in shared], axis=0)
+        logs = np.mean([by_load[index].probe.indices for index in shared], axis=0)
         # Bounds are means too: the errors of step times and acceptance are the same at every load.
         with np.errstate(divide="ignore"):
-            factors = np.log([(each.mean, each.low, each.high) for each in advantages])
+            factors = np.log([(advantage.mean, advantage.low, advantage.high) for advantage in advantages])
         mean, low, high = np.exp(factors.mean(axis=0)).tolist()
         gain = replace(advantages[0], mean=mean).within(low, high)
-        outcomes.append(CandidateOutcome(candidate, own, gain, tuple(logs.tolist())))
+        outcomes.append(CandidateOutcome(candidate, by_load, gain, tuple(logs.tolist())))
 
     def rank(outcome: CandidateOutcome) -> tuple[float, ...]:
         gain = outcome.gain.mean if outcome.gain is not None else -math.inf
@@ -261,8 +262,8 @@ def _answer(
         word, why = best.verdicts[0].word, best.verdicts[0].why
         reason = f"{word}, {why}" if word == "too close to call" and why else why or reason
     tuned = chosen.candidate.scenario
-    best_of_method = {each.candidate.scenario.method: each.candidate.scenario for each in reversed(outcomes)}
-    assumed = dict.fromkeys(note for each in (tuned, *best_of_method.values()) for note in assumptions(each))
+    best_of_method = {outcome.candidate.scenario.method: outcome.candidate.scenario for outcome in reversed(outcomes)}
+    assumed = dict.fromkeys(note for variant in (tuned, *best_of_method.values()) for note in assumptions(variant))
     notes = (*_not_tried(scenario), *serve_command.class_notes(tuned), *assumed)
     loaded = changed(tuned, loads[-1].values)
     places = [f" of {_GROUPS}.{index}" for index in range(len(scenario.cluster.groups))] or [""]
@@ -271,8 +272,8 @@ def _answer(
         for server in serve_command.SERVERS
         for place, member in zip(places, members(tuned), strict=True)
     }
-    known = all(isinstance(commands[f"vllm{place}"], serve_command.ServerCommand) for place in places)
-    config = serve_command.speculative_config_json(tuned) if known else None
+    vllm_runs_it = all(isinstance(commands[f"vllm{place}"], serve_command.ServerCommand) for place in places)
+    config = serve_command.speculative_config_json(tuned) if vllm_runs_it else None
     forms = {outcome.candidate.label: closed_form(outcome.candidate.scenario) for outcome in outcomes}
     notes += cliffs(changed(tuned, load.values) for load in loads)
     return Recommendation(scenario, metric, loads, tuple(outcomes), forms, chosen, reason, config, commands, notes)

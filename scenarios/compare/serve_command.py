@@ -7,6 +7,7 @@ are the scenario's own; the others' stand in ``servers.yaml``. `read_command.py`
 
 import json
 import math
+import operator
 import re
 import shlex
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def served_models(scenario: Scenario) -> ServedModels:
     fitting, notes = _repository_for(target, spec.model)
     draft = published_id(spec.model)
     if draft != spec.model:
-        draft = next((each for each in published_ids(draft) if _variant(each) == _variant(fitting)), draft)
+        draft = next((name for name in published_ids(draft) if _variant(name) == _variant(fitting)), draft)
     return ServedModels(fitting, draft, True, notes)
 
 
@@ -86,9 +87,9 @@ def _repository_for(target: str, draft: str) -> tuple[str, tuple[str, ...]]:
     kind, ids = _variant(draft), published_ids(target)
     if not kind or not ids or (kind == INSTRUCT) is (_variant(target) == INSTRUCT):
         return target, ()
-    fitting = [each for each in ids if (_variant(each) == INSTRUCT) is (kind == INSTRUCT)]
+    fitting = [name for name in ids if (_variant(name) == INSTRUCT) is (kind == INSTRUCT)]
     # Several models may share a shape (Llama 3.1 and 3.3): the draft's name may hold its own target's.
-    fitting.sort(key=lambda each: each.rpartition("/")[2].lower() not in draft.lower())
+    fitting.sort(key=lambda name: name.rpartition("/")[2].lower() not in draft.lower())
     if not fitting:
         return target, (f"Check this pair: the draft {draft} names the {kind} model, which {target} may not be.",)
     return fitting[0], (
@@ -307,9 +308,9 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     notes = [table.method_notes[method]] if method in table.method_notes else []
     for name in sorted(spec.model_fields_set.difference(COMMANDS["drafts_apart"])):
         value, row = getattr(spec, name), table.speculation.get(name)
-        told = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
-        told |= name == "rejection_sample_method" and spec.synthetic_rates is not None  # by the environment
-        if value != type(spec).model_fields[name].default and not told:
+        is_written = "max_matching_ngram_size" in words and name == "prompt_lookup_max"
+        is_written |= name == "rejection_sample_method" and spec.synthetic_rates is not None  # by the environment
+        if value != type(spec).model_fields[name].default and not is_written:
             _write(table, row, f"{SPEC}.{name}", value, {}, words, notes)
     if draft is not None:
         words[table.speculation["model"].name] = draft
@@ -421,8 +422,8 @@ def _refuse_unknown(server: str, version: str, spec: SpeculativeConfig) -> None:
 def _vllm(scenario: Scenario) -> str:
     """The scenario's own release of vLLM where its flags are written, else the first of those."""
     engine, number, _ = parse_version(scenario.engine.version)
-    own = (version for version in VLLM if engine == "vllm" and number[:2] == _release(version))
-    return next(own, VLLM[0])
+    releases = (version for version in VLLM if engine == "vllm" and number[:2] == _release(version))
+    return next(releases, VLLM[0])
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -432,14 +433,14 @@ def _release(version: str) -> tuple[int, ...]:
 def _common_notes(scenario: Scenario, server: str) -> tuple[str, ...]:
     """Of every server: models to fill in, and what of the scenario stands in no server's command."""
     notes, policy, version = list(served_models(scenario).notes), scenario.resolved_policy.name, scenario.engine.version
-    mine = _vllm(scenario) if server == "vllm" else TABLES[server].version
+    followed = _vllm(scenario) if server == "vllm" else TABLES[server].version
     engine, number, _ = parse_version(version)
-    if engine != server or any(own != theirs for own, theirs in zip(number, _release(mine), strict=False)):
-        notes.append(f"The forecast is of {version}; {mine} schedules and times its steps in its own way.")
+    if engine != server or any(map(operator.ne, number, _release(followed))):
+        notes.append(f"The forecast is of {version}; {followed} schedules and times its steps in its own way.")
     written = ("fixed", "batch_schedule", *(("ema_tiers",) if server == "sglang" else ()))
     written_by_flag = server == "vllm" and _verifies_adaptively(scenario)
     if scenario.speculative_config is not None and policy not in written and not written_by_flag:
-        notes.append(f"policy.name = {policy} has no counterpart in {mine}.")
+        notes.append(f"policy.name = {policy} has no counterpart in {followed}.")
     if scenario.cluster.replicas > 1:
         replicas, router = scenario.cluster.replicas, scenario.cluster.router
         notes.append(f"Start {replicas} of them behind a router ({router}).")

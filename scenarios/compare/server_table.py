@@ -41,10 +41,10 @@ class Row(Frozen):
     def read(self, value: Any, units: Units) -> Any:
         """The scenario's value. Raises LookupError where the server's has no counterpart."""
         if self.values is not None:
-            found = next((key for key, word in self.values.items() if word == value), None)
-            if found is None:
+            key = next((name for name, word in self.values.items() if word == value), None)
+            if key is None:
                 raise LookupError(value)
-            return {"true": True, "false": False}.get(found, found)
+            return {"true": True, "false": False}.get(key, key)
         return round(value / units[self.times]) if self.times else value
 
 
@@ -100,7 +100,7 @@ class Server(Frozen):
 
     def needed(self, words: Words) -> list[str]:
         """What the simplest method that shares its first word with ``words`` needs and they do not say."""
-        alike = (each for each in self.methods.values() if next(iter(each.items())) in words.items())
+        alike = (words_of for words_of in self.methods.values() if next(iter(words_of.items())) in words.items())
         template = min(alike, key=len, default=Words())
         fixed = {name: value for name, value in template.items() if not _TERM.fullmatch(str(value))}
         differ = [name for name, value in fixed.items() if words.get(name) != value]

@@ -57,10 +57,10 @@ class SloAnswer:
         bound, word = self.tightest, "met" if self.met else "missed"
         if not self.met and self.feasible is False and self.idle is not None:
             bound, word = self.idle, "infeasible"
-        kept = "none" if bound.met == 0 else f"{bound.met:.1%}"
+        share = "none" if bound.met == 0 else f"{bound.met:.1%}"
         needed = f"{bound.reached_ms:,.0f} ms" if bound.reached_ms >= 100 else f"{bound.reached_ms:.3g} ms"
-        asked = f"{self.tightest.attainment:.0%} of requests"
-        sentence = _SENTENCES[word].format(bound=bound.label, kept=kept, asked=asked, needed=needed)
+        attained_by = f"{self.tightest.attainment:.0%} of requests"
+        sentence = _SENTENCES[word].format(bound=bound.label, kept=share, asked=attained_by, needed=needed)
         return f"{sentence} {SLO_IS_OPEN}" if self.is_open else sentence
 
 
@@ -77,17 +77,17 @@ def idle_scenario(scenario: Scenario) -> Scenario:
     return with_values(scenario, values)
 
 
-def slo_answer(scenario: Scenario, own: Side, idle: RunResult | None = None) -> SloAnswer | None:
+def slo_answer(scenario: Scenario, side: Side, idle: RunResult | None = None) -> SloAnswer | None:
     """How a setting stands to the scenario's SLO; None without one, and where the run's figures do not hold.
 
     ``idle``: a run of `idle_scenario`, to tell what no load would mend.
     """
-    run = own.run
-    if run is None or run.slo_met is None or not own.has_figures or not scenario.slos:
+    run = side.run
+    if run is None or run.slo_met is None or not side.has_figures or not scenario.slos:
         return None
     feasible = idle.slo_met is not False if idle is not None else None
     alone = _tightest(scenario, idle) if idle is not None else None
-    return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone, own.slo_is_open)
+    return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone, side.slo_is_open)
 
 
 def _tightest(scenario: Scenario, run: RunResult) -> Bound:
@@ -116,5 +116,5 @@ def measured_requests(run: RunResult) -> pd.DataFrame:
     """Rows of the requests that each replication's latencies are of: those after its warm-up."""
     request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
     first = np.array(run.summary["warmup_requests"])
-    kept: BoolArray = request >= first[replication]
-    return run.requests[kept]
+    is_measured: BoolArray = request >= first[replication]
+    return run.requests[is_measured]

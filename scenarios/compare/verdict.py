@@ -67,8 +67,8 @@ class Side:
     @property
     def predicted_capacity_rps(self) -> Estimate | None:
         """The capacity with its prediction interval."""
-        known = self.capacity_rps
-        return predicted(known, self.scenario) if known is not None and self.scenario is not None else known
+        simulated = self.capacity_rps
+        return predicted(simulated, self.scenario) if simulated is not None and self.scenario is not None else simulated
 
     @property
     def has_figures(self) -> bool:
@@ -123,10 +123,11 @@ def side(
     placed = dataclasses.replace(side_by_capacity(rate, saturated), run=run, scenario=scenario)
     if run is not None and not placed.has_figures:
         # The run alone did not know the capacity.
-        told: dict[str, Any] = {"state": placed.state, "unstable": placed.state == "overloaded", "steady": False}
+        stability = run.summary["stability"]
+        stability.update(state=placed.state, unstable=placed.state == "overloaded", steady=False)
         if placed.state == "overloaded":
-            told |= {"largest_stable_rate_rps": saturated.estimate.low, "saturated_rates_rps": list(saturated.rates)}
-        run.summary["stability"].update(told)
+            stability.update(largest_stable_rate_rps=saturated.estimate.low, saturated_rates_rps=list(saturated.rates))
+
     return placed
 
 
@@ -275,9 +276,9 @@ def slo_use_of(metric: Metric, on: Side, off: Side, rate_rps: float | None) -> S
 
 
 def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:
-    positions, one, other = (on.position, off.position), on.capacity_rps, off.capacity_rps
+    positions, on_rps, off_rps = (on.position, off.position), on.capacity_rps, off.capacity_rps
     # A side that surely completes more than the other wins also at a load inside its own interval.
-    apart = one is not None and other is not None and (one.high < other.low or other.high < one.low)
+    apart = on_rps is not None and off_rps is not None and (on_rps.high < off_rps.low or off_rps.high < on_rps.low)
     word: Word | None = None
     if "above" in positions and ("at" not in positions or apart):
         word = "overloaded" if on.position == off.position else "pays" if off.position == "above" else "costs"
@@ -301,7 +302,7 @@ def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float)
 def _why(word: Word, on: Side, off: Side) -> str:
     def which(state: State) -> str:
         sides = (("with", on), ("without", off))
-        return " and ".join(name for name, one in sides if one.state == state) + " speculation"
+        return " and ".join(name for name, of_side in sides if of_side.state == state) + " speculation"
 
     states = (on.state, off.state)
     if word == "overloaded":
