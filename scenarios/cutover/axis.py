@@ -50,8 +50,8 @@ def _at_rate(scenario: Scenario, x: float) -> Scenario:
 
 def _at_concurrency(scenario: Scenario, x: float) -> Scenario:
     """Clients of a closed loop, each waiting for its answer (and thinking, where the scenario says so)."""
-    own = to_mapping(scenario)["workload"]["arrivals"] if scenario.is_closed_loop else {"process": "closed_loop"}
-    return _closed_loop(scenario, {**own, "concurrency": round(x)})
+    arrivals = to_mapping(scenario)["workload"]["arrivals"] if scenario.is_closed_loop else {"process": "closed_loop"}
+    return _closed_loop(scenario, {**arrivals, "concurrency": round(x)})
 
 
 def _at_batch(scenario: Scenario, x: float) -> Scenario:
@@ -68,15 +68,15 @@ def _at_length(axis: str, key: str) -> Callable[[Scenario, float], Scenario]:
         workload = scenario.workload
         places = {"workload": workload.lengths}
         places |= {f"workload.classes.{index}": entry.lengths for index, entry in enumerate(workload.classes)}
-        given = {place: lengths for place, lengths in places.items() if lengths is not None}
-        if workload.arrivals.process == "trace" or any(lengths.path is not None for lengths in given.values()):
+        varied = {place: lengths for place, lengths in places.items() if lengths is not None}
+        if workload.arrivals.process == "trace" or any(lengths.path is not None for lengths in varied.values()):
             message = f"{key.partition('_')[0]}s come from a file; give distributions to vary them"
             raise InputError(message, file=AXIS_OPTION, value=axis)
         if axis == "context" and workload.shares_prefixes:
             message = "prompts begin with a system prompt or earlier turns; sweep workload.lengths instead"
             raise InputError(message, file=AXIS_OPTION, value=axis)
         tokens = {"distribution": "constant", "value": round(x)}
-        return with_values(scenario, {f"{place}.lengths.{key}": tokens for place in given})
+        return with_values(scenario, {f"{place}.lengths.{key}": tokens for place in varied})
 
     return at
 

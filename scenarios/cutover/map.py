@@ -44,8 +44,8 @@ class MapCell:
         """``probe``: what the prober found at x; None: its budget was spent."""
         if probe is None:
             return cls(x, None, 0, NOT_LOOKED_AT)
-        confidence, look = prober.scenario.statistics.confidence, prober.looks[x]
-        by_chance, predicted = probe.advantage(confidence), prober.predict(probe, look.capacities, look.slo_use)
+        confidence, run = prober.scenario.statistics.confidence, prober.looks[x]
+        by_chance, predicted = probe.advantage(confidence), prober.predict(probe, run.capacities, run.slo_use)
         # As of a verdict: a run that tells nothing is no surer for it, and some errors make no difference.
         if predicted is None or predicted.advantage is None or not predicted.advantage.half_width or probe.says_nothing:
             return cls(x, by_chance, probe.sign(confidence), probe.note)
@@ -72,7 +72,7 @@ class SpeedupMap(Plotted):
 
     def summary(self) -> dict[str, Any]:
         over = self.question.over
-        fixed, found = ("k", over) if self.against == "k" else (over, "acceptance")
+        fixed, varied = ("k", over) if self.against == "k" else (over, "acceptance")
         return {
             **picked(self.question, "over metric"),
             **picked(self, "against confidence"),
@@ -84,7 +84,7 @@ class SpeedupMap(Plotted):
                 for cell in row
             ],
             "break_even": [
-                {fixed: at, found: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
+                {fixed: at, varied: crossing.best, **picked(crossing, "kind low high")} for at, crossing in self.contour
             ],
             "requests_simulated": self.requests,
         }
@@ -125,12 +125,12 @@ def speedup_map(
     for variant in variants:
         axis.at(variant, xs[0])
     replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
-    found = [[(x, prober(x, replications, 0)) for x in xs] for prober in probers]
-    rows = tuple(tuple(MapCell.of(prober, *each) for each in row) for prober, row in zip(probers, found, strict=True))
+    looks = [[(x, prober(x, replications, 0)) for x in xs] for prober in probers]
+    rows = tuple(tuple(MapCell.of(prober, *point) for point in row) for prober, row in zip(probers, looks, strict=True))
     if progress is not None:
         progress(1.0)
     # The crossing over the load for each draft length, or over the acceptance for each load.
-    probes = [[probe or Probe(x, note=NOT_LOOKED_AT) for x, probe in row] for row in found]
+    probes = [[probe or Probe(x, note=NOT_LOOKED_AT) for x, probe in row] for row in looks]
     lines: list[tuple[float, Sequence[Probe]]] = list(zip(ys, probes, strict=True))
     if against == "acceptance":
         columns = [[dataclasses.replace(row[index], x=y) for y, row in lines] for index in range(len(xs))]

@@ -72,8 +72,8 @@ class _Half:
 
     def shortfall(self, rate_rps: float) -> float:
         """Of a run of one request; by the fluid estimate and, where it was simulated, the capacity's lower bound."""
-        known = self.known.capacity_rps
-        utilisation = rate_rps / (known.low if known is not None else self.fluid.capacity_rps())
+        saturated = self.known.capacity_rps
+        utilisation = rate_rps / (saturated.low if saturated is not None else self.fluid.capacity_rps())
         # Where the estimate says overloaded, what the system holds.
         in_system = min(self.fluid.in_system(rate_rps), float(self.fluid.slots))
         return shortfall(1, in_system, min(utilisation, 0.999))
@@ -100,38 +100,38 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        found: Probe | None
+        probe: Probe | None
         if self.metric.is_throughput and on.scenario.rate_rps is not None:
-            found = self._delivered(x, on.scenario.rate_rps, on, off)
+            probe = self._delivered(x, on.scenario.rate_rps, on, off)
         elif (on.known.position, off.known.position) != ("below", "below"):
             self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
-            found = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
+            probe = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
         else:
-            found = self._simulated(x, on, off, replications, effort)
-        if found is not None:
-            known = [half.known.capacity_rps for half in (on, off)]
-            with_sd, without = (capacity.mean if capacity is not None else None for capacity in known)
+            probe = self._simulated(x, on, off, replications, effort)
+        if probe is not None:
+            capacities = [half.known.capacity_rps for half in (on, off)]
+            with_sd, without = (capacity.mean if capacity is not None else None for capacity in capacities)
             self.looks[x] = dataclasses.replace(self.looks[x], capacities=(with_sd, without))
-        return found
+        return probe
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""
-        made = []
-        for each, fluid in zip(self.scenarios(x), self.fluids(x), strict=True):
-            rate, known = each.rate_rps, Side(None, "below")
+        halves = []
+        for variant, fluid in zip(self.scenarios(x), self.fluids(x), strict=True):
+            rate, placed = variant.rate_rps, Side(None, "below")
             # Along rates one capacity serves every x; elsewhere each x has its own.
             if rate is not None and (self.axis.name == "rate" or rate > NEAR_CAPACITY * fluid.capacity_rps()):
                 if self.spent_requests >= self.budget_requests:
                     return None, None
-                found = capacity(each, rate, progress=self._part(0))
-                if found is not None:
+                saturated = capacity(variant, rate, progress=self._part(0))
+                if saturated is not None:
                     # Booked once, also where it was known: the answer must not depend on what was asked before.
-                    billed = self._billed.get(found.setting, 0)
-                    self._part(sum(found.requests[billed:]))
-                    self._billed[found.setting] = max(billed, len(found.requests))
-                    known = side_by_capacity(rate, found)
-            made.append(_Half(each, fluid, known))
-        return made[0], made[1]
+                    billed = self._billed.get(saturated.setting, 0)
+                    self._part(sum(saturated.requests[billed:]))
+                    self._billed[saturated.setting] = max(billed, len(saturated.requests))
+                    placed = side_by_capacity(rate, saturated)
+            halves.append(_Half(variant, fluid, placed))
+        return halves[0], halves[1]
 
     def scenarios(self, x: float) -> tuple[Scenario, Scenario]:
         """The question at x, with and without speculation."""
@@ -166,10 +166,10 @@ class Prober:
         """The fluid estimates at x (None: of the scenario as it is), with and without speculation."""
         place = self._place(x)
         if place not in self._fluids:
-            asked = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
+            scenarios = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
             # No axis touches the engine: each side is resolved once.
-            known = next(([fluid.deployment for fluid in both] for both in self._fluids.values()), (None, None))
-            on, off = map(Fluid.of, asked, known)
+            deployments = next(([fluid.deployment for fluid in both] for both in self._fluids.values()), (None, None))
+            on, off = map(Fluid.of, scenarios, deployments)
             self._fluids[place] = (on, off)
         return self._fluids[place]
 
@@ -205,19 +205,19 @@ class Prober:
             requests = on.scenario.workload.num_requests or MIN_REQUESTS
         else:
             values |= {"workload.num_requests": requests, "workload.duration_s": None}
-        asked = [with_values(half.scenario, values) for half in (on, off)]
+        variants = [with_values(half.scenario, values) for half in (on, off)]
         # The acceptance tells no runs without speculation apart.
-        off_key = scenario_hash(with_values(asked[1], {"acceptance": None}))
-        known = self._off[1] if self._off is not None and self._off[0] == off_key else None
+        off_key = scenario_hash(with_values(variants[1], {"acceptance": None}))
+        without = self._off[1] if self._off is not None and self._off[0] == off_key else None
         cost = replications * groups * max(requests, LEAST_BILLED)
-        if self.spent_requests + (cost if known else 2 * cost) > self.budget_requests:
+        if self.spent_requests + (cost if without else 2 * cost) > self.budget_requests:
             return None
-        with_sd = serve(asked[0], progress=self._part(cost))
-        if known is None:
-            known = serve(asked[1], progress=self._part(cost))
-            self._off = (off_key, known)
+        with_sd = serve(variants[0], progress=self._part(cost))
+        if without is None:
+            without = serve(variants[1], progress=self._part(cost))
+            self._off = (off_key, without)
         runs = []
-        for run in measure([with_sd, known]):
+        for run in measure([with_sd, without]):
             # The static batches of one replication count as one run.
             rows = [run.replications[start : start + groups] for start in range(0, len(run.replications), groups)]
             runs.append(dataclasses.replace(run, replications=tuple(map(_means, rows))))
@@ -227,7 +227,7 @@ class Prober:
             for half, run in zip((on, off), runs, strict=True)
         ]
         on_means, off_means = (
-            _means(run.replications) if each.has_figures else {} for run, each in zip(runs, sides, strict=True)
+            _means(run.replications) if run_side.has_figures else {} for run, run_side in zip(runs, sides, strict=True)
         )
         use = slo_use_of(self.metric, sides[0], sides[1], on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
@@ -244,8 +244,8 @@ class Prober:
     def _delivered(self, x: float, rate: float, on: _Half, off: _Half) -> Probe:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
         rates = [half.known.capacity.rates if half.known.capacity else () for half in (on, off)]
-        count = min((len(own) for own in rates if own), default=self.scenario.statistics.replications)
-        with_sd, without = (tuple(min(rate, each) for each in (own or (rate,) * count)[:count]) for own in rates)
+        count = min((len(caps) for caps in rates if caps), default=self.scenario.statistics.replications)
+        with_sd, without = (tuple(min(rate, cap) for cap in (caps or (rate,) * count)[:count]) for caps in rates)
         self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
         verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
         why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be
@@ -268,8 +268,8 @@ class Prober:
         metric, with_sd, (on, off) = self.metric, self.scenarios(x)[0], self.fluids(x)
         closed, rate = with_sd.is_closed_loop, with_sd.rate_rps
         # At one number of clients, latencies are as the inverse of throughputs (Little's law).
-        known = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
-        if not known or not on.exact_policy or (rate is None and not closed):
+        applies = metric.name in ("e2e", "tpot") or (closed and metric.is_throughput)
+        if not applies or not on.exact_policy or (rate is None and not closed):
             return math.nan
         if rate is not None:
             return _log_advantage_at(rate, on, off)

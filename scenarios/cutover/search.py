@@ -205,9 +205,9 @@ class Cutover(Found, Plotted):
                     **picked(probe, "x note"),
                     "advantage": probe.advantage(confidence),
                     "sign": self.sign(probe),
-                    **picked(look, "replications requests on off"),
+                    **picked(run, "replications requests on off"),
                 }
-                for probe, look in zip(self.probes, self.looks, strict=True)
+                for probe, run in zip(self.probes, self.looks, strict=True)
             ],
             "requests_simulated": self.requests,
         }
@@ -273,29 +273,29 @@ def label(scenario: Scenario) -> str:
 
 def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
     scenario, axis = prober.scenario, prober.axis
-    grid, asked = list(at) or first_looks(prober, target), picked(scenario.statistics, "replications confidence")
-    found = CrossingSearch(prober, **asked, target=target, unit=float(axis.is_whole)).run(grid)
+    grid, statistics = list(at) or first_looks(prober, target), picked(scenario.statistics, "replications confidence")
+    result = CrossingSearch(prober, **statistics, target=target, unit=float(axis.is_whole)).run(grid)
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
-    if axis.name == "rate" and found.probes:
-        on, off = prober.sides(found.probes[0].x)
+    if axis.name == "rate" and result.probes:
+        on, off = prober.sides(result.probes[0].x)
         capacities = (on.known.capacity_rps if on else None, off.known.capacity_rps if off else None)
     return Cutover(
-        found.crossing,
-        found.probes,
-        found.stopped,
+        result.crossing,
+        result.probes,
+        result.stopped,
         scenario,
         label(scenario),
         axis.name,
         axis.unit,
         prober.metric,
-        tuple(prober.looks[probe.x] for probe in found.probes),
+        tuple(prober.looks[probe.x] for probe in result.probes),
         *capacities,
         prober.step_level_crossing(grid),
         prober.scenario_at(),
-        *_either_side(prober, found),
-        _costs(prober, found, price) if price is not None and prober.metric.name == "cost" else (),
+        *_either_side(prober, result),
+        _costs(prober, result, price) if price is not None and prober.metric.name == "cost" else (),
         prober.spent_requests,
-        _predicted(prober, found, capacities),
+        _predicted(prober, result, capacities),
     )
 
 
@@ -315,17 +315,17 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     on, off = prober.sides(guess)
     if on is None or off is None:  # no budget: the first look will say so
         return [guess]
-    known = [rate for half in (on, off) if (rate := half.known.capacity_rps) is not None]
-    ends = [estimate.low for estimate in known] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
+    capacities = [rate for half in (on, off) if (rate := half.known.capacity_rps) is not None]
+    ends = [estimate.low for estimate in capacities] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
     smallest = min(ends)
     if prober.metric.is_throughput:
-        most = max([estimate.high for estimate in known] or ends)
+        most = max([estimate.high for estimate in capacities] or ends)
         return [0.5 * smallest, 0.98 * smallest, *np.linspace(smallest, 1.2 * most, 12).tolist()]
     in_system = max(fluid.in_system(0.95 * fluid.capacity_rps()) for fluid in fluids)
     room = math.sqrt(1.0 / max(MAX_REQUESTS * FIRST_SHORTFALL - 1.5 * in_system, 10.0))
     ends = [(1 - room) * smallest]
-    if len(known) == 2:
-        first, last = sorted(known, key=lambda estimate: estimate.mean)
+    if len(capacities) == 2:
+        first, last = sorted(capacities, key=lambda estimate: estimate.mean)
         if first.high < last.low:
             beyond = first.high * (1 + 1e-6)
             ends = [min(ends[0], (1 - 0.9 * target) * beyond), beyond]
@@ -333,25 +333,25 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
 
 
 def _predicted(
-    prober: Prober, found: Found, capacities: tuple[Estimate | None, Estimate | None]
+    prober: Prober, result: Found, capacities: tuple[Estimate | None, Estimate | None]
 ) -> PredictedCutover | None:
     """Where the probability that speculation is better is high, and where it is low."""
-    axis, probes = prober.axis, found.probes
+    axis, probes = prober.axis, result.probes
     if not probes:
         return None
     on, off = (estimate.mean if estimate is not None else None for estimate in capacities)
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
-    predictions, known = {}, [look for probe in probes if (look := prober.looks[probe.x]).slo_use is not None]
+    predictions, with_use = {}, [run for probe in probes if (run := prober.looks[probe.x]).slo_use is not None]
     for x in sorted({*(np.round(xs) if axis.is_whole else xs).tolist(), *(probe.x for probe in probes)}):
-        use = min(known, key=lambda look: abs(look.x - x)).slo_use if known else None
+        use = min(with_use, key=lambda run: abs(run.x - x)).slo_use if with_use else None
         if (prediction := prober.predict(between(probes, x), (on, off), use)) is not None:
             predictions[x] = prediction
     if not predictions:
         return None
     pays, costs = ([x for x, prediction in predictions.items() if prediction.sign == sign] for sign in (1, -1))
-    ends = (pays[-1:], costs[:1]) if found.crossing.falls else (costs[-1:], pays[:1])
-    low, high = (each[0] if each else math.nan for each in ends)
-    near = min(predictions, key=lambda x: abs(x - found.crossing.best) if found.crossing.kind == "crosses" else -x)
+    ends = (pays[-1:], costs[:1]) if result.crossing.falls else (costs[-1:], pays[:1])
+    low, high = (stretch[0] if stretch else math.nan for stretch in ends)
+    near = min(predictions, key=lambda x: abs(x - result.crossing.best) if result.crossing.kind == "crosses" else -x)
     signs = {x: prediction.sign for x, prediction in predictions.items()}
     spans = (_longest(signs, 1), _longest(signs, -1))
     return PredictedCutover(low, high, *spans, predictions[near].dominant, {p.x: signs.get(p.x, 0) for p in probes})
@@ -363,30 +363,30 @@ def _longest(signs: Mapping[float, int], sign: int) -> tuple[float, float] | Non
     return max(((run[0], run[-1]) for run in runs), key=lambda ends: ends[1] / ends[0], default=None)
 
 
-def _either_side(prober: Prober, found: Found) -> tuple[Place | None, Place | None]:
+def _either_side(prober: Prober, result: Found) -> tuple[Place | None, Place | None]:
     """What limits at the nearest probes on either side of the crossing, or at the ends of what was looked at."""
-    probes, crossing = found.probes, found.crossing
+    probes, crossing = result.probes, result.crossing
     if not probes:
         return None, None
     below = [probe for probe in probes if probe.x <= crossing.low] or probes[:1]
     above = [probe for probe in probes if probe.x >= crossing.high] or probes[-1:]
     places = []
     for probe in (below[-1], above[0]):
-        x, look = probe.x, prober.looks[probe.x]
-        sides = zip(prober.scenarios(x), prober.fluids(x), (look.on, look.off), look.states, strict=True)
+        x, run = probe.x, prober.looks[probe.x]
+        sides = zip(prober.scenarios(x), prober.fluids(x), (run.on, run.off), run.states, strict=True)
         on, off = (
-            limits_at(each, fluid, figures, each.rate_rps if state != "overloaded" else None)
-            for each, fluid, figures, state in sides
+            limits_at(variant, fluid, figures, variant.rate_rps if state != "overloaded" else None)
+            for variant, fluid, figures, state in sides
         )
         places.append(Place(x, probe.advantage(crossing.confidence), on, off))
     return places[0], places[1]
 
 
-def _costs(prober: Prober, found: Found, price: Price) -> tuple[TokenCost, ...]:
+def _costs(prober: Prober, result: Found, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     per_s = price.per_gpu_hour * sum(gpus_by_device(prober.scenario).values()) / 3600
     rows = []
-    for probe in found.probes:
+    for probe in result.probes:
         if probe.has_value:
             # An open loop's values count requests, a closed one's tokens.
             factor = 1.0 if prober.looks[probe.x].on else prober.fluids(probe.x)[0].traffic.output_tokens
