@@ -46,8 +46,8 @@ class Objective:
 
     def ratio(self, figures: Mapping[str, Estimate]) -> float:
         """The figure over its limit: met up to 1; NaN where the run has no such figure."""
-        found = figures.get(self.figure)
-        return found.mean / self.limit_s if found is not None else math.nan
+        estimate = figures.get(self.figure)
+        return estimate.mean / self.limit_s if estimate is not None else math.nan
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
@@ -55,7 +55,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
 
     Raises InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
     """
-    found, place = dict[str, Objective](), "--slo"
+    objectives, place = dict[str, Objective](), "--slo"
     for part in re.split(r"[;,]", text):
         words = "".join(part.split())
         if not words:
@@ -64,9 +64,9 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
         if matched is None:
             raise InputError("must look like ttft:p95<500ms;tpot:p95<30ms (unit ms or s)", file=place, value=part)
         metric = _OTHER_NAMES.get(matched["metric"], matched["metric"])
-        for name, given, known in (("metric", metric, LATENCIES), ("statistic", matched["statistic"], STATISTICS)):
-            if given not in known:
-                raise InputError(f"unknown {name} {given}; choose from {', '.join(known)}", file=place, value=part)
+        for name, word, allowed in (("metric", metric, LATENCIES), ("statistic", matched["statistic"], STATISTICS)):
+            if word not in allowed:
+                raise InputError(f"unknown {name} {word}; choose from {', '.join(allowed)}", file=place, value=part)
         try:
             limit_s = float(matched["limit"]) * _UNITS[matched["unit"]]
         except ValueError:
@@ -74,12 +74,12 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
         if not 0 < limit_s < math.inf:
             raise InputError("the limit must be a number above 0", file=place, value=part)
         objective = Objective(metric, matched["statistic"], limit_s)
-        if objective.figure in found:
+        if objective.figure in objectives:
             raise InputError(f"{metric}:{objective.statistic} is given twice", file=place, value=text)
-        found[objective.figure] = objective
-    if not found:
+        objectives[objective.figure] = objective
+    if not objectives:
         raise InputError("holds no objective; e.g. ttft:p95<500ms;tpot:p95<30ms", file=place, value=text)
-    return tuple(found.values())
+    return tuple(objectives.values())
 
 
 GIVEN = "given"
@@ -114,7 +114,7 @@ class PlanQuestion:
     def __post_init__(self) -> None:
         if not self.objectives and not self.scenario.slos:
             raise InputError("required: objectives such as ttft:p95<500ms, or an slo in the scenario", key="slo")
-        if not all(isinstance(each, Objective) for each in self.objectives):
+        if not all(isinstance(objective, Objective) for objective in self.objectives):
             raise InputError("must be what parse_objectives gives", key="objectives", value=self.objectives)
         for key, low, high, allowed in (
             ("headroom", 0.0, 10.0, "must be from 0 to 10 (0.2: 20 %)"),
@@ -141,18 +141,18 @@ def candidates(
     Raises InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
     """
     methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
-    own = load_hardware(scenario.hardware)
+    own_device = load_hardware(scenario.hardware)
     variants = []
     distinct: list[Mapping[str, Any]] = []
     for name in hardware or (scenario.hardware,):
         device = load_hardware(name)
         for size in sizes or (scenario.engine.tensor_parallel_size,):
-            elsewhere = device.name != own.name or size != scenario.engine.tensor_parallel_size
+            elsewhere = device.name != own_device.name or size != scenario.engine.tensor_parallel_size
             if elsewhere and scenario.engine.num_gpu_blocks is not None:
                 message = "is the memory of one device and tensor parallelism; take it away to compare others"
                 raise InputError(message, key="engine.num_gpu_blocks", value=scenario.engine.num_gpu_blocks)
             values: dict[str, Any] = {"hardware": name, "engine.tensor_parallel_size": size}
-            if device.name != own.name and scenario.profile != "default":
+            if device.name != own_device.name and scenario.profile != "default":
                 values["profile"] = None  # a profile is of one device; another takes its own
             for number, method in enumerate(methods):
                 place = f"method {number + 1}"

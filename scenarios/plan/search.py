@@ -99,8 +99,8 @@ class SimulatedCluster:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""
         key = (replicas, rate_rps)
         if key not in self._checks:
-            asked = cluster_scenario(self.scenario, replicas, rate_rps)
-            self._checks[key] = check_load(asked, side(asked, *measure([serve(asked)])), self.objectives)
+            cluster = cluster_scenario(self.scenario, replicas, rate_rps)
+            self._checks[key] = check_load(cluster, side(cluster, *measure([serve(cluster)])), self.objectives)
             if self.progress is not None:
                 self.progress(len(self._checks) / (len(self._checks) + USUAL_RUNS / 2))
         return self._checks[key]
@@ -135,13 +135,13 @@ class SimulatedCluster:
         It then serves a rate as the replica itself serves ``slower`` times the rate, with all times as much longer. By
         the loads that were simulated; between them times grow as the fluid estimate's latency does. 0: none.
         """
-        checks = [each for (replicas, _), each in self._checks.items() if replicas == 1]
-        known = sorted((each.rate_rps, each.time_used) for each in checks if math.isfinite(each.time_used))
-        rates, used = np.array(known).T
+        checks = [check for (replicas, _), check in self._checks.items() if replicas == 1]
+        points = sorted((check.rate_rps, check.time_used) for check in checks if math.isfinite(check.time_used))
+        rates, used = np.array(points).T
         grid = np.union1d(rates, np.geomspace(rates[0], rates[-1], _GRID))
         latency = latency_curve(self.replica, max(self.replica.capacity_rps(), 1.01 * rates[-1]))
         # Where the latency does not depend on the rate, the rate itself orders the points.
-        places, loads = (latency(each) + 1e-6 * np.log(each) for each in (grid, rates))
+        places, loads = (latency(rps) + 1e-6 * np.log(rps) for rps in (grid, rates))
         within = np.interp(places, loads, np.maximum.accumulate(used)) <= 1.0 / slower
         return float(grid[within][-1]) / slower if within.any() else 0.0
 
@@ -149,48 +149,48 @@ class SimulatedCluster:
 def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scenario:
     """What `SimulatedCluster.check` simulates: more requests for more replicas; a trace is as long as it is."""
     values: dict[str, Any] = {"cluster.replicas": replicas}
-    own = scenario.workload.num_requests
-    if own is not None and replicas > 1:
-        values["workload.num_requests"] = max(own, min(own * replicas, MOST_REQUESTS))
+    requests = scenario.workload.num_requests
+    if requests is not None and replicas > 1:
+        values["workload.num_requests"] = max(requests, min(requests * replicas, MOST_REQUESTS))
     return with_values(with_rate(scenario, rate_rps), values)
 
 
-def check_load(scenario: Scenario, own: Side, objectives: tuple[Objective, ...]) -> Check:
+def check_load(scenario: Scenario, side: Side, objectives: tuple[Objective, ...]) -> Check:
     """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much.
 
     What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
     """
-    run, rate_rps = own.run, scenario.rate_rps
+    run, rate_rps = side.run, scenario.rate_rps
     assert run is not None
     assert rate_rps is not None
     completed, met, figures, time_used = rate_rps, False, run.summary["figures"], math.inf
-    if not own.has_figures:
-        completed = own.capacity_rps.low if own.capacity_rps is not None else math.nan
-        found = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
-        if own.state == "not settled":
-            found = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
+    if not side.has_figures:
+        completed = side.capacity_rps.low if side.capacity_rps is not None else math.nan
+        limits = [Constraint("capacity", rate_rps, completed, rate_rps / completed)]
+        if side.state == "not settled":
+            limits = [Constraint(STEADY_STATE, math.nan, math.nan, math.nan)]
     elif objectives:
-        ratios = {each: each.ratio(figures) / (1.0 - run.shortfall) for each in objectives}
-        found = [Constraint(each.label, each.limit_s * ratio, each.limit_s, ratio) for each, ratio in ratios.items()]
+        ratios = {goal: goal.ratio(figures) / (1.0 - run.shortfall) for goal in objectives}
+        limits = [Constraint(goal.label, goal.limit_s * ratio, goal.limit_s, ratio) for goal, ratio in ratios.items()]
         # A figure that the run does not have (no request with two output tokens) breaks no bound.
-        found.sort(key=lambda each: 0.0 if math.isnan(each.used) else -each.used)
-        met, time_used = not any(each.used > 1.0 for each in found), float(np.nan_to_num(found[0].used))
+        limits.sort(key=lambda limit: 0.0 if math.isnan(limit.used) else -limit.used)
+        met, time_used = not any(limit.used > 1.0 for limit in limits), float(np.nan_to_num(limits[0].used))
     else:
         # The scenario's own SLO: of the requests of a class, the share that may miss it and the share that does.
-        wanted = {name: slo.attainment for name, slo in scenario.slos.items()}
-        sent = {name: of_limits for name, of_limits in run.slo_use.items() if name in wanted}
-        found, met = [_attainment(run, scenario, name) for name in sent or wanted], run.slo_met is not False
-        found.sort(key=lambda each: -each.used)
-        reached = (float(np.quantile(used, wanted[name], method="inverted_cdf")) for name, used in sent.items())
+        required = {name: slo.attainment for name, slo in scenario.slos.items()}
+        sent = {name: of_limits for name, of_limits in run.slo_use.items() if name in required}
+        limits, met = [_attainment(run, scenario, name) for name in sent or required], run.slo_met is not False
+        limits.sort(key=lambda limit: -limit.used)
+        reached = (float(np.quantile(used, required[name], method="inverted_cdf")) for name, used in sent.items())
         time_used = max(reached, default=0.0)
-    return Check(rate_rps, met, own.state, completed, tuple(found), figures, time_used)
+    return Check(rate_rps, met, side.state, completed, tuple(limits), figures, time_used)
 
 
 def _attainment(run: RunResult, scenario: Scenario, name: str) -> Constraint:
     """Of one class."""
     figure, least = "slo_attainment", scenario.slos[name].attainment
-    own = [each[name][figure] for each in run.summary["by_class"] if figure in each.get(name, {})]
-    attained = float(np.mean(own)) if own else run.summary["figures"][figure].mean
+    attainments = [by_class[name][figure] for by_class in run.summary["by_class"] if figure in by_class.get(name, {})]
+    attained = float(np.mean(attainments)) if attainments else run.summary["figures"][figure].mean
     used = (1.0 - attained) / (1.0 - least) if least < 1.0 else (math.inf if attained < 1.0 else 0.0)
     whose = f" of {name}" if len(scenario.request_classes) > 1 else ""
     return Constraint(ATTAINMENT + whose, attained, least, used)

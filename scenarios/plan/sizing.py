@@ -195,8 +195,8 @@ def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPl
     """
     priced = _prices(prices, [sizing.candidate for sizing in answer.sizings])
     sizings = [
-        replace(each, price=priced.get(each.candidate.hardware.name) if each.feasible else None)
-        for each in answer.sizings
+        replace(sizing, price=priced.get(sizing.candidate.hardware.name) if sizing.feasible else None)
+        for sizing in answer.sizings
     ]
     return replace(answer, sizings=tuple(sorted(sizings, key=_rank)))
 
@@ -307,11 +307,11 @@ def _broken(check: Check) -> str:
 def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[str, Price]:
     if not prices:
         return {}
-    known = {load_hardware(name).name: price for name, price in prices.items()}
+    by_device = {load_hardware(name).name: price for name, price in prices.items()}
     for name in (candidate.hardware.name for candidate in variants):
-        if name not in known:
+        if name not in by_device:
             raise InputError("has no price; give one for every device, or none", key="prices", value=name)
-    return known
+    return by_device
 
 
 def _rank(sizing: Sizing) -> tuple[float, ...]:
@@ -342,13 +342,13 @@ def delivered(check: Check) -> dict[str, Estimate]:
     capacity the capacity is completed, and in the end nothing within an SLO.
     """
     rate = check.completed_rps
-    found = {COMPLETED: Estimate(rate, rate, rate, 0.0, 1)} if math.isfinite(rate) else {}
+    rates = {COMPLETED: Estimate(rate, rate, rate, 0.0, 1)} if math.isfinite(rate) else {}
     attained = check.figures.get("slo_attainment")
     if check.verdict == "overloaded":
-        found[WITHIN] = Estimate(0.0, 0.0, 0.0, 0.0, 1)
+        rates[WITHIN] = Estimate(0.0, 0.0, 0.0, 0.0, 1)
     elif check.verdict == "steady" and attained is not None:
-        found[WITHIN] = attained.scaled(rate)
-    return found
+        rates[WITHIN] = attained.scaled(rate)
+    return rates
 
 
 def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:
