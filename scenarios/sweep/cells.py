@@ -102,7 +102,7 @@ def code_digest() -> str:
 
 def address_of(scenario: Scenario) -> Address:
     """The address of a scenario's results. Raises InputError: an unknown device or profile."""
-    used = dict.fromkeys((each.profile, each.hardware) for each in members(scenario))
+    used = dict.fromkeys((member.profile, member.hardware) for member in members(scenario))
     profiles = [cached_profile(profile, load_hardware(hardware)).checksum() for profile, hardware in used]
     return Address(scenario_hash(scenario), "+".join(profiles), code_digest())
 
@@ -120,9 +120,9 @@ def run_task(task: Task) -> Outcome:
     key = task.address.key
     try:
         scenario = load_scenario(task.scenario)
-        own = address_of(scenario)
-        if own != task.address:
-            return Outcome(key, failure=f"the worker has another state of: {task.address.difference(own)}")
+        address = address_of(scenario)
+        if address != task.address:
+            return Outcome(key, failure=f"the worker has another state of: {task.address.difference(address)}")
         return Outcome(key, tuple(_rows(scenario, task)))
     except InputError as error:
         return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
@@ -131,20 +131,20 @@ def run_task(task: Task) -> Outcome:
 
 
 def _head(task: Task) -> dict[str, Any]:
-    asked = (json.dumps(task.scenario, sort_keys=True), *astuple(task.address), __version__)
-    return {KEY: task.address.key, **dict(zip(SCENARIO, asked, strict=True))}
+    contents = (json.dumps(task.scenario, sort_keys=True), *astuple(task.address), __version__)
+    return {KEY: task.address.key, **dict(zip(SCENARIO, contents, strict=True))}
 
 
 def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
     (point,) = compare(scenario).points
-    run, own, verdict = point.on, point.own, point.verdict
-    slo_met = run.slo_met if own.has_figures else None
-    if own.state == "overloaded" and run.summary["slo_asked"]:
+    run, side, verdict = point.on, point.own, point.verdict
+    slo_met = run.slo_met if side.has_figures else None
+    if side.state == "overloaded" and run.summary["slo_asked"]:
         slo_met = False  # a growing queue breaks any objective in the end
     facts: dict[str, Any] = {
-        "state": own.state,
+        "state": side.state,
         "slo_met": slo_met,
-        "capacity_rps": own.capacity.estimate.mean if own.capacity is not None else None,
+        "capacity_rps": side.capacity.estimate.mean if side.capacity is not None else None,
         "num_gpus": float(sum(gpus_by_device(scenario).values())),
         "confidence": scenario.statistics.confidence,
         "notes": json.dumps(run.summary["notes"]),
@@ -154,7 +154,7 @@ def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
         if (advantage := verdict.advantage) is not None:
             facts |= advantage.columns("advantage")
     facts |= {ENGINE + name: float(value) for name, value in run.summary["engine"].items() if value is not None}
-    for name, figure in own.predicted_figures.items():
+    for name, figure in side.predicted_figures.items():
         facts |= {f"{PREDICTED}{name}_low": figure.low, f"{PREDICTED}{name}_high": figure.high}
     rate = scenario.rate_rps
     tokens = run.requests.groupby("replication")["output_tokens"].mean()
@@ -187,10 +187,10 @@ class ResultStore:
                 write_text(manifest, json.dumps({"format": FORMAT, "format_version": FORMAT_VERSION}) + "\n")
         except OSError as error:
             raise InputError(f"cannot be used: {error.strerror or error}", file=str(folder)) from None
-        said = read_json(manifest)
-        if said.get("format") != FORMAT:
+        header = read_json(manifest)
+        if header.get("format") != FORMAT:
             raise InputError("is no data set of a sweep; name another one", file=str(folder))
-        if (version := said.get("format_version")) != FORMAT_VERSION:
+        if (version := header.get("format_version")) != FORMAT_VERSION:
             message = f"written by another version; this one reads {FORMAT_VERSION}"
             raise InputError(message, file=str(manifest), key="format_version", value=version)
 

@@ -52,13 +52,13 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
     if values.count(",") >= MAX_CELLS:
         raise InputError(f"has more than {MAX_CELLS} values", file=PLACE, key=name)
     if values.startswith("["):
-        found = parse_yaml(values, f"{PLACE} {name}", ScenarioError)
-        if not isinstance(found, list):
+        items = parse_yaml(values, f"{PLACE} {name}", ScenarioError)
+        if not isinstance(items, list):
             raise InputError("must be one list", file=PLACE, key=name, value=values)
     else:
         whole = _takes_whole_numbers(scenario, name)
-        found = [value for part in values.split(",") for value in _part(part.strip(), name, whole)]
-    return axis_of(name, found, scenario)
+        items = [value for part in values.split(",") for value in _part(part.strip(), name, whole)]
+    return axis_of(name, items, scenario)
 
 
 def axis_of(name: str, values: Any, scenario: Scenario) -> Axis:
@@ -67,10 +67,10 @@ def axis_of(name: str, values: Any, scenario: Scenario) -> Axis:
         return parse_axis(f"{name}={values}", scenario)
     if not isinstance(values, Iterable):
         raise InputError("must be a list of values", file=PLACE, key=name, value=values)
-    found = [value.tolist() if hasattr(value, "tolist") else value for value in values]
-    if not found:
+    items = [value.tolist() if hasattr(value, "tolist") else value for value in values]
+    if not items:
         raise InputError("needs at least one value", file=PLACE, key=name)
-    unique = {(type(value), repr(value)): value for value in found}
+    unique = {(type(value), repr(value)): value for value in items}
     return Axis(name, tuple(unique.values()))
 
 
@@ -120,4 +120,4 @@ def _takes_whole_numbers(scenario: Scenario, name: str) -> bool:
 
 def _parts_of(declared: Any) -> list[Any]:
     inner = get_args(declared)
-    return [part for each in inner for part in _parts_of(each)] if inner else [declared]
+    return [part for argument in inner for part in _parts_of(argument)] if inner else [declared]

@@ -47,18 +47,18 @@ def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], conf
         return []
     least = min(len(point[0]) for point in points)
     figures = np.array([[first[:least], second[:least]] for first, second in points])
-    known = np.flatnonzero((np.isfinite(figures) & (figures > 0)).all(axis=(1, 2)))
-    logs = np.log(figures[known])
+    indices = np.flatnonzero((np.isfinite(figures) & (figures > 0)).all(axis=(1, 2)))
+    logs = np.log(figures[indices])
     order = np.argsort(-logs.mean(axis=2).sum(axis=1), kind="stable")
-    known, logs = known[order], logs[order]
+    indices, logs = indices[order], logs[order]
     blocks = [logs[start : start + BLOCK] for start in range(0, len(logs), BLOCK)]
-    beaten = [any(_beats(block, own, confidence).any() for block in blocks) for own in logs]
-    return sorted(known[~np.array(beaten, bool)].tolist())
+    beaten = [any(_beats(block, point, confidence).any() for block in blocks) for point in logs]
+    return sorted(indices[~np.array(beaten, bool)].tolist())
 
 
-def _beats(rivals: FloatArray, own: FloatArray, confidence: float) -> BoolArray:
+def _beats(rivals: FloatArray, point: FloatArray, confidence: float) -> BoolArray:
     """Which of the rivals (shape [N, 2, R], logarithms) beat a point ([2, R])."""
-    differences = rivals - own
+    differences = rivals - point
     means = differences.mean(axis=2)
     count = differences.shape[2]
     half = 0.0 if count < 2 else student_t(count - 1, confidence) * differences.std(axis=2, ddof=1) / np.sqrt(count)
@@ -119,19 +119,19 @@ class SweepCell:
             first = rows[0]
             if first[STATUS] == ERROR:
                 return cls.without_figures({}, key, str(first[MESSAGE]))
-            own = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
+            facts = {name: first[name] for name in ("verdict", "why", "slo_met", "capacity_rps") if name in first}
             if "advantage" in first:
                 mean, low, high = first["advantage"], first["advantage_low"], first["advantage_high"]
                 count = 1 if math.isnan(low) else len(rows)
-                own["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
-            own["notes"] = tuple(json.loads(first["notes"]))
-            own["replications"] = tuple(
+                facts["advantage"] = Estimate(mean, low, high, (high - low) / 2, count, first["confidence"])
+            facts["notes"] = tuple(json.loads(first["notes"]))
+            facts["replications"] = tuple(
                 {name: float(v) for name, v in row.items() if name not in _FACTS and not name.startswith(_PREFIXES)}
                 for row in rows
             )
             offered = "offered_tokens_per_s"
-            own[offered] = tuple(row[offered] for row in rows if offered in row)
-            cell = cls({}, key, "", first["state"], num_gpus=int(first["num_gpus"]), **own)
+            facts[offered] = tuple(row[offered] for row in rows if offered in row)
+            cell = cls({}, key, "", first["state"], num_gpus=int(first["num_gpus"]), **facts)
             return cell._with_figures(first) if cell.has_figures else cell
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"damaged: the data set's rows lack or spoil {error}", key=key) from None
@@ -164,20 +164,20 @@ class SweepCell:
     def _with_figures(self, row: Mapping[str, Any]) -> Self:
         """``row``: one of the data set."""
         both = zip(self.replications, self._per_user(), strict=True)
-        more = [{**own, USER: user, GPU: own["output_throughput"] / self.num_gpus} for own, user in both]
+        more = [{**figures, USER: user, GPU: figures["output_throughput"] / self.num_gpus} for figures, user in both]
         figures = summarise(more, row["confidence"])
-        found = {}
+        predicted = {}
         for name, figure in figures.items():
             if (bound := f"{PREDICTED}{name}_low") in row:
                 low, high = row[bound], row[f"{PREDICTED}{name}_high"]
-                found[name] = figure.within(low, high)
-        if (emitted := found.get("output_throughput")) is not None:
-            found[GPU] = emitted.scaled(1 / self.num_gpus)
-        if (tpot := found.get("mean_tpot_s")) is not None:
+                predicted[name] = figure.within(low, high)
+        if (emitted := predicted.get("output_throughput")) is not None:
+            predicted[GPU] = emitted.scaled(1 / self.num_gpus)
+        if (tpot := predicted.get("mean_tpot_s")) is not None:
             least, mean, most = 1 / tpot.high, 1 / tpot.mean, 1 / tpot.low if tpot.low else math.inf
-            low, high = (figures[USER].mean * each / mean for each in (least, most))
-            found[USER] = figures[USER].within(low, high)
-        return replace(self, figures=figures, predicted_figures=found)
+            low, high = (figures[USER].mean * rate / mean for rate in (least, most))
+            predicted[USER] = figures[USER].within(low, high)
+        return replace(self, figures=figures, predicted_figures=predicted)
 
     @property
     def shown_figures(self) -> dict[str, Estimate]:
@@ -220,8 +220,8 @@ class SweepResult(Plotted):
         front = {id(cell) for cell in self.pareto}
         rows = []
         for cell in self.cells:
-            kept = bool | int | float | str | None
-            row = {name: value if isinstance(value, kept) else _text(value) for name, value in cell.values.items()}
+            scalar = bool | int | float | str | None
+            row = {name: value if isinstance(value, scalar) else _text(value) for name, value in cell.values.items()}
             row |= picked(cell, "state error") | {"pareto": id(cell) in front}
             row |= picked(cell, "verdict why slo_met capacity_rps")
             advantage = {"advantage": cell.advantage} if cell.advantage is not None else {}

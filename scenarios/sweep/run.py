@@ -64,9 +64,9 @@ def sweep(
         axes = [axis_of(name, values, scenario) for name, values in grid.items()]
     else:
         axes = [parse_axis(text, scenario) for text in grid]
-    made = tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder)
-    with made as place:
-        return _Run(scenario, axes, Path(place), progress, stop).result(workers, cluster, kept=folder is not None)
+    opened = tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder)
+    with opened as place:
+        return _Run(scenario, axes, Path(place), progress, stop).result(workers, cluster, is_kept=folder is not None)
 
 
 @dataclass
@@ -105,7 +105,7 @@ class _Run:
         self.tasks[task.address.key] = task
         return SweepCell(point.values, task.address.key)
 
-    def result(self, count: int | None, cluster: str | None, kept: bool) -> SweepResult:
+    def result(self, count: int | None, cluster: str | None, is_kept: bool) -> SweepResult:
         """Compute what is missing and answer."""
         missing = [task for key, task in self.tasks.items() if key not in self.cells]
         # Neighbours share an engine: a worker that gets them one after the other resolves it once.
@@ -122,7 +122,7 @@ class _Run:
             self.scenario,
             tuple(self.axes),
             tuple(replace(self.cells.get(point.key, point), values=point.values) for point in self.points),
-            self.store.folder if kept else None,
+            self.store.folder if is_kept else None,
             computed=len(self.cells) - len(self.reused) - self.failed,
             reused=len(self.reused),
             complete=complete,
