@@ -75,7 +75,7 @@ def calibrate_to(scenario: Scenario, sources: str | Path | Sequence[str | Path])
         InputError: a source that cannot be read or is refused, runs of another model, a factor out of range.
     """
     # A source named twice is one measurement.
-    names = list(dict.fromkeys(str(each) for each in ([sources] if isinstance(sources, str | Path) else sources)))
+    names = list(dict.fromkeys(str(source) for source in ([sources] if isinstance(sources, str | Path) else sources)))
     runs: list[OffRun] = []
     logs: list[pd.DataFrame] = []
     for name in names:
@@ -145,15 +145,15 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
 
 def _lengths(tokens: Tokens | None, scenario: Scenario, key: str) -> Any:
     """The run's lengths; where it tells but their mean, spread as the scenario's if those have that mean."""
-    own = getattr(scenario.workload.lengths, key, None)
+    distribution = getattr(scenario.workload.lengths, key, None)
     if tokens is None:
-        return own.model_dump(mode="json") if own is not None else None
+        return distribution.model_dump(mode="json") if distribution is not None else None
     if tokens.section is not None:
         return tokens.section
-    if own is not None:
+    if distribution is not None:
         quantiles = (np.arange(1000) + 0.5) / 1000.0
-        if abs(float(own.tokens(quantiles).mean()) / tokens.mean - 1.0) <= _SAME_LENGTHS:
-            return own.model_dump(mode="json")
+        if abs(float(distribution.tokens(quantiles).mean()) / tokens.mean - 1.0) <= _SAME_LENGTHS:
+            return distribution.model_dump(mode="json")
     return max(1, round(tokens.mean))
 
 
@@ -162,8 +162,8 @@ class _Compared:
 
     def __init__(self, scenario: Scenario, run: OffRun) -> None:
         self.run = run
-        known = (name for name in _TARGETS if run.figures.get(name, 0.0) > 0.0)
-        if (target := next(known, None)) is None:
+        measured = (name for name in _TARGETS if run.figures.get(name, 0.0) > 0.0)
+        if (target := next(measured, None)) is None:
             raise InputError("has no TPOT, latency or throughput", file=run.source)
         self._target = target
         self._off = off_scenario(scenario, run)
@@ -236,18 +236,18 @@ def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
         check_model(run.model, scenario.engine.model, run.source)
     compared = [_Compared(scenario, run) for run in runs]
     factor, seconds, front_end, solved = 1.0, 0.0, None, np.ones(1)
-    sigma, expected = np.array([each.sigma for each in compared]), _expected(scenario)
+    sigma, expected = np.array([pair.sigma for pair in compared]), _expected(scenario)
     for _ in range(_ROUNDS):
-        plain_s = np.array([each.plain_s(factor, seconds) for each in compared])
-        before, shortest_s = (factor, seconds), min(each.figures["mean_tpot_s"] for each in compared)
-        wanted_s = np.array([each.wanted_s() for each in compared])
+        plain_s = np.array([pair.plain_s(factor, seconds) for pair in compared])
+        before, shortest_s = (factor, seconds), min(pair.figures["mean_tpot_s"] for pair in compared)
+        wanted_s = np.array([pair.wanted_s() for pair in compared])
         solved = _line(plain_s, wanted_s, sigma, expected)
         factor, seconds = (*map(float, solved), 0.0)[:2]
         as_measured = float(_line(plain_s, wanted_s, sigma, math.inf)[0])
         _check_plausible(as_measured, ", ".join(run.source for run in runs))
         front_end = _front_end(compared, front_end)
-        for each in compared:
-            each.forecast({"step_factor": factor, "step_s": seconds, "front_end_s": front_end[0] if front_end else 0.0})
+        for pair in compared:
+            pair.forecast({"step_factor": factor, "step_s": seconds, "front_end_s": front_end[0] if front_end else 0.0})
         if abs(math.log(factor / before[0])) + abs(seconds - before[1]) / shortest_s < _CLOSE:
             break
     front_end = _front_end(compared, front_end)
@@ -324,14 +324,14 @@ def _with_intervals(plain_s: FloatArray, solved: FloatArray, sigma: FloatArray, 
 
 def _front_end(compared: Sequence[_Compared], before: tuple[float, float] | None) -> tuple[float, float] | None:
     """Seconds a request, and half their interval: what the time to first token lacks; None where no run can tell."""
-    known = [
-        (each.run.figures["mean_ttft_s"], each.figures["mean_ttft_s"])
-        for each in compared
-        if each.run.figures.get("mean_ttft_s", 0.0) > 0.0 and each.queue_share <= _MOST_QUEUE
+    ttfts_s = [
+        (pair.run.figures["mean_ttft_s"], pair.figures["mean_ttft_s"])
+        for pair in compared
+        if pair.run.figures.get("mean_ttft_s", 0.0) > 0.0 and pair.queue_share <= _MOST_QUEUE
     ]
-    if not known:
+    if not ttfts_s:
         return None
-    measured, forecast_s = np.array(known).T
+    measured, forecast_s = np.array(ttfts_s).T
     weights = 1.0 / (_TTFT_REPEAT * measured) ** 2
     lacking = float(np.average(measured - forecast_s, weights=weights))
     value = max((before[0] if before is not None else 0.0) + lacking, 0.0)

@@ -74,8 +74,8 @@ def server_flags(scenario: Scenario, options: LiveOptions) -> ServerFlags:
         raise ScenarioError("a live run has one server", key="cluster.replicas", value=scenario.cluster.replicas)
     policy = scenario.policy
     if spec is not None and policy is not None and (policy.name not in LIVE_POLICIES or policy.parameters):
-        known = " and ".join(LIVE_POLICIES)
-        message = f"vLLM has no policies; {known} without parameters are what speculative_config says"
+        names = " and ".join(LIVE_POLICIES)
+        message = f"vLLM has no policies; {names} without parameters are what speculative_config says"
         raise ScenarioError(message, key="policy.name", value=policy.name)
     served = served_models(scenario)
     model, flags = _weights("engine.model", served.target), vllm_flags(engine)
@@ -102,11 +102,11 @@ def live_requests(scenario: Scenario, seed: int) -> RequestTable:
 
     Raises ScenarioError: as the simulation, or what no client here sends: shared prompts, requests without drafts.
     """
-    for key, given in (
+    for key, present in (
         ("system_prompt or workload.sessions", scenario.workload.shares_prefixes),
         ("classes.speculation", not all(entry.speculation for entry in scenario.workload.classes)),
     ):
-        if given:
+        if present:
             raise ScenarioError("is only simulated: live runs send independent requests", key=f"workload.{key}")
     limit = scenario.engine.max_model_len or load_model(scenario.engine.model).max_position_embeddings
     return build_requests(workload_spec(scenario), seed, None, limit)
@@ -119,8 +119,8 @@ def live_prompts(scenario: Scenario, table: RequestTable, seed: int) -> tuple[li
     if continuation is None:
         return texts.random_prompts(table.prompt_tokens, load_model(scenario.engine.model).vocab_size, seed), None
     layout = DraftLayout.read(Path(spec.model)) if spec is not None and spec.model is not None else None
-    wanted = ngram_target(scenario)
-    return texts.continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, wanted)
+    target = ngram_target(scenario)
+    return texts.continuation_prompts(table.prompt_tokens, table.output_tokens, continuation, seed, layout, target)
 
 
 def ngram_target(scenario: Scenario) -> NgramTarget | None:

@@ -137,8 +137,8 @@ def live_sweep(
     for mode in modes.values():
         server_flags(mode, options)
         for values in lengths:
-            asked = with_values(mode, values)
-            live.live_prompts(asked, live_requests(asked, 0), 0)
+            variant = with_values(mode, values)
+            live.live_prompts(variant, live_requests(variant, 0), 0)
     require("live", "aiohttp", place="draftcast live sweep")
     with closing(_Sweep(out, scenario, plan, options, progress, modes)) as sweep:
         (sweep.run_in_turn if plan.in_turn else sweep.run_together)()
@@ -214,8 +214,8 @@ class _Sweep:
                 self.close()
 
     def _run(self, cell: _Cell) -> None:
-        known = {entry["dir"]: entry for entry in self.index["cells"]}
-        if known.pop(cell.folder, {}).get("complete"):
+        entries = {entry["dir"]: entry for entry in self.index["cells"]}
+        if entries.pop(cell.folder, {}).get("complete"):
             return
         folder = self.out / cell.folder
         if folder.exists() and not is_live_run(folder) and any(folder.iterdir()):
@@ -242,12 +242,12 @@ class _Sweep:
             **picked(cell, "mode load_kind load round"),
             "method": mode.method,
             "k": mode.num_speculative_tokens,
-            "order": max((other["order"] for other in known.values()), default=-1) + 1,
+            "order": max((other["order"] for other in entries.values()), default=-1) + 1,
             "seed": seed,
             "complete": run.complete,
             "incomplete_reason": run.manifest["incomplete_reason"],
         }
-        self.index["cells"] = [*known.values(), entry]
+        self.index["cells"] = [*entries.values(), entry]
         self.write()
         if trouble := endpoint.trouble():
             raise LiveError(f"{folder}: {trouble}")
@@ -307,26 +307,26 @@ class _Sweep:
 def read_index(out: Path) -> dict[str, Any]:
     """The index of a sweep, see `live_sweep`. Raises InputError: there is none, or one of another version."""
     path = out / INDEX
-    found = read_json(path)
-    if found.get("kind") != KIND or found.get("schema_version") != SCHEMA_VERSION:
+    index = read_json(path)
+    if index.get("kind") != KIND or index.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
-    cells = found.get("cells")
+    cells = index.get("cells")
     entries: list[Any] = cells if isinstance(cells, list) else [None]
     for entry in entries:
         typed = isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
         if not typed or not is_inside(entry["dir"]):
             message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
             raise InputError(message, file=str(path), key="cells", value=entry)
-    return found
+    return index
 
 
 def _known_index(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:
     """The index of the sweep that is to go on; None for a new one."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
-    found = read_index(out)
+    index = read_index(out)
     for key, value in header.items():
-        if found.get(key) != value:
+        if index.get(key) != value:
             message = "holds another sweep; repeat the command that began it, or name another folder"
-            raise InputError(message, file=str(out), key=key, value=found.get(key))
-    return found
+            raise InputError(message, file=str(out), key=key, value=index.get(key))
+    return index

@@ -45,15 +45,15 @@ class StepTimes:
         """Plain data: errors, and quantiles of measured and predicted seconds a step."""
         points = self.timed.points
         steps = points["steps"].to_numpy(np.float64)
-        each = {name: points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s")}
-        quantiles = {f"p{q}": {name: float(np.percentile(s, q)) for name, s in each.items()} for q in (5, 50, 95)}
+        per_step = {name: points[name].to_numpy(np.float64) / steps for name in ("seconds", "predicted_s")}
+        quantiles = {f"p{q}": {name: float(np.percentile(s, q)) for name, s in per_step.items()} for q in (5, 50, 95)}
         return {
             **picked(self, "errors decode_excess prompt_excess"),
             **picked(self.timed, "clock left_out"),
             "points": len(points),
             "steps": int(steps.sum()),
             "repeat_spread": repeat_spread(points),
-            "step_s": {"mean": {name: float(points[name].sum() / steps.sum()) for name in each}, **quantiles},
+            "step_s": {"mean": {name: float(points[name].sum() / steps.sum()) for name in per_step}, **quantiles},
         }
 
 
@@ -137,8 +137,8 @@ class Validation:
 
     def error_with_own_step_times(self, name: str) -> float:
         """The figure's error with this run's own acceptance, step times and front end; NaN where it is not known."""
-        known = name in self.attribution and self.steps is not None
-        return -self.attribution[name]["scheduling"] if known else math.nan
+        is_attributed = name in self.attribution and self.steps is not None
+        return -self.attribution[name]["scheduling"] if is_attributed else math.nan
 
 
 def validate(
@@ -153,67 +153,68 @@ def validate(
 
     Raises InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
     """
-    asked = Question.of(live, scenario, profile)
-    used = asked.deployment.profile
+    question = Question.of(live, scenario, profile)
+    used = question.deployment.profile
     if isinstance(used, AffineProfile):
         if run_digest(live) in used.fitted_runs:
             message = "the profile was fitted to this very run; calibrate on other runs than are validated"
             raise InputError(message, file=str(live.folder), key="profile", value=used.name)
         front_end = used.front_end or NOTHING
     else:  # a profile of kernels: what the engine's generation takes into the engine
-        front_end = FrontEnd(float(front_end_work_s(asked.deployment, asked.table.prompt_tokens).mean()), 0.0, 0.0, 0.0)
-    speculates = asked.scenario.speculative_config is not None
+        work_s = front_end_work_s(question.deployment, question.table.prompt_tokens)
+        front_end = FrontEnd(float(work_s.mean()), 0.0, 0.0, 0.0)
+    speculates = question.scenario.speculative_config is not None
     counts = live.manifest["acceptance"] or {"num_drafts": 0}
-    counted = asked.measured_acceptance() if speculates and (measured or counts["num_drafts"]) else None
-    steps = step_times(asked)
-    own = None
+    counted = question.measured_acceptance() if speculates and (measured or counts["num_drafts"]) else None
+    steps = step_times(question)
+    own_front_end = None
     if steps is not None:
-        own = measure_front_end([steps.timed], [steps.timed.steps["predicted_s"].to_numpy(np.float64)])
+        own_front_end = measure_front_end([steps.timed], [steps.timed.steps["predicted_s"].to_numpy(np.float64)])
     assumptions = Assumptions(acceptance=counted if measured else None, front_end=front_end)
-    replays = forecast(asked, assumptions)
-    estimates = summarise([each.figures for each in replays], asked.scenario.statistics.confidence)
+    replays = forecast(question, assumptions)
+    estimates = summarise([replay.figures for replay in replays], question.scenario.statistics.confidence)
     figures = {
         name: Figure(name, value, estimates[name])
-        for name, value in live_figures(asked).items()
+        for name, value in live_figures(question).items()
         if name in estimates and math.isfinite(value) and math.isfinite(estimates[name].mean)
     }
     attribution = {}
     if attribute:
         excess = picked(steps, "decode_excess prompt_excess") if steps is not None else {}
-        measured_front_end = {"front_end": own.seconds if own is not None else front_end}
-        played, means = replays, []
+        measured_front_end = {"front_end": own_front_end.seconds if own_front_end is not None else front_end}
+        replayed, means = replays, []
         for change in ({}, {"acceptance": counted}, excess, measured_front_end):
             before, assumptions = assumptions, replace(assumptions, **change)
-            played = forecast(asked, assumptions) if assumptions != before else played
-            means.append(pd.DataFrame([each.figures for each in played]).mean())
+            replayed = forecast(question, assumptions) if assumptions != before else replayed
+            means.append(pd.DataFrame([replay.figures for replay in replayed]).mean())
         for name, figure in figures.items():
             changes = np.diff([*(mean[name] for mean in means), figure.measured]) / (figure.measured or math.nan)
             attribution[name] = dict(zip(CAUSES, changes.tolist(), strict=True))
     return Validation(
-        question=asked,
+        question=question,
         figures=figures,
         acceptance="" if not speculates else "measured" if measured else "configured",
         front_end=front_end,
-        own_front_end=own,
+        own_front_end=own_front_end,
         steps=steps,
         replays=replays,
         attribution=attribution,
-        notes=_notes(asked, steps),
+        notes=_notes(question, steps),
     )
 
 
-def _notes(asked: Question, steps: StepTimes | None) -> tuple[str, ...]:
-    live, manifest = asked.live, asked.live.manifest
+def _notes(question: Question, steps: StepTimes | None) -> tuple[str, ...]:
+    live, manifest = question.live, question.live.manifest
     notes = []
     if not live.complete:
         notes.append(f"the run is incomplete: {manifest['incomplete_reason']}")
-    if left_out := len(live.requests) - len(asked.table):
+    if left_out := len(live.requests) - len(question.table):
         notes.append(f"{left_out} of {len(live.requests)} requests were not answered and are left out on both sides")
     if steps is None:
         notes.append("no server log: only what the client saw is compared, and step time is not told from scheduling")
-    if not asked.from_server:
+    if not question.from_server:
         notes.append("the server did not tell its configuration: the scenario's is taken")
-    profile = asked.deployment.profile
+    profile = question.deployment.profile
     if isinstance(profile, AffineProfile) and profile.front_end is None:
         notes.append(f"profile {profile.name} has no front end measured: the forecast's client is at the engine itself")
     if (late := manifest["client"].get("lateness_p99_s") or 0.0) > 0.01:

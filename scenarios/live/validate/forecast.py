@@ -65,13 +65,13 @@ class Question:
         config = manifest["server"].get("config") or {}
         from_server = {key: config[key] for key in SERVER_KEYS if config.get(key) is not None}
         values: dict[str, Any] = {f"engine.{key}": value for key, value in from_server.items()}
-        speculation, own = manifest["speculative_config"], scenario.engine.speculative_config
-        if speculation and own and own.model and speculation.get("model"):
+        speculation, own_spec = manifest["speculative_config"], scenario.engine.speculative_config
+        if speculation and own_spec and own_spec.model and speculation.get("model"):
             # A checkpoint's folder may stand for a shape there.
-            alike = (speculation.get("method") or "draft_model") == own.resolved_method
-            speculation = {**speculation, "model": own.model} if alike else speculation
+            alike = (speculation.get("method") or "draft_model") == own_spec.resolved_method
+            speculation = {**speculation, "model": own_spec.model} if alike else speculation
         drafted = (manifest["acceptance"] or {"num_drafts": 0})["num_drafts"]
-        if speculation is None and drafted and own is None:
+        if speculation is None and drafted and own_spec is None:
             message = f"the run counted {drafted} drafts, and the scenario has no speculation: give it the server's"
             raise InputError(message, file=str(live.folder), key="engine.speculative_config")
         if speculation is not None or not drafted:  # else the server's is not known, and the scenario's own stands
@@ -86,11 +86,11 @@ class Question:
                 values["workload.lengths"] = {"prompt_tokens": 1, "output_tokens": 1}
         if profile is not None:
             values["profile"] = profile
-        asked = with_values(scenario, values)
+        as_run = with_values(scenario, values)
         requests = answered_requests(live)
         if not len(requests):
             raise InputError("no request of the run was answered", file=str(live.folder))
-        names = tuple(entry.name for entry in asked.request_classes)
+        names = tuple(entry.name for entry in as_run.request_classes)
         if unknown := sorted(set(requests["class"]) - set(names)):
             allowed = f"the run's requests are of a class the scenario does not have; it has {', '.join(names)}"
             raise InputError(allowed, file=str(live.folder), key="class", value=unknown[0])
@@ -100,13 +100,13 @@ class Question:
             requests["output_tokens"].to_numpy(),
             np.maximum(requests["arrival_s"].to_numpy(np.float64), 0.0),
             class_id,
-            np.array([entry.priority for entry in asked.request_classes])[class_id],
+            np.array([entry.priority for entry in as_run.request_classes])[class_id],
             class_names=names,
         )
-        loop = asked.workload.arrivals
+        loop = as_run.workload.arrivals
         # A scenario's own loop is not the run's.
         closed = loop if isinstance(loop, ClosedLoopArrivals) and "workload.arrivals" in values else None
-        return cls(live, asked, deploy(asked), table, requests, closed, from_server)
+        return cls(live, as_run, deploy(as_run), table, requests, closed, from_server)
 
     def measured_acceptance(self) -> dict[str, Any]:
         """Rates by draft position; for a text search also how often it found something to draft.
@@ -203,13 +203,13 @@ def _at_client(requests: pd.DataFrame, steps: pd.DataFrame, front_end: FrontEnd)
     """Times of sending and of the pieces' arrival at the client."""
     ends = (steps["start_s"] + steps["duration_s"]).to_numpy(np.float64)
     outputs = steps["num_seqs"].to_numpy(np.float64)
-    seen = {"arrival_s": requests["arrival_s"].to_numpy(np.float64) - front_end.request_s}
+    times = {"arrival_s": requests["arrival_s"].to_numpy(np.float64) - front_end.request_s}
     for name in ("first_token_s", "finish_s"):
         at = requests[name].to_numpy(np.float64)
         # The step that ended then; its end is this very number, but for rounding.
         step = np.clip(np.searchsorted(ends, at - 1e-9), 0, len(ends) - 1)
-        seen[name] = at + front_end.output_s + front_end.output_sequence_s * outputs[step]
-    return requests.assign(**seen)
+        times[name] = at + front_end.output_s + front_end.output_sequence_s * outputs[step]
+    return requests.assign(**times)
 
 
 FIGURES = (
@@ -238,10 +238,10 @@ def run_figures(
 ) -> dict[str, float]:
     """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
     slo = dict(objectives) or None
-    found = {**compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position).values}
-    found["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
-    positions = [name for name in found if name.startswith("acceptance_rate_position_")]
-    return {name: float(found.get(name, math.nan)) for name in (*FIGURES, *positions)}
+    figures = {**compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position).values}
+    figures["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
+    positions = [name for name in figures if name.startswith("acceptance_rate_position_")]
+    return {name: float(figures.get(name, math.nan)) for name in (*FIGURES, *positions)}
 
 
 def live_figures(question: Question) -> dict[str, float]:
@@ -273,8 +273,8 @@ def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
     running = steps["seqs"].to_numpy(np.float64)
     sent = np.sort(requests["arrival_s"].to_numpy(np.float64))
     ended = np.sort(requests["finish_s"].to_numpy(np.float64))
-    there = np.searchsorted(sent, time_s, side="right") - np.searchsorted(ended, time_s, side="right")
-    return Timeline(time_s, np.maximum(there - running, 0.0), running, steps["kv_usage"].to_numpy(np.float64))
+    in_system = np.searchsorted(sent, time_s, side="right") - np.searchsorted(ended, time_s, side="right")
+    return Timeline(time_s, np.maximum(in_system - running, 0.0), running, steps["kv_usage"].to_numpy(np.float64))
 
 
 def simulated_timeline(steps: pd.DataFrame, num_blocks: int) -> Timeline:

@@ -158,8 +158,8 @@ def validate_sweep(
     continuation = {}
     for entry, _ in parts_of(progress, index["cells"]):
         live = LiveRun.read(folder / entry["dir"])
-        if known := live.manifest["known_continuation"]:
-            continuation[entry["dir"]] = (known["checked_tokens"], known["wrong_tokens"])
+        if counts := live.manifest["known_continuation"]:
+            continuation[entry["dir"]] = (counts["checked_tokens"], counts["wrong_tokens"])
         if entry["purpose"] != "validation":
             continue
         scenario = recorded_scenario(live.manifest, entry["dir"])
@@ -175,8 +175,8 @@ def validate_sweep(
         raise InputError("no run of the sweep can be judged", file=str(folder))
     used = cells[0].validation.question.deployment.profile
     effects = _effects(cells)
-    closed = [each for each in effects if each.load_kind == "concurrency"]
-    cutovers = [cutover([each for each in closed if each.mode == mode]) for mode in _modes(cells)]
+    closed = [effect for effect in effects if effect.load_kind == "concurrency"]
+    cutovers = [cutover([effect for effect in closed if effect.mode == mode]) for mode in _modes(cells)]
     return SweepValidation(
         folder=folder,
         profile=used.name,
@@ -197,11 +197,11 @@ def _own_profile(folder: Path, index: dict[str, Any], out: Path) -> str | None:
     if not entries:
         return None
     runs = [LiveRun.read(folder / entry["dir"]) for entry in entries]
-    found = calibrate_live(runs)
+    calibration = calibrate_live(runs)
     for file in PROFILE_FILES:
         (out / PROFILE / file).unlink(missing_ok=True)
-    asked = recorded_scenario(runs[0].manifest, entries[0]["dir"])
-    write_live_profile(found, out / PROFILE, profile_label(asked, f"{folder.resolve().name}-calibration"))
+    scenario = recorded_scenario(runs[0].manifest, entries[0]["dir"])
+    write_live_profile(calibration, out / PROFILE, profile_label(scenario, f"{folder.resolve().name}-calibration"))
     return str(out / PROFILE)
 
 
@@ -274,17 +274,17 @@ def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
 
 def cutover(effects: Sequence[Resampled]) -> Cutover | None:
     """Where one mode's closed-loop gain crosses 1, measured and forecast; None with fewer than two loads."""
-    ordered = sorted(effects, key=lambda each: each.load)
-    users = np.array([each.load for each in ordered])
+    ordered = sorted(effects, key=lambda effect: effect.load)
+    users = np.array([effect.load for effect in ordered])
     if len(users) < 2:
         return None
 
     def crossings(name: str) -> list[float]:
-        return [_crossing(users, gains) for gains in np.column_stack([getattr(each, name) for each in ordered])]
+        return [_crossing(users, gains) for gains in np.column_stack([getattr(effect, name) for effect in ordered])]
 
-    (measured,), (forecast,), played = (crossings(name) for name in ("measured", "forecast", "replications"))
+    (measured,), (forecast,), by_replication = (crossings(name) for name in ("measured", "forecast", "replications"))
     low, high = np.percentile(crossings("resamples"), _PERCENTILES, method="nearest").tolist()
-    least, most = min(played), max(played)
+    least, most = min(by_replication), max(by_replication)
     return Cutover(
         mode=ordered[0].mode,
         measured=measured,
@@ -347,8 +347,8 @@ def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
             continue
         drafts = np.array([count["num_drafts"] for _, count in counted])
         names = [f"acceptance_rate_position_{i}" for i in range(len(counted[0][1]["per_position"]))]
-        known = [name for name in names if all(name in run.figures for run, _ in counted)]
-        figures = [[run.figures[name] for run, _ in counted] for name in known]
+        shared = [name for name in names if all(name in run.figures for run, _ in counted)]
+        figures = [[run.figures[name] for run, _ in counted] for name in shared]
         measured = tuple(float(np.average([f.measured for f in row], weights=drafts)) for row in figures)
         forecast = tuple(float(np.average([f.forecast.mean for f in row], weights=drafts)) for row in figures)
         accepted.append(Accepted(mode, int(drafts.sum()), measured, forecast))
