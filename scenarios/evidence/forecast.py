@@ -90,11 +90,11 @@ def forecast_questions(questions: Sequence[Reading], progress: Progress | None =
             key = scenario_hash(scenario)
             if key not in figures:
                 figures[key] = _simulate(scenario)
-            found = figures[key]
-            if isinstance(found, str):
-                reasons.append(found)
+            outcome = figures[key]
+            if isinstance(outcome, str):
+                reasons.append(outcome)
             else:
-                values[side] = _in_terms_of(question.point, found)
+                values[side] = _in_terms_of(question.point, outcome)
                 stratum = stratum or stratum_of(cached_deployment(scenario))
         yield Forecast(question, values["off"], values["on"], tuple(dict.fromkeys(reasons)), stratum)
 
@@ -107,10 +107,10 @@ def _simulate(scenario: Scenario) -> dict[str, float] | str:
         return str(error).removeprefix("scenario: ")
     names = ["output_throughput", "total_token_throughput", "request_throughput", "duration_s", "mean_e2el_s"]
     names += [f"{part}_{name}_s" for name in ("tpot", "itl") for part in ("mean", "median")]
-    found = {name: result.summary["figures"][name].mean for name in names}
+    figures = {name: result.summary["figures"][name].mean for name in names}
     table = result.requests
     decoding_s = float((table["finish_s"] - table["first_token_s"]).sum())
-    return found | {"per_request_decode": float(table["output_tokens"].sum()) / (decoding_s or np.nan)}
+    return figures | {"per_request_decode": float(table["output_tokens"].sum()) / (decoding_s or np.nan)}
 
 
 _MEDIAN = re.compile(r"\bmedian (tpot|itl)\b|\bmetric is median\b|\bp50\b", re.IGNORECASE)

@@ -151,14 +151,14 @@ def points(*paths: Path) -> tuple[EvidencePoint, ...]:
 
 def parse_points(texts: Iterable[tuple[str, str]]) -> tuple[EvidencePoint, ...]:
     """Points from (file name, JSON lines); errors as of `points`."""
-    found: dict[str, EvidencePoint] = {}
+    by_id: dict[str, EvidencePoint] = {}
     for name, text in texts:
         for number, row in json_lines(text, name, ScenarioError):
             try:
                 point = EvidencePoint.model_validate(row)
             except ValidationError as error:
                 raise one_line(error.errors()[0], row, f"{name}:{number}") from None
-            if point.id in found:
+            if point.id in by_id:
                 raise ScenarioError("is the id of another row", file=f"{name}:{number}", key="id", value=point.id)
-            found[point.id] = point
-    return tuple(found.values())
+            by_id[point.id] = point
+    return tuple(by_id.values())

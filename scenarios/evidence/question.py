@@ -44,14 +44,14 @@ def scenarios_of(point: EvidencePoint) -> Reading:
     has_ratio = point.speedup is not None or point.ratio_range is not None
     raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
     sides: dict[str, Scenario | None] = {}
-    for name, figure, spec, given in (
+    for name, figure, spec, facts in (
         ("off", point.off, point.off_spec, point.off_acceptance),
         ("on", point.on, point.spec, point.acceptance),
     ):
         if figure is None and not has_ratio:
             continue
         side = Reading(point, reading.assumed)
-        drafting = _drafting(side, spec, given, engine) if name == "on" or spec.is_on else ({}, None)
+        drafting = _drafting(side, spec, facts, engine) if name == "on" or spec.is_on else ({}, None)
         sides[name] = _scenario(side, raw, *drafting) if drafting is not None else None
         reading.reasons = tuple(dict.fromkeys(reading.reasons + side.reasons))
     reading.off, reading.on = sides.get("off"), sides.get("on")
@@ -148,7 +148,7 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
 
 
 def _drafting(
-    reading: Reading, spec: Spec, given: GivenAcceptance, engine: dict[str, Any]
+    reading: Reading, spec: Spec, facts: GivenAcceptance, engine: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
     """``speculative_config`` and ``acceptance``; None and reasons where a part is not known."""
     k, flags = spec.k, flags_of(reading.point)
@@ -179,10 +179,10 @@ def _drafting(
         keys |= _head(reading, spec, engine["model"], keys["method"])
     if method in ("draft_model", "pard"):
         keys |= _draft_model(reading, spec, method)
-    mean = _mean_length(reading, given, k)
+    mean = _mean_length(reading, facts, k)
     if mean is None or reading.reasons:
         return None
-    return keys, _acceptance(reading, keys, given, k, mean)
+    return keys, _acceptance(reading, keys, facts, k, mean)
 
 
 def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, Any]:
@@ -202,29 +202,29 @@ def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, An
 
 def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:
     name = (spec.draft_model or "").split(" (")[0]
-    found = model_name(name) if name else None
-    if found is None and method == "pard" and reading.point.model is not None:
+    model = model_name(name) if name else None
+    if model is None and method == "pard" and reading.point.model is not None:
         family = next((base for part, base in NAMES["pard"].items() if part in reading.point.model.lower()), None)
         if family is not None:
             reading.assumed["spec.draft_model"] = f"{family}, which PARD's drafter of this family was made of"
-            found = family
-    if found is None or not is_bundled_model(found):
+            model = family
+    if model is None or not is_bundled_model(model):
         reading.missing("spec.draft_model", f"{name} is not among the bundled models" if name else "not given")
         return {}
     remark = re.search(r"\((fp8|bf16)\)", spec.draft_model or "")
-    return {"model": found} | ({"quantization": "fp8" if remark[1] == "fp8" else None} if remark else {})
+    return {"model": model} | ({"quantization": "fp8" if remark[1] == "fp8" else None} if remark else {})
 
 
-def _mean_length(reading: Reading, given: GivenAcceptance, k: int) -> float | None:
+def _mean_length(reading: Reading, facts: GivenAcceptance, k: int) -> float | None:
     """Mean acceptance length, bonus token included; None (and a reason) where it can be had from nothing."""
     point = reading.point
-    if given.mean_length is not None:
-        excludes = re.search(r"exclud\w+ (the )?bonus|without (the )?bonus", given.definition or "")
-        return given.mean_length + 1 if excludes else given.mean_length
-    if given.rate is not None:
-        return 1 + given.rate * k
-    if given.per_position is not None and len(given.per_position) >= k:
-        return 1 + sum(given.per_position[:k])
+    if facts.mean_length is not None:
+        excludes = re.search(r"exclud\w+ (the )?bonus|without (the )?bonus", facts.definition or "")
+        return facts.mean_length + 1 if excludes else facts.mean_length
+    if facts.rate is not None:
+        return 1 + facts.rate * k
+    if facts.per_position is not None and len(facts.per_position) >= k:
+        return 1 + sum(facts.per_position[:k])
     chunks = point.more.get("chunks_per_request_on")
     if chunks and point.output_tokens is not None:
         return point.output_tokens / float(chunks)
@@ -240,12 +240,12 @@ def _mean_length(reading: Reading, given: GivenAcceptance, k: int) -> float | No
 _MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
-def _acceptance(reading: Reading, keys: dict[str, Any], given: GivenAcceptance, k: int, mean: float) -> dict[str, Any]:
+def _acceptance(reading: Reading, keys: dict[str, Any], facts: GivenAcceptance, k: int, mean: float) -> dict[str, Any]:
     rates = None
-    if given.per_position is not None and len(given.per_position) >= k:
-        rates = list(accumulate(given.per_position[:k], min))
+    if facts.per_position is not None and len(facts.per_position) >= k:
+        rates = list(accumulate(facts.per_position[:k], min))
     if keys["method"] in MATCHING_METHODS:
-        return _search(reading, given, k, mean, rates)
+        return _search(reading, facts, k, mean, rates)
     alpha = conditional_rate(mean - 1.0, [1.0] * k)
     if keys["method"] == "eagle_tree":
         shape = {name: keys[name] for name in ("tree_width", "max_tree_nodes")}
@@ -255,13 +255,13 @@ def _acceptance(reading: Reading, keys: dict[str, Any], given: GivenAcceptance, 
     return {"model": "constant", "alpha": alpha}
 
 
-def _search(reading: Reading, given: GivenAcceptance, k: int, mean: float, rates: list[float] | None) -> dict[str, Any]:
+def _search(reading: Reading, facts: GivenAcceptance, k: int, mean: float, rates: list[float] | None) -> dict[str, Any]:
     """Of n-gram and suffix: how often a draft is found, and how much of one is accepted."""
     more = reading.point.more
     drafts, accepted = more.get("on_spec_decode_num_drafts_total"), more.get("on_spec_decode_num_accepted_tokens_total")
     emitted = more.get("on_generation_tokens_total")
-    if given.match_probability is not None:
-        share = given.match_probability
+    if facts.match_probability is not None:
+        share = facts.match_probability
     elif drafts and accepted and emitted:
         share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
     else:

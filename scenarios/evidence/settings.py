@@ -63,12 +63,12 @@ def _model(reading: Reading) -> str | None:
     if name is None:
         reading.missing("model", "not named")
         return None
-    found = model_name(name)
-    if found is None:
+    model = model_name(name)
+    if model is None:
         reading.missing("model", f"{name}: not among the bundled models")
     elif "presum" in name:
-        reading.assumed["model"] = f"presumably {found}"
-    return found
+        reading.assumed["model"] = f"presumably {model}"
+    return model
 
 
 def _format(reading: Reading, model: str | None) -> dict[str, Any]:
@@ -77,8 +77,8 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
     text = point.quantization
     if text is None:
         named = named_format((point.model or "").split(" (")[0])[1]
-        own = load_model(model).quantization if model is not None else ""
-        text = (own if named is None else named) or "bf16"
+        own_format = load_model(model).quantization if model is not None else ""
+        text = (own_format if named is None else named) or "bf16"
         reading.assumed["quantization"] = f"{text}, not given"
     keys = NAMES["formats"].get(_format_name(text))
     if keys is None:
@@ -102,10 +102,10 @@ def _device(reading: Reading) -> str | None:
         reading.missing("gpu", "not named")
         return None
     bare, _, remark = name.partition(" (")
-    if (known := recognised(bare)) is None:
+    if (hardware := recognised(bare)) is None:
         reading.missing("gpu", f"{name} is not among the bundled devices" if "/" not in bare else f"{name}: which one?")
         return None
-    device = known.name
+    device = hardware.name
     if bare == "A100":
         if "40 GB" in reading.point.note:
             device = "a100-40g"
@@ -154,31 +154,31 @@ _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 
 def flags_of(point: EvidencePoint) -> dict[str, Any]:
     """The server's flags, dashes as underscores: those of its command line, then those given by name."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for key in _COMMANDS:
         command = str(point.flags.get(key, ""))
         try:
             words = shlex.split(command.replace("\\\n", " "))
         except ValueError:
             words = command.split()
-        found |= split_flags(words)[1]
-    found |= {key: value for key, value in point.flags.items() if key not in _COMMANDS}
-    return {key.replace("-", "_"): value for key, value in found.items()}
+        flags |= split_flags(words)[1]
+    flags |= {key: value for key, value in point.flags.items() if key not in _COMMANDS}
+    return {key.replace("-", "_"): value for key, value in flags.items()}
 
 
 def _flags(reading: Reading) -> dict[str, Any]:
     """Keys of ``engine`` that the flags give."""
     keys: dict[str, Any] = {}
-    known, negated, unknown = (NAMES[table] for table in ("flags", "negated_flags", "unknown_flags"))
+    direct, negated, unknown = (NAMES[table] for table in ("flags", "negated_flags", "unknown_flags"))
     for flag, value in flags_of(reading.point).items():
         if flag in unknown and (value is True or str(value) not in ("False", "0", "1")):
             reading.missing(f"flags.{flag}", unknown[flag])
         if flag in negated:
             keys[negated[flag]] = not value
         keys |= NAMES["flag_values"].get(f"{flag}={value}", {})
-        if flag in known and value is not None:
+        if flag in direct and value is not None:
             # A word of a command line ("4096"), or a remark ("on (the default)").
-            keys[known[flag]] = yaml.safe_load(value.split()[0]) if isinstance(value, str) else value
+            keys[direct[flag]] = yaml.safe_load(value.split()[0]) if isinstance(value, str) else value
     return keys
 
 
@@ -215,8 +215,8 @@ def _release_at(date: str, table: str) -> str:
 
 def version_of(point: EvidencePoint) -> tuple[int, int] | None:
     """(major, minor) of the engine; None where no release is named."""
-    found = re.search(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.\d+)?", point.engine_version)
-    return (int(found[1]), int(found[2])) if found and "dev" not in point.engine_version.split("+")[0] else None
+    release = re.search(r"(?<![\d.])v?(\d+)\.(\d+)(?:\.\d+)?", point.engine_version)
+    return (int(release[1]), int(release[2])) if release and "dev" not in point.engine_version.split("+")[0] else None
 
 
 def read_lengths(reading: Reading) -> dict[str, Any] | None:
@@ -226,24 +226,24 @@ def read_lengths(reading: Reading) -> dict[str, Any] | None:
     usual_ones = (usual for name, usual in NAMES["data_sets"].items() if re.search(name, data_set, re.IGNORECASE))
     typical: dict[str, Any] = next(usual_ones, {})
     lengths: dict[str, Any] = {}
-    for key, name, given, usual in (
+    for key, name, stated, usual in (
         ("prompt_tokens", "input_tokens", point.input_tokens, typical.get("prompt")),
         ("output_tokens", "output_tokens", point.output_tokens, typical.get("output")),
     ):
         mean = _counted(point, NAMES["totals"][key])
         if mean is None and name == "output_tokens" and (mean := _of_rate(point)) is not None:
             reading.assumed[name] = "latency times throughput over the number of requests"
-        if mean is None and given is None and usual is not None:
+        if mean is None and stated is None and usual is not None:
             lengths[key] = _spread(*usual)
             reading.assumed[name] = f"{usual[0]:g}, typical of the data set: {typical['source']}"
-        elif mean is None and given is None:
+        elif mean is None and stated is None:
             reading.missing(name, "not given")
         elif "random" in data_set.lower() or usual is None:
-            lengths[key] = _random(reading, name, mean, given)
+            lengths[key] = _random(reading, name, mean, stated)
         else:
             # A source that states the mean of its outputs cut them all at one limit; totals are of free lengths.
-            spread = 0.0 if given is not None and name == "output_tokens" else usual[1]
-            lengths[key] = _spread(given if given is not None else mean or 1.0, spread)
+            spread = 0.0 if stated is not None and name == "output_tokens" else usual[1]
+            lengths[key] = _spread(stated if stated is not None else mean or 1.0, spread)
     return lengths if len(lengths) == 2 else None
 
 
@@ -267,7 +267,7 @@ def _of_rate(point: EvidencePoint) -> float | None:
     return None
 
 
-def _random(reading: Reading, name: str, mean: float | None, given: float | None) -> Any:
+def _random(reading: Reading, name: str, mean: float | None, stated: float | None) -> Any:
     """Lengths of generated prompts: fixed, or drawn up to a limit, see the notes of the collection."""
     point = reading.point
     dataset = (point.dataset or "").lower()
@@ -276,10 +276,10 @@ def _random(reading: Reading, name: str, mean: float | None, given: float | None
     lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else next(of_source, None)
     if lowest is None and point.engine == "sglang" and "random" in dataset and not re.search(r"\d/\d", dataset):
         lowest = 0.0
-    if lowest is None or lowest == 1.0 or (mean is not None and given is not None and abs(mean / given - 1) < 0.02):
-        return max(1, round(mean if mean is not None else given or 1))
+    if lowest is None or lowest == 1.0 or (mean is not None and stated is not None and abs(mean / stated - 1) < 0.02):
+        return max(1, round(mean if mean is not None else stated or 1))
     if mean is None:
-        limit = given or 1.0
+        limit = stated or 1.0
         mean = max(1.0, limit * (1 + lowest) / 2)
         reading.assumed[name] = f"drawn between {lowest:g} and 1 of {limit:g}"
     high = 2 * mean / (1 + lowest)

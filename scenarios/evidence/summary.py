@@ -84,19 +84,19 @@ def by_kind(forecasts: Sequence[Forecast]) -> dict[str, list[Forecast]]:
 
 def errors(forecasts: Iterable[Forecast], side: ForecastSide) -> FigureErrors | None:
     """Errors of the times without or with speculation, or of the speed-ups; None where there is none."""
-    found = [(f.point.source, error) for f in forecasts if (error := f.error(side)) is not None]
-    return errors_by_source(found) if found else None
+    pairs = [(f.point.source, error) for f in forecasts if (error := f.error(side)) is not None]
+    return errors_by_source(pairs) if pairs else None
 
 
 def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
     """Of (source, error) pairs, one at least."""
     by_source = grouped(pairs)
-    medians = [statistics.median(abs(error) for error in found) for found in by_source.values()]
+    medians = [statistics.median(abs(error) for error in of_source) for of_source in by_source.values()]
     return FigureErrors(
         points=sum(map(len, by_source.values())),
         sources=len(by_source),
-        mean=statistics.fmean(statistics.fmean(found) for found in by_source.values()),
-        signed_median=statistics.median(statistics.median(found) for found in by_source.values()),
+        mean=statistics.fmean(statistics.fmean(of_source) for of_source in by_source.values()),
+        signed_median=statistics.median(statistics.median(of_source) for of_source in by_source.values()),
         median=statistics.median(medians),
         p90=float(np.percentile(medians, 90)),
     )
@@ -105,12 +105,12 @@ def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
 def signs(forecasts: Iterable[Forecast], *, below: bool) -> Signs:
     """How many clear losses (or, not ``below``, clear gains) are forecast as such."""
     pairs = ((f.point.source, f.point.speedup, f.speedup) for f in forecasts)
-    found = [
+    judged = [
         (source, forecast < 1 if below else forecast > 1)
         for source, measured, forecast in pairs
         if forecast is not None and measured is not None and (measured < BELOW if below else measured > ABOVE)
     ]
-    return Signs(len(found), sum(right for _, right in found), len({source for source, _ in found}))
+    return Signs(len(judged), sum(right for _, right in judged), len({source for source, _ in judged}))
 
 
 def is_moe(point: EvidencePoint) -> bool:
@@ -132,11 +132,11 @@ class IntervalCoverage:
 
 def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
     """Log errors of one figure, of the tiers that are fit to judge by."""
-    found: Residuals = defaultdict(lambda: defaultdict(list))
+    strata: Residuals = defaultdict(lambda: defaultdict(list))
     for forecast in forecasts:
         if (error := forecast.error(side)) is not None and forecast.point.tier in JUDGED_TIERS:
-            found[forecast.stratum][forecast.point.source].append(math.log1p(error))
-    return found
+            strata[forecast.stratum][forecast.point.source].append(math.log1p(error))
+    return strata
 
 
 def spread(by_source: Mapping[str, list[float]]) -> float:
@@ -146,8 +146,8 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
     definition 5). `coverage` says how many errors of a further source such an interval holds. One of split conformal
     prediction holds more than nine in ten: of ten sources it ends at the worst.
     """
-    errors = np.concatenate([np.abs(found) for found in by_source.values()])
-    weights = np.concatenate([np.full(len(found), 1.0 / len(found)) for found in by_source.values()])
+    errors = np.concatenate([np.abs(of_source) for of_source in by_source.values()])
+    weights = np.concatenate([np.full(len(of_source), 1.0 / len(of_source)) for of_source in by_source.values()])
     order = np.argsort(errors)
     middle = np.cumsum(weights[order]) - weights[order] / 2.0
     return float(np.interp(CONFIDENCE * weights.sum(), middle, errors[order])) / DEVIATIONS
@@ -167,17 +167,17 @@ def estimated_strata(forecasts: Sequence[Forecast]) -> dict[str, dict[str, float
     }
 
 
-def sharing(found: Residuals, stratum: str) -> dict[str, list[float]]:
+def sharing(strata: Residuals, stratum: str) -> dict[str, list[float]]:
     """The errors that a stratum's spread comes from, by source: its own; of few sources those of its kind of models.
 
     Where these too are fewer than two sources, all there are.
     """
-    own = found.get(stratum, {})
-    if len(own) >= LEAST_SOURCES:
-        return own
+    of_stratum = strata.get(stratum, {})
+    if len(of_stratum) >= LEAST_SOURCES:
+        return of_stratum
     kind = stratum.rpartition(", ")[0]
-    together = merged(errors for name, errors in found.items() if name.rpartition(", ")[0] == kind)
-    return together if len(together) > 1 else merged(found.values())
+    together = merged(errors for name, errors in strata.items() if name.rpartition(", ")[0] == kind)
+    return together if len(together) > 1 else merged(strata.values())
 
 
 def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
@@ -193,15 +193,15 @@ def grouped(pairs: Iterable[tuple[str, float]]) -> dict[str, list[float]]:
     return by_name
 
 
-def coverage(found: Residuals, judged: Iterable[str] | None = None, stratum: str | None = None) -> IntervalCoverage:
+def coverage(strata: Residuals, judged: Iterable[str] | None = None, stratum: str | None = None) -> IntervalCoverage:
     """How often intervals hold the measurement, each source held out of the spread it is judged by.
 
     ``judged``, ``stratum``: only these sources, only of this stratum; all stay in the spreads.
     """
     by_source = []
-    for name, sources in found.items():
+    for name, sources in strata.items():
         for source, values in sources.items() if stratum in (None, name) else ():
-            others = {other: known for other, known in sharing(found, name).items() if other != source}
+            others = {other: logs for other, logs in sharing(strata, name).items() if other != source}
             if others and (judged is None or source in judged):
                 reach, sizes = DEVIATIONS * spread(others), np.abs(values)
                 by_source.append((float(np.mean(sizes <= reach)), reach, float(np.median(sizes)), len(values)))
@@ -219,11 +219,11 @@ SHIPPED = "forecasts.csv"
 def shipped_forecasts() -> list[Forecast]:
     """Forecasts of the shipped points of steady loads, as `benchmarks/evidence.py` wrote them: nothing is simulated."""
     by_id = {point.id: point for point in points()}
-    found = []
+    forecasts = []
     for row in csv.DictReader(Path(__file__).with_name(SHIPPED).read_text("utf-8").splitlines()):
         off, on = (float(row[side]) if row[side] else None for side in ("off", "on"))
-        found.append(Forecast(Reading(by_id[row["id"]]), off, on, (), row["stratum"]))
-    return found
+        forecasts.append(Forecast(Reading(by_id[row["id"]]), off, on, (), row["stratum"]))
+    return forecasts
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ class Score:
 
 def scorecard(forecasts: Sequence[Forecast], side: ForecastSide) -> list[Score]:
     """Of every stratum, then of every engine in it."""
-    found, scores = residuals(forecasts, side), []
-    for stratum in sorted(found):
+    strata, scores = residuals(forecasts, side), []
+    for stratum in sorted(strata):
         members = [f for f in forecasts if f.stratum == stratum and f.error(side) is not None]
         for engine in ("", *sorted({f.point.engine for f in members})):
             chosen = [f for f in members if engine in ("", f.point.engine)]
             score = errors(chosen, side)
             assert score is not None
-            covered = coverage(found, {f.point.source for f in chosen}, stratum)
+            covered = coverage(strata, {f.point.source for f in chosen}, stratum)
             scores.append(Score(stratum, engine, score, covered))
     return scores
