@@ -79,16 +79,13 @@ def difference(
         ratio = replication_interval([mean_a / mean_b], confidence) if mean_b else None
     less = any(name in figure for name in _LESS_IS_BETTER)
     has_direction = less or any(name in figure for name in _MORE_IS_BETTER)
+    exceeds_doubt = ratio is None or not ratio.mean > 0.0 or abs(math.log(ratio.mean)) >= doubt
     verdict: Judgement = "cannot tell"
     if as_offered and figure in _OFFERED:
         verdict = "as offered"
-    elif has_direction and (change.low > 0 or change.high < 0) and _exceeds(ratio, doubt):
+    elif has_direction and (change.low > 0 or change.high < 0) and exceeds_doubt:
         verdict = "better" if (change.high < 0) == less else "worse"
     return Difference(figure, change, ratio, verdict)
-
-
-def _exceeds(ratio: Estimate | None, doubt: float) -> bool:
-    return ratio is None or not ratio.mean > 0.0 or abs(math.log(ratio.mean)) >= doubt
 
 
 def _values(figure: str, replications: Sequence[Mapping[str, float]]) -> list[float]:

@@ -37,12 +37,7 @@ DRAWS = 1024
 """Quasi-random, the same for every question."""
 FLUID_IS_GOOD_TO = 0.8
 """Share of the fluid estimate's capacity above which the real one may lie."""
-THROUGHPUTS = (
-    "request_throughput",
-    "output_throughput",
-    "output_throughput_per_replica",
-    "total_token_throughput",
-)
+THROUGHPUTS = ("request_throughput", "output_throughput", "output_throughput_per_replica", "total_token_throughput")
 LEAST_ATTAINED = 0.01
 """Of the mean attainment of both sides: what stands for no request within its SLO, as a ratio needs a number."""
 SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
@@ -288,11 +283,8 @@ class Response:
         values = advantage(np.array(errors))
         # Both sides complete what arrives, or within its SLO, whatever chance does to their capacities.
         even = (values == 0.0) & delivers
-        spreads: dict[Source, float] = {
-            "acceptance": _spread(advantage, [1.0, 0.0, 0.0]),
-            "model": float(np.hypot(_spread(advantage, [0.0, 1.0, 0.0]), _spread(advantage, [0.0, 0.0, 1.0]))),
-            "chance": 0.0,
-        }
+        acceptance, *model = (_spread(advantage, deviation) for deviation in np.eye(3))
+        spreads: dict[Source, float] = {"acceptance": acceptance, "model": math.hypot(*model), "chance": 0.0}
         simulated = probe.advantage(confidence)
         if probe.gains and probe.bases[0]:
             unperturbed = float(advantage(np.zeros((3, 1)))[0])
@@ -323,10 +315,7 @@ class Response:
         """Of an open loop's throughput: what arrives, up to the capacities with and without speculation."""
         assert self.rate_rps is not None
         common, extra = self._factors(draws)
-        slower = (common + extra, common)
-        on, off = (
-            np.minimum(self.rate_rps, most * np.exp(-longer)) for most, longer in zip(capacities, slower, strict=True)
-        )
+        on, off = np.minimum(self.rate_rps, np.array(capacities)[:, None] * np.exp([-common - extra, -common]))
         return np.asarray(np.log(on / off))
 
     def _log_completed(self, draws: FloatArray) -> FloatArray:
@@ -365,9 +354,9 @@ class Response:
             return without - on(self.rate_rps * np.exp(common + extra))
 
 
-def _spread(advantage: Curve, deviation: Sequence[float]) -> float:
+def _spread(advantage: Curve, deviation: FloatArray) -> float:
     """Half of what one source's standard deviation to either side makes of the log advantage."""
-    high, low = advantage(np.array([deviation, np.negative(deviation)]).T).tolist()
+    high, low = advantage(np.array([deviation, -deviation]).T).tolist()
     if high == low or (math.isnan(high) and math.isnan(low)):
         return 0.0
     return abs(high - low) / 2 if math.isfinite(high - low) else math.inf
@@ -377,9 +366,8 @@ def predicted(estimate: Estimate, scenario: Scenario) -> Estimate:
     """A capacity of the scenario with its prediction interval: chance and the error of its times together."""
     if math.isnan(estimate.half_width):
         return estimate
-    reach = math.exp(
-        math.hypot(estimate.half_width / estimate.mean, normal_quantile(estimate.confidence) * setting_error(scenario))
-    )
+    times = normal_quantile(estimate.confidence) * setting_error(scenario)
+    reach = math.exp(math.hypot(estimate.half_width / estimate.mean, times))
     return estimate.within(estimate.mean / reach, estimate.mean * reach)
 
 
@@ -430,24 +418,23 @@ class Reach:
         met = [self.attained(used) >= slos[name].attainment for name, used in run.slo_use.items() if name in slos]
         return len(set(np.all(met, axis=0).tolist())) > 1 if met else False
 
+    def predicted_figures(self, run: RunResult) -> dict[str, Estimate]:
+        """The run's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
 
-def predicted_figures(run: RunResult, reach: Reach) -> dict[str, Estimate]:
-    """A run's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
-
-    One without an interval (of one replication) gets none.
-    """
-    figures: dict[str, Estimate] = run.summary["figures"]
-    times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
-    factors = dict.fromkeys(THROUGHPUTS, reach.completed) | dict.fromkeys(times, np.exp(reach.longer))
-    means = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
-    reached = {name: mean * factors[name] for name, mean in means.items()}
-    estimates = {name: _reaching(figures[name], values) for name, values in reached.items()}
-    if run.slo_use:
-        attained = reach.attained(np.concatenate(list(run.slo_use.values())))
-        estimates["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
-        within, most = reached["request_throughput"] * attained, estimates["request_throughput"].high
-        estimates["request_goodput"] = _reaching(figures["request_goodput"], within, most)
-    return estimates
+        One without an interval (of one replication) gets none.
+        """
+        figures: dict[str, Estimate] = run.summary["figures"]
+        times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
+        factors = dict.fromkeys(THROUGHPUTS, self.completed) | dict.fromkeys(times, np.exp(self.longer))
+        means = {name: figures[name].mean for name in factors if name in figures and figures[name].mean > 0.0}
+        reached = {name: mean * factors[name] for name, mean in means.items()}
+        estimates = {name: _reaching(figures[name], values) for name, values in reached.items()}
+        if run.slo_use:
+            attained = self.attained(np.concatenate(list(run.slo_use.values())))
+            estimates["slo_attainment"] = _reaching(figures["slo_attainment"], attained, most=1.0)
+            within, most = reached["request_throughput"] * attained, estimates["request_throughput"].high
+            estimates["request_goodput"] = _reaching(figures["request_goodput"], within, most)
+        return estimates
 
 
 def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) -> Estimate:

@@ -194,9 +194,8 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
             flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
         runner = parse_version(scenario.engine.version)[2]
         env = {"VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2"))} if runner else {}
-        return ServerCommand(
-            _vllm(scenario), ("vllm", "serve", served.target, *flags), env, notes=_common_notes(scenario, server)
-        )
+        words_of_vllm = ("vllm", "serve", served.target, *flags)
+        return ServerCommand(_vllm(scenario), words_of_vllm, env, notes=_common_notes(scenario, server))
     table = TABLES[server]
     words, notes = _engine_words(table, scenario)
     words |= _parallel_words(server, scenario)

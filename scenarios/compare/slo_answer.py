@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from draftcast.kernels.arrays import BoolArray
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.choices import replaced_arrivals
 from draftcast.scenarios.run.simulate import RunResult
@@ -114,7 +113,5 @@ def _tightest(scenario: Scenario, run: RunResult) -> Bound:
 
 def measured_requests(run: RunResult) -> pd.DataFrame:
     """Rows of the requests that each replication's latencies are of: those after its warm-up."""
-    request, replication = run.requests["request"].to_numpy(), run.requests["replication"].to_numpy()
-    first = np.array(run.summary["warmup_requests"])
-    is_measured: BoolArray = request >= first[replication]
-    return run.requests[is_measured]
+    first = run.requests["replication"].map(dict(enumerate(run.summary["warmup_requests"])))
+    return run.requests[run.requests["request"] >= first]

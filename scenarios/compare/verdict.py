@@ -15,15 +15,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
 from draftcast.scenarios.compare.metric import METRICS, Metric
-from draftcast.scenarios.compare.model_error import (
-    Prediction,
-    Reach,
-    Response,
-    SloUse,
-    predicted,
-    predicted_figures,
-    response,
-)
+from draftcast.scenarios.compare.model_error import Prediction, Reach, Response, SloUse, predicted, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -82,8 +74,8 @@ class Side:
 
     @functools.cached_property
     def predicted_figures(self) -> dict[str, Estimate]:
-        """Those of `predicted_figures` with their prediction intervals; none where the run's do not hold."""
-        return predicted_figures(self.run, self.reach) if self.run is not None and self.reach is not None else {}
+        """Those of `Reach.predicted_figures` with their prediction intervals; none where the run's do not hold."""
+        return self.reach.predicted_figures(self.run) if self.run is not None and self.reach is not None else {}
 
     @functools.cached_property
     def reach(self) -> Reach | None:

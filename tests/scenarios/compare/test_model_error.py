@@ -19,7 +19,6 @@ from draftcast.scenarios.compare.model_error import (
     SloUse,
     model_error,
     predicted,
-    predicted_figures,
     response,
     stratum_of,
     times_error,
@@ -288,7 +287,7 @@ def without_chance(scenario: Scenario) -> dict[str, Estimate]:
     sure = {name: Estimate(each.mean, each.mean, each.mean, 0.0, 2) for name, each in run.summary["figures"].items()}
     reach = Reach.of(scenario, run, None)
     assert reach is not None
-    return predicted_figures(dataclasses.replace(run, summary={"figures": sure}), reach)
+    return reach.predicted_figures(dataclasses.replace(run, summary={"figures": sure}))
 
 
 @pytest.mark.parametrize(
