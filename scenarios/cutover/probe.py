@@ -226,18 +226,13 @@ class Prober:
             dataclasses.replace(half.known, run=run) if half.known.capacity is not None else side(half.scenario, run)
             for half, run in zip((on, off), runs, strict=True)
         ]
-        on_means, off_means = (
-            _means(run.replications) if run_side.has_figures else {} for run, run_side in zip(runs, sides, strict=True)
-        )
-        use = slo_use_of(self.metric, sides[0], sides[1], on.scenario.rate_rps)
+        metric, states = self.metric, (sides[0].state, sides[1].state)
+        means = [_means(run.replications) if at_x.has_figures else {} for run, at_x in zip(runs, sides, strict=True)]
+        use = slo_use_of(metric, sides[0], sides[1], on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
-        self.looks[x] = PairedRun(
-            x, (sides[0].state, sides[1].state), replications, simulated, on_means, off_means, use
-        )
-        probe = decide(self.metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
-        if self.metric.name == "slo_goodput" and not any(
-            r[self.metric.figure] for run in runs for r in run.replications
-        ):
+        self.looks[x] = PairedRun(x, states, replications, simulated, means[0], means[1], use)
+        probe = decide(metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
+        if metric.name == "slo_goodput" and not any(row[metric.figure] for run in runs for row in run.replications):
             probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
         return probe
 

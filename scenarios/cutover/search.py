@@ -168,16 +168,12 @@ class Cutover(Found, Plotted):
     @property
     def surely_pays(self) -> tuple[float, float] | None:
         """Between which x speculation is significantly better, the model's errors counted in."""
-        if self.prediction is not None:
-            return self.prediction.pays
-        return locate(self.probes, self.crossing.confidence).above
+        return self.prediction.pays if self.prediction else locate(self.probes, self.crossing.confidence).above
 
     @property
     def surely_costs(self) -> tuple[float, float] | None:
         """Between which x speculation is significantly worse, the model's errors counted in."""
-        if self.prediction is not None:
-            return self.prediction.costs
-        return locate(self.probes, self.crossing.confidence).below
+        return self.prediction.costs if self.prediction else locate(self.probes, self.crossing.confidence).below
 
     def sign(self, probe: Probe) -> int:
         """+1 where speculation surely pays at a simulated point, -1 where it costs, the model's errors counted in."""
