@@ -14,15 +14,7 @@ from draftcast.errors import CapacityError, InputError
 from draftcast.kernels.model.catalog import is_bundled_model, load_model
 from draftcast.kernels.model.heads import has_head, is_bundled_head, public_head
 from draftcast.scenarios.evidence.point import EvidencePoint, GivenAcceptance, Spec
-from draftcast.scenarios.evidence.settings import (
-    NAMES,
-    Reading,
-    flags_of,
-    longest,
-    model_name,
-    read_engine,
-    read_lengths,
-)
+from draftcast.scenarios.evidence.settings import NAMES, Reading, flags_of, model_name, read_engine, read_lengths
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
@@ -58,6 +50,11 @@ def scenarios_of(point: EvidencePoint) -> Reading:
     return reading
 
 
+def _longest(lengths: dict[str, Any]) -> int:
+    """Tokens of the longest request that `read_lengths` can give."""
+    return sum(int(v if isinstance(v, int) else v.get("high", v.get("max", 0))) for v in lengths.values())
+
+
 def _starts(scenario: Scenario) -> bool:
     """Whether the model fits into the memory that SGLang takes by default, where the row gives no share of it."""
     if not scenario.engine.version.startswith("sglang") or scenario.engine.gpu_memory_utilization is not None:
@@ -75,7 +72,7 @@ def _scenario(
     engine, workload = raw["engine"] | {"speculative_config": spec or None}, raw["workload"]
     window, length = load_model(engine["model"]).max_position_embeddings, engine.get("max_model_len")
     if length is None:
-        length = min(window, max(_ASSUMED_WINDOW, longest(workload["lengths"])))
+        length = min(window, max(_ASSUMED_WINDOW, _longest(workload["lengths"])))
         reading.assumed["max_model_len"] = f"{length:,}; it decides only whether the engine starts"
     engine["max_model_len"] = length = min(length, window)
     tokens = engine.get("max_num_batched_tokens")

@@ -291,10 +291,3 @@ def _spread(mean: float, spread: float) -> Any:
     if spread == 0.0:
         return max(1, round(mean))
     return {"distribution": "lognormal", "mean": mean, "std": mean * spread, "min": 1, "max": round(mean * 10)}
-
-
-def longest(lengths: dict[str, Any]) -> int:
-    """Tokens of the longest request that `read_lengths` can give."""
-    return sum(
-        value if isinstance(value, int) else int(value.get("high", value.get("max", 0))) for value in lengths.values()
-    )
