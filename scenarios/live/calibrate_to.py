@@ -287,11 +287,6 @@ def _solved(
     return np.asarray(solved)
 
 
-def _columns(plain_s: FloatArray, parameters: int) -> FloatArray:
-    """What the factor and the seconds are multiplied by."""
-    return np.column_stack([plain_s, np.ones(len(plain_s))])[:, :parameters]
-
-
 def _equations(
     plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float, solved: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -301,7 +296,8 @@ def _equations(
     ten lie within the normal distribution's limits for ``expected``.
     """
     parameters = len(solved)
-    design = _columns(plain_s, parameters) / (sigma * measured_s)[:, None]
+    # The factor is multiplied by the step, the seconds by 1.
+    design = np.vander(plain_s, 2)[:, :parameters] / (sigma * measured_s)[:, None]
     scale = np.array([1.0, plain_s.min()])[:parameters]
     apart = (solved - _UNCORRECTED[:parameters]) / scale
     width = expected * normal_quantile(0.9) / student_t(_FREEDOM, 0.9)
@@ -311,7 +307,7 @@ def _equations(
 
 def _with_intervals(plain_s: FloatArray, solved: FloatArray, sigma: FloatArray, expected: float) -> dict[str, Any]:
     """The values with 95 % intervals of the least squares."""
-    corrected_s = _columns(plain_s, len(solved)) @ solved
+    corrected_s = np.vander(plain_s, 2)[:, : len(solved)] @ solved
     equations = np.vstack(_equations(plain_s, corrected_s, sigma, expected, solved))
     half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(equations.T @ equations)))
     factor, seconds = float(solved[0]), float(solved[1]) if len(solved) > 1 else 0.0

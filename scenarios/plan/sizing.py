@@ -220,9 +220,8 @@ def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, prog
     if not idle.met:
         reason = f"{_broken(idle)} with hardly any load: more replicas cannot help"
         if idle.time_used <= reach:
-            reason += (
-                f" (times {1 - 1 / reach:.0%} shorter, still inside the {confidence:.0%} prediction interval, meet it)"
-            )
+            inside = f"still inside the {confidence:.0%} prediction interval"
+            reason += f" (times {1 - 1 / reach:.0%} shorter, {inside}, meet it)"
         return replace(infeasible, reason=reason, check=idle)
     alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
     if alone is None:
