@@ -17,7 +17,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from draftcast.errors import ScenarioError
-from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.metric import E2E, METRICS
 from draftcast.scenarios.compare.model_error import near_capacity
 from draftcast.scenarios.compare.verdict import SIGNS, Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
@@ -29,7 +29,7 @@ from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
 from draftcast.sim.statistics.intervals import Estimate, paired_difference, paired_ratio, replication_interval
 
-LATENCY = METRICS["e2e"].figure
+LATENCY = E2E.figure
 TOKENS = METRICS["token_goodput"].figure
 Judgement = Literal["better", "worse", "cannot tell", "as offered"]
 _LESS_IS_BETTER = ("ttft_s", "tpot_s", "itl_s", "e2el_s", "queue_time_s")

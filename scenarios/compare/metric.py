@@ -37,6 +37,7 @@ METRICS: Mapping[str, Metric] = {
         Metric("slo_goodput", "request_goodput", False, "SLO goodput", "SLO goodput", "req/s"),
     )
 }
+E2E = METRICS["e2e"]
 # At equal GPUs the cost of a token is the inverse of the tokens delivered; the price decides what that is in money.
 COST = Metric("cost", "output_throughput", False, "output tokens per money", "tokens per money", "tok", 1.0, True)
 

@@ -20,7 +20,7 @@ from draftcast.calibration.profile.load import profiles_of
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.compare.metric import METRICS, Metric
+from draftcast.scenarios.compare.metric import E2E, Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.fluid import Fluid
 from draftcast.scenarios.run.simulate import RunResult
@@ -260,7 +260,7 @@ class Response:
         probe: Probe,
         confidence: float,
         capacities: Sequence[float | None] = (None, None),
-        metric: Metric = METRICS["e2e"],
+        metric: Metric = E2E,
         use: SloUse | None = None,
     ) -> Prediction:
         """The advantage in a metric that the errors reach, with every error counted in.

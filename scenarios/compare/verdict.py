@@ -14,7 +14,7 @@ from typing import Any, Literal
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import Capacity, capacity
-from draftcast.scenarios.compare.metric import METRICS, Metric
+from draftcast.scenarios.compare.metric import E2E, Metric
 from draftcast.scenarios.compare.model_error import Prediction, Reach, Response, SloUse, predicted, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
@@ -222,12 +222,7 @@ class Verdict:
 
 
 def judge(
-    scenario: Scenario,
-    on: RunResult,
-    off: RunResult,
-    metric: Metric = METRICS["e2e"],
-    *,
-    progress: Progress | None = None,
+    scenario: Scenario, on: RunResult, off: RunResult, metric: Metric = E2E, *, progress: Progress | None = None
 ) -> Verdict:
     """The verdict on a scenario with speculation.
 

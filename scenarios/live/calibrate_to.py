@@ -125,12 +125,8 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
         message = f"counters hold no load, and these are of {run.engines} engines; give a Prometheus range query"
         key = "engine.data_parallel_size"
         raise InputError(message, file=run.source, key=key, value=scenario.engine.data_parallel_size)
-    values: dict[str, Any] = _OFF | {
-        "slo": None,
-        "cluster.replicas": 1,
-        "statistics.replications": _REPLICATIONS,
-        "statistics.warmup": "none",
-    }
+    statistics = {"statistics.replications": _REPLICATIONS, "statistics.warmup": "none"}
+    values: dict[str, Any] = _OFF | {"slo": None, "cluster.replicas": 1} | statistics
     if run.arrivals is not None:
         lengths = {name: _lengths(getattr(run, name), scenario, name) for name in ("prompt_tokens", "output_tokens")}
         ranks = scenario.engine.data_parallel_size if run.per_engine else 1

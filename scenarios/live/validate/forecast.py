@@ -230,15 +230,14 @@ _LEAST_BUSY = 0.2
 
 
 def run_figures(
-    requests: pd.DataFrame,
-    itl_counts: Any,
-    objectives: Mapping[str, Slo],
-    closed_loop: bool,
-    accepted_per_position: Any = None,
+    requests: pd.DataFrame, itl_counts: Any, slos: Mapping[str, Slo], closed_loop: bool, accepted: Any = None
 ) -> dict[str, float]:
-    """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined."""
-    slo = dict(objectives) or None
-    figures = {**compute_metrics(requests, itl_counts, slo=slo, accepted_per_position=accepted_per_position).values}
+    """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined.
+
+    ``accepted``: by draft position; None: not known.
+    """
+    run = compute_metrics(requests, itl_counts, slo=dict(slos) or None, accepted_per_position=accepted)
+    figures = {**run.values}
     figures["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
     positions = [name for name in figures if name.startswith("acceptance_rate_position_")]
     return {name: float(figures.get(name, math.nan)) for name in (*FIGURES, *positions)}
