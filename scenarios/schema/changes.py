@@ -33,18 +33,18 @@ def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
     A section whose keys differ (another arrival process, another acceptance model) is given as a whole. The acceptance
     of another method is given also where it is the same: it is that method's own.
     """
-    own, data = to_mapping(base), to_mapping(scenario)
-    changes = dict(_differences(own, data, ""))
-    return changes | {place: _short(value_at(data, place)) for place in missing_acceptance(own, data, changes)}
+    base_data, data = to_mapping(base), to_mapping(scenario)
+    changes = dict(_differences(base_data, data, ""))
+    return changes | {place: _short(value_at(data, place)) for place in missing_acceptance(base_data, data, changes)}
 
 
-def _differences(base: Any, asked: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in asked.items():
-        own, kind = base.get(key), _KIND.get(key, "distribution")
-        inside = isinstance(own, dict) and isinstance(value, dict) and own.keys() <= value.keys()
-        if inside and own.get(kind) == value.get(kind):
-            yield from _differences(own, value, f"{prefix}{key}.")
-        elif key not in base or own != value or type(own) is not type(value):
+def _differences(base: Any, data: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in data.items():
+        base_value, kind = base.get(key), _KIND.get(key, "distribution")
+        inside = isinstance(base_value, dict) and isinstance(value, dict) and base_value.keys() <= value.keys()
+        if inside and base_value.get(kind) == value.get(kind):
+            yield from _differences(base_value, value, f"{prefix}{key}.")
+        elif key not in base or base_value != value or type(base_value) is not type(value):
             yield f"{prefix}{key}", _short(value)
 
 
@@ -67,7 +67,7 @@ def differing(scenarios: Sequence[Scenario]) -> dict[str, list[Any]]:
     first = scenarios[0]
     keys = dict.fromkeys(key for other in scenarios[1:] for key in changed_keys(first, other))
     whole = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
-    return {key: [_short(value_at(to_mapping(each), key)) for each in scenarios] for key in whole}
+    return {key: [_short(value_at(to_mapping(scenario), key)) for scenario in scenarios] for key in whole}
 
 
 def value_text(value: Any) -> str:
@@ -160,22 +160,22 @@ def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
 
     Raises ScenarioError: the value would have no effect.
     """
-    spec, own = scenario.speculative_config, scenario.acceptance
+    spec, acceptance = scenario.speculative_config, scenario.acceptance
     if spec is not None and spec.synthetic_rates is not None:
         raise ScenarioError("has no effect with rejection_sample_method: synthetic", key="acceptance", value=value)
     for index, group in enumerate(scenario.cluster.groups):
         if group.acceptance is not None:
             key = f"cluster.groups.{index}.acceptance"
             raise ScenarioError("a group has its own: name its key, or take it away", key=key)
-    kept = {"confidence_discrimination", "concentration", "widths"}
-    if getattr(own, "match_probability", None) is not None:
-        kept |= {"match_probability", "mean_match_tokens", "persistence"}
-    given = own.model_dump(mode="json", include=kept, exclude_none=True) if own is not None else {}
-    if isinstance(own, Chain) and own.kind == KIND_BESIDE_HEAD:
-        return {"model": "chain", **given, "alpha_good": value, "alpha_bad": value}
-    is_tree = isinstance(own, Tree) or (spec is not None and spec.tree is not None)
-    name = "ngram" if "match_probability" in given else "chain" if "concentration" in given else "constant"
-    return {"model": "tree" if is_tree else name, **given, "alpha": value}
+    fields = {"confidence_discrimination", "concentration", "widths"}
+    if getattr(acceptance, "match_probability", None) is not None:
+        fields |= {"match_probability", "mean_match_tokens", "persistence"}
+    carried = acceptance.model_dump(mode="json", include=fields, exclude_none=True) if acceptance is not None else {}
+    if isinstance(acceptance, Chain) and acceptance.kind == KIND_BESIDE_HEAD:
+        return {"model": "chain", **carried, "alpha_good": value, "alpha_bad": value}
+    is_tree = isinstance(acceptance, Tree) or (spec is not None and spec.tree is not None)
+    name = "ngram" if "match_probability" in carried else "chain" if "concentration" in carried else "constant"
+    return {"model": "tree" if is_tree else name, **carried, "alpha": value}
 
 
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:

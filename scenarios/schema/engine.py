@@ -103,8 +103,8 @@ class Engine(Frozen):
     @property
     def num_gpus(self) -> int:
         """GPUs of one replica; decode-context parallelism divides those of tensor parallelism."""
-        own = self.draft_tensor_parallel_size if self._drafts_ahead else 0
-        return (self.tensor_parallel_size * self.pipeline_parallel_size + own) * self.data_parallel_size
+        draft_gpus = self.draft_tensor_parallel_size if self._drafts_ahead else 0
+        return (self.tensor_parallel_size * self.pipeline_parallel_size + draft_gpus) * self.data_parallel_size
 
     @property
     def layout(self) -> str:
@@ -120,14 +120,14 @@ class Engine(Frozen):
     @property
     def weight_dtype(self) -> str:
         """Short name of the weights' format: as asked for, else as the model's config says."""
-        own = "" if self.quantization else load_model(self.model).quantization
-        return own or weight_dtype(self.dtype, self.quantization)
+        stored = "" if self.quantization else load_model(self.model).quantization
+        return stored or weight_dtype(self.dtype, self.quantization)
 
     @property
     def kv_dtype(self) -> str:
         """bf16, fp16, fp32, fp8 or nvfp4; ``auto`` is what the checkpoint asks for, else follows ``dtype``."""
-        own = load_model(self.model).kv_cache_dtype if self.kv_cache_dtype == "auto" else ""
-        return own or KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
+        stored = load_model(self.model).kv_cache_dtype if self.kv_cache_dtype == "auto" else ""
+        return stored or KV_DTYPES.get(self.kv_cache_dtype, DTYPES[self.dtype])
 
     @property
     def draft_weight_dtype(self) -> str:
@@ -139,8 +139,8 @@ class Engine(Frozen):
         spec = self.speculative_config
         if spec is not None and spec.resolved_method == "mtp" and not spec.quantization and spec.model is None:
             model = load_model(self.model)
-            own = {dtype for _, dtype, _ in model.formats} if model.quantization == self.weight_dtype else set()
-            is_as_trained = self.weight_dtype == "fp8" or own == {"fp8", "mxfp4"}
+            dtypes = {dtype for _, dtype, _ in model.formats} if model.quantization == self.weight_dtype else set()
+            is_as_trained = self.weight_dtype == "fp8" or dtypes == {"fp8", "mxfp4"}
             return self.weight_dtype if is_as_trained else DTYPES[self.dtype]
         if spec is None or spec.quantization or spec.model is None or spec.resolved_method != "draft_model":
             return weight_dtype(self.dtype, spec.quantization if spec else None)

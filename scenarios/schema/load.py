@@ -147,12 +147,12 @@ def load_scenario(
 
 def given_at(overrides: Iterable[str], *, trace: Any, engine: Any, speculative_config: Any) -> dict[str, str]:
     """Dotted keys that `load_scenario` does not take from the file (None: not given) -> the option that gave them."""
-    given = {
+    options = {
         "workload.arrivals": ("--trace", trace),
         "engine": ("--serve-command", engine),
         "engine.speculative_config": ("--speculative-config", speculative_config),
     }
-    places = {key: option for key, (option, value) in given.items() if value is not None}
+    places = {key: option for key, (option, value) in options.items() if value is not None}
     return places | {assignment.partition("=")[0].strip(): "--set" for assignment in overrides}
 
 
@@ -211,10 +211,10 @@ def missing_acceptance(
         if group.get("acceptance") is not None:
             name = place.rstrip(".")
             changes.append((_speculation(before, name), _speculation(data, name), [f"{place}acceptance"]))
-    given, missing = list(keys), dict[str, tuple[str, str]]()
+    changed, missing = list(keys), dict[str, tuple[str, str]]()
     for old, new, places in changes:
         if old is not None and new is not None and old.resolved_method != new.resolved_method:
-            left = [place for place in places if not any(_within(place, key) or _within(key, place) for key in given)]
+            left = [place for place in places if not any(_within(place, key) or _within(key, place) for key in changed)]
             missing |= dict.fromkeys(left, (old.resolved_method, new.resolved_method))
     return missing
 
@@ -225,8 +225,8 @@ def acceptance_places(data: Mapping[str, Any]) -> list[str]:
     if spec is None or spec.synthetic_rates is not None:
         return []
     classes = {f"{place}acceptance": entry for place, entry in sections(data, "workload.classes.*")}
-    own = [place for place, entry in classes.items() if entry.get("acceptance") is not None]
-    return own if own and len(own) == len(classes) else ["acceptance", *own]
+    class_places = [place for place, entry in classes.items() if entry.get("acceptance") is not None]
+    return class_places if class_places and len(class_places) == len(classes) else ["acceptance", *class_places]
 
 
 def _within(key: str, section: str) -> bool:
@@ -250,10 +250,10 @@ def _speculation(data: Mapping[str, Any], group: str = "") -> SpeculativeConfig 
 
 def _drafts(shared: Any, engine: Any) -> Any:
     """A group's speculative_config: keys in place of the shared ones, or all of it where it names another method."""
-    own = engine.get("speculative_config", shared) if isinstance(engine, Mapping) else shared
-    if not isinstance(own, Mapping) or not isinstance(shared, Mapping):
-        return own
-    return own if own.get("method") not in (None, shared.get("method")) else {**shared, **own}
+    config = engine.get("speculative_config", shared) if isinstance(engine, Mapping) else shared
+    if not isinstance(config, Mapping) or not isinstance(shared, Mapping):
+        return config
+    return config if config.get("method") not in (None, shared.get("method")) else {**shared, **config}
 
 
 def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
@@ -273,8 +273,8 @@ def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
 def without_speculation(scenario: Scenario, **values: Any) -> Scenario:
     """The same question to engines started without ``--speculative-config``, those of all groups; ``values``: too."""
     groups = enumerate(scenario.cluster.groups)
-    own = [f"cluster.groups.{index}." for index, group in groups if "speculative_config" in group.engine]
-    return with_values(scenario, values | {f"{place}engine.speculative_config": None for place in ("", *own)})
+    places = [f"cluster.groups.{index}." for index, group in groups if "speculative_config" in group.engine]
+    return with_values(scenario, values | {f"{place}engine.speculative_config": None for place in ("", *places)})
 
 
 def members(scenario: Scenario) -> tuple[Scenario, ...]:
@@ -283,23 +283,23 @@ def members(scenario: Scenario) -> tuple[Scenario, ...]:
     Raises ScenarioError: a group that no engine can run, or that is not of one service with the others.
     """
     groups = scenario.cluster.groups
-    found = tuple(_member(scenario, group, f"cluster.groups.{index}") for index, group in enumerate(groups))
-    if found and scenario.speculative_config is not None and not any(each.speculative_config for each in found):
+    by_group = tuple(_member(scenario, group, f"cluster.groups.{index}") for index, group in enumerate(groups))
+    if by_group and scenario.speculative_config is not None and not any(m.speculative_config for m in by_group):
         raise ScenarioError("must be null: no group speculates", key="engine.speculative_config")
-    return found or (scenario,)
+    return by_group or (scenario,)
 
 
 def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
     def refuse(key: str, why: str) -> ScenarioError:
         return ScenarioError(why, key=f"{place}.engine.{key}", value=group.engine.get(key))
 
-    data, own, shared = to_mapping(scenario), dict(group.engine), scenario.speculative_config
+    data, engine, shared = to_mapping(scenario), dict(group.engine), scenario.speculative_config
     for key in ("model", "max_model_len"):
-        if key in own:
+        if key in engine:
             raise refuse(key, f"is one for all replicas: give engine.{key}")
-    if own.get("speculative_config") is not None and shared is None:
+    if engine.get("speculative_config") is not None and shared is None:
         raise refuse("speculative_config", "give engine.speculative_config, and null in the groups without")
-    data["engine"] |= own | {"speculative_config": _drafts(data["engine"]["speculative_config"], own)}
+    data["engine"] |= engine | {"speculative_config": _drafts(data["engine"]["speculative_config"], engine)}
     drafts = _speculation(data)
     if group.acceptance is None and drafts is not None and drafts.synthetic_rates is None:
         if drafts.resolved_method != scenario.method:
@@ -318,7 +318,7 @@ def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
     except ScenarioError as error:
         raise error.at(key=key_in_group(place, error.key)) from None
     moved = (member.hardware, member.engine.num_gpus) != (scenario.hardware, scenario.engine.num_gpus)
-    if moved and scenario.engine.num_gpu_blocks is not None and "num_gpu_blocks" not in own:
+    if moved and scenario.engine.num_gpu_blocks is not None and "num_gpu_blocks" not in engine:
         raise refuse("num_gpu_blocks", "engine.num_gpu_blocks is of other devices: give the group's (null: what fits)")
     return member
 

@@ -86,13 +86,13 @@ def put_checksums(data: Mapping[str, Any]) -> None:
 
 def without_folders(data: Mapping[str, Any]) -> dict[str, str]:
     """Cut every path, in place, to the file's name; dotted key -> sha256 (hex) of what was read there."""
-    found = {}
+    checksums = {}
     for reference in _references(data):
         checksum = _checksum(reference) if reference.names_a_file else None
         if checksum is not None:
-            found[reference.dotted] = checksum
+            checksums[reference.dotted] = checksum
             reference.put(Path(reference.place).name)
-    return found
+    return checksums
 
 
 def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
@@ -100,15 +100,15 @@ def outside_names(data: Mapping[str, Any]) -> dict[str, str]:
 
     A draft's name that is no file is only a label, like the Hugging Face name in a pasted ``--speculative-config``.
     """
-    found = {}
+    names = {}
     for reference in _references(data):
         name = str(reference.section[reference.key])
         is_there = os.path.exists(os.path.expanduser(name))
         label = reference.dotted.endswith("engine.speculative_config.model") and not is_there
         imported = reference.kind == "policy" and bool(reference.place)
         if imported or (reference.names_a_file and not label):
-            found[reference.dotted] = name
-    return found
+            names[reference.dotted] = name
+    return names
 
 
 def _checksum(reference: _Reference) -> str | None:

@@ -131,7 +131,7 @@ class Scenario(Frozen):
             ("statistics", Statistics),
         )
         # One that has the very key comes before one whose key is spelled alike.
-        for section, model in sorted(sections, key=lambda each: key not in each[1].model_fields):
+        for section, model in sorted(sections, key=lambda entry: key not in entry[1].model_fields):
             if near := nearest_key(key, model.model_fields):
                 return f"{section}.{near}"
         return "workload.arrivals.request_rate_rps" if nearest_key(key, ["request_rate_rps"]) else None
@@ -209,17 +209,17 @@ class Scenario(Frozen):
             return None
         if self.speculative_config.synthetic_rates is not None:
             return Chain(rates=self.speculative_config.synthetic_rates)
-        found = self._class(class_name).acceptance or self.acceptance
+        model = self._class(class_name).acceptance or self.acceptance
         head = self.speculative_config.head_drafts
-        return found.beside_head(head) if head and isinstance(found, Chain) else found
+        return model.beside_head(head) if head and isinstance(model, Chain) else model
 
     def slo_of(self, class_name: str | None = None) -> Slo | None:
         """The SLO of a class: its own, else the scenario's, whose attainment counts also where its own says none."""
-        own = self._class(class_name).slo
-        if own is None:
+        class_slo = self._class(class_name).slo
+        if class_slo is None:
             return self.slo
         attainment = {"attainment": self.slo.attainment} if self.slo is not None else {}
-        return Slo.model_validate(attainment | own.model_dump(exclude_none=True))
+        return Slo.model_validate(attainment | class_slo.model_dump(exclude_none=True))
 
     def _class(self, name: str | None) -> RequestClass:
         return next((entry for entry in self.workload.classes if entry.name == name), DEFAULT_CLASS)
@@ -254,10 +254,10 @@ class Scenario(Frozen):
         if spec.enable_adaptive_verification and policy.name not in ("adaptive_verification", "off"):
             ignored = "engine.speculative_config.enable_adaptive_verification"
             raise wrong("policy.name", policy.name, f"would ignore {ignored}; take that away, or the policy")
-        given = spec.num_speculative_tokens_per_batch_size
-        if policy.name == "batch_schedule" and given is None:
+        schedule = spec.num_speculative_tokens_per_batch_size
+        if policy.name == "batch_schedule" and schedule is None:
             raise wrong("policy.name", policy.name, f"needs {place}: [[first, last, k], ...]")
-        if policy.name not in ("batch_schedule", "off") and given is not None:
+        if policy.name not in ("batch_schedule", "off") and schedule is not None:
             message = f"would ignore {place}; take that away, or the policy (or batch_schedule)"
             raise self.refusal("policy.name", message)
 
@@ -279,10 +279,10 @@ class Scenario(Frozen):
         """Every class has an acceptance model that fits the method and knows every draft position."""
         places = [("acceptance", self.acceptance_of())] if not self.workload.classes else []
         for index, entry in enumerate(self.workload.classes):
-            own = entry.acceptance is not None
-            if not (own or entry.speculation):
+            has_own = entry.acceptance is not None
+            if not (has_own or entry.speculation):
                 continue
-            place = f"workload.classes.{index}.acceptance" if own else "acceptance"
+            place = f"workload.classes.{index}.acceptance" if has_own else "acceptance"
             places.append((place, self.acceptance_of(entry.name)))
         for key, model in places:
             if model is None:
@@ -299,8 +299,8 @@ class Scenario(Frozen):
 
         most = model.max_drafts()
         if most < spec.k:
-            asked = f"engine.speculative_config.num_speculative_tokens = {spec.k}"
-            raise refusal("widths", f"{most} widths do not cover {asked}; give {spec.k} or more")
+            setting = f"engine.speculative_config.num_speculative_tokens = {spec.k}"
+            raise refusal("widths", f"{most} widths do not cover {setting}; give {spec.k} or more")
         if isinstance(model, Trace) and (model.match_probability is None) == (method in MATCHING_METHODS):
             why = "recording_without_share" if model.match_probability is None else "share_without_search"
             raise refusal("match_probability", MESSAGES[why].format(method=method, searching=searching))
@@ -342,8 +342,8 @@ def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> 
     if model.min_tree_width is not None and (tree.growth != "breadth" or model.min_tree_width > widest):
         raise wrong(f"{key}.min_tree_width", model.min_tree_width, f"of method ngram's trees alone, at most {widest}")
     named, measured = (
-        any(shape is not None for shape in (each.tree_width, each.max_tree_nodes, each.min_tree_width))
-        for each in (spec, model)
+        any(shape is not None for shape in (shaped.tree_width, shaped.max_tree_nodes, shaped.min_tree_width))
+        for shaped in (spec, model)
     )
     if model.rates is not None and named and not measured:
         raise wrong(f"{key}.rates", list(model.rates), MESSAGES["rates_of_another_tree"].format(key=key))
