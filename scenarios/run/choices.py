@@ -131,10 +131,10 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
 
     Raises ScenarioError: a model that needs more than one number to begin with.
     """
-    k, known, alpha = max(scenario.num_speculative_tokens, 1), scenario.acceptance, FIRST_GUESS
-    if scenario.speculative_config is not None and known is not None and known.model != "trace":
+    k, acceptance, alpha = max(scenario.num_speculative_tokens, 1), scenario.acceptance, FIRST_GUESS
+    if scenario.speculative_config is not None and acceptance is not None and acceptance.model != "trace":
         # The constant rate with the same mean acceptance length, which falls to what the rates cover.
-        tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, known.known_positions() or k))
+        tokens = acceptance_models(scenario)[0].tokens_per_round(min(k, acceptance.known_positions() or k))
         alpha = round(conditional_rate(tokens - 1.0, [1.0] * k), 4)
     if model == "constant":
         return {"acceptance": {"model": "constant", "alpha": alpha}}

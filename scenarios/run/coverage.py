@@ -55,9 +55,9 @@ def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFra
     tp = engine.tensor_parallel_size
     dense = [*(layer for layer in linear_layers(model, tp) if not layer.num_experts), lm_head(model, tp)]
     layers = pd.DataFrame([picked(layer, "name k n") for layer in dense])
-    own, known = layers[["k", "n"]], shapes[["k", "n"]]
-    layers["measured"] = pd.MultiIndex.from_frame(own).isin(pd.MultiIndex.from_frame(known))
-    layers["inside"] = (own.ge(known.min()) & own.le(known.max())).all(axis=1)
+    needed, timed = layers[["k", "n"]], shapes[["k", "n"]]
+    layers["measured"] = pd.MultiIndex.from_frame(needed).isin(pd.MultiIndex.from_frame(timed))
+    layers["inside"] = (needed.ge(timed.min()) & needed.le(timed.max())).all(axis=1)
     attention = {}
     for phase in ("decode", "prefill"):
         operator, heads = layer_shape(model, phase, tp)
@@ -104,9 +104,9 @@ def fidelity(runs: Sequence[Mapping[str, Estimate]]) -> Fidelity | None:
     """Of the figures of the runs that are shown together, the worst; None when no device time was spent."""
     names = {word: f"share_device_time_{word}" for word in ORIGINS}
     by_run = [{word: figures[name].mean for word, name in names.items() if name in figures} for figures in runs]
-    known = [shares for shares in by_run if len(shares) == len(names) and all(map(math.isfinite, shares.values()))]
-    if not known:
+    complete = [shares for shares in by_run if len(shares) == len(names) and all(map(math.isfinite, shares.values()))]
+    if not complete:
         return None
-    shares = max(known, key=lambda each: each["extrapolated"])
+    shares = max(complete, key=lambda shares: shares["extrapolated"])
     extrapolates, is_measured = shares["extrapolated"] > TOLERATED, shares["measured"] >= 1 - TOLERATED
     return Fidelity("extrapolated" if extrapolates else "measured" if is_measured else "interpolated", shares)

@@ -28,7 +28,7 @@ from draftcast.scenarios.run.fp8_blocks import check_blocks, cut_expert
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
-from draftcast.scenarios.schema import Policy as AskedPolicy
+from draftcast.scenarios.schema import Policy as PolicyConfig
 from draftcast.scenarios.schema.correction import MEASURED_DEGREES, Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
@@ -68,7 +68,7 @@ def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> Hardware
     """
     place = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     status = {str(file): file.stat() for file in (sorted(place.iterdir()) if place.is_dir() else [place])}
-    stamps = tuple((name, found.st_mtime_ns, found.st_size) for name, found in status.items())
+    stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in status.items())
     return _profiles.get((stamps, repr(hardware)), lambda: load_profile(name_or_path, hardware))
 
 
@@ -178,21 +178,21 @@ def policy_of(scenario: Scenario) -> Policy:
     Raises ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
     """
     spec = scenario.speculative_config
-    asked = scenario.resolved_policy
-    if asked.name == "batch_schedule" and spec is not None:
+    resolved = scenario.resolved_policy
+    if resolved.name == "batch_schedule" and spec is not None:
         return load_policy("batch_schedule", schedule=spec.num_speculative_tokens_per_batch_size)
     if spec is None and scenario.policy is not None and scenario.policy.name != "batch_schedule":
         _load_policy(scenario, scenario.policy)
-    policy = _load_policy(scenario, asked)
+    policy = _load_policy(scenario, resolved)
     if policy.needs_confidence and None in confidences(scenario):
         raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination", value=None)
     return policy
 
 
-def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
-    parameters = dict(asked.parameters)
-    if asked.name == "slo_aware":
-        given, classes = parameters.get("tpot_s"), len(scenario.request_classes)
+def _load_policy(scenario: Scenario, config: PolicyConfig) -> Policy:
+    parameters = dict(config.parameters)
+    if config.name == "slo_aware":
+        tpot_s, classes = parameters.get("tpot_s"), len(scenario.request_classes)
         if "tpot_s" not in parameters:
             slos = [scenario.slo_of(entry.name) for entry in scenario.request_classes]
             limits = [slo.tpot_ms if slo is not None else None for slo in slos]
@@ -201,18 +201,18 @@ def _load_policy(scenario: Scenario, asked: AskedPolicy) -> Policy:
                 raise ScenarioError(message, key="policy.name", value="slo_aware")
             # Of every class in the order of their ids, 0 where it has none.
             parameters["tpot_s"] = [(limit or 0.0) / 1000.0 for limit in limits]
-        if isinstance(given, list | tuple) and len(given) != classes:
+        if isinstance(tpot_s, list | tuple) and len(tpot_s) != classes:
             message = f"must be one number, or one for each of {classes} classes"
-            raise ScenarioError(message, key="policy.tpot_s", value=given)
+            raise ScenarioError(message, key="policy.tpot_s", value=tpot_s)
     try:
-        policy = load_policy(asked.name, **parameters)
+        policy = load_policy(config.name, **parameters)
         policy.compile(1, 1)  # what it is made of has to be numbers
     except (ValueError, TypeError, OverflowError) as error:
-        raise ScenarioError(str(error), key="policy.parameters", value=asked.parameters) from None
+        raise ScenarioError(str(error), key="policy.parameters", value=config.parameters) from None
     kind = type(policy)
     if kind.rule is None and kind.decide is Policy.decide:
         message = "decides nothing: the class must override decide of draftcast.sim.Policy"
-        raise ScenarioError(message, key="policy.name", value=asked.name)
+        raise ScenarioError(message, key="policy.name", value=config.name)
     return policy
 
 
@@ -291,8 +291,8 @@ def _assumed_acceptance(scenario: Scenario) -> tuple[str, ...]:
     """What each acceptance that others measured was measured on, where rates are continued, and which has no effect."""
     spec = scenario.speculative_config
     if spec is not None and spec.synthetic_rates is not None:
-        given = [scenario.acceptance, *(entry.acceptance for entry in scenario.workload.classes)]
-        return (NOTES["synthetic_decides"],) if any(given) else ()
+        acceptances = [scenario.acceptance, *(entry.acceptance for entry in scenario.workload.classes)]
+        return (NOTES["synthetic_decides"],) if any(acceptances) else ()
     models = [scenario.acceptance_of(entry.name) for entry in scenario.request_classes]
     named = sorted({name for model in models if (name := getattr(model, "reference", None)) is not None})
     notes, served = list[str](), scenario.engine.model
@@ -301,10 +301,10 @@ def _assumed_acceptance(scenario: Scenario) -> tuple[str, ...]:
         # Of a model in a file of one's own it is not known whether it is another.
         if is_bundled_model(served) and canonical_name(measured.model) != canonical_name(served):
             notes[-1] += f": another model than {canonical_name(served)}, whose acceptance may differ"
-    known = min((model.known_positions() or MAX_K for model in models if model is not None), default=MAX_K)
-    if scenario.num_speculative_tokens > known:
-        plural = "" if known == 1 else "s"
-        notes.append(f"acceptance is known for {known} draft{plural}; beyond, the last conditional rate goes on")
+    positions = min((model.known_positions() or MAX_K for model in models if model is not None), default=MAX_K)
+    if scenario.num_speculative_tokens > positions:
+        plural = "" if positions == 1 else "s"
+        notes.append(f"acceptance is known for {positions} draft{plural}; beyond, the last conditional rate goes on")
     return tuple(notes)
 
 
@@ -535,8 +535,8 @@ def _latent_formats(
         size = model.kv_bytes_per_layer("fp8", packed=True)
         notes.append(NOTES["packed_latents"].format(bytes=size, version=config.version))
     follows = draft is not None and draft.is_mla and (spec is None or spec.kv_cache_dtype in (None, "auto"))
-    own = wanted if follows else config.draft_kv_dtype
-    return replace(config, kv_dtype=wanted, draft_kv_dtype=own, packs_latents=packs), notes
+    draft_dtype = wanted if follows else config.draft_kv_dtype
+    return replace(config, kv_dtype=wanted, draft_kv_dtype=draft_dtype, packs_latents=packs), notes
 
 
 def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec) -> MemoryBudget:
@@ -572,9 +572,9 @@ def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, 
                 return " and ".join(filter(None, (ways, f"quantization {name}" if name else "")))
         return ""
 
-    has, own = hardware.peak_flops, WEIGHT_BYTES[config.weight_dtype]
-    units = {"fp8": "fp8" in has, "nvfp4": "fp4" in has, "awq": True}
-    formats = tuple(name for name, there in units.items() if there and WEIGHT_BYTES[weight_dtype("auto", name)] < own)
+    peaks, size = hardware.peak_flops, WEIGHT_BYTES[config.weight_dtype]
+    units = {"fp8": "fp8" in peaks, "nvfp4": "fp4" in peaks, "awq": True}
+    formats = tuple(name for name, there in units.items() if there and WEIGHT_BYTES[weight_dtype("auto", name)] < size)
     degrees = tuple(tp for tp in (2, 4, 8) if tp > config.tensor_parallel_size)
     ways = [way for way in (first(degrees, ("",)), first((config.tensor_parallel_size,), formats)) if way]
     ways = ways or [way for way in (first(degrees, formats),) if way]
@@ -601,13 +601,13 @@ def _check_formats(config: EngineConfig, model: ModelSpec, hardware: HardwareSpe
 def _check_correction(correction: Correction, scenario: Scenario, profile: HardwareProfile) -> None:
     """A correction holds for the engine and the profile it was made with."""
     engine = scenario.engine
-    asked: tuple[tuple[str, object, object], ...] = (
+    compared: tuple[tuple[str, object, object], ...] = (
         ("model", canonical_name(engine.model), canonical_name(correction.model)),
         ("hardware", load_hardware(scenario.hardware).name, load_hardware(correction.hardware).name),
         ("quantization", engine.quantization, correction.quantization),
         *((name, getattr(engine, name), getattr(correction, name)) for name in MEASURED_DEGREES),
     )
-    for key, value, measured in asked:
+    for key, value, measured in compared:
         if value != measured:
             message = f"was measured with {measured}, the scenario has {value}: calibrate to a run of this engine"
             raise ScenarioError(message, key=f"correction.{key}")

@@ -82,7 +82,7 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefi
     """
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
-    number, thought_s = (float(np.quantile(each, 1 - FORGOTTEN)) for each in table.into_session())
+    number, thought_s = (float(np.quantile(values, 1 - FORGOTTEN)) for values in table.into_session())
     recording = table.acceptance_offsets, table.acceptance_lengths
     models = [
         model.of_recording(*recording)
@@ -125,7 +125,7 @@ class MeanStep:
         return self.seconds / self.tokens
 
 
-def mean_step(deployment: Deployment, asked: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
+def mean_step(deployment: Deployment, traffic: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
     """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts.
 
     Prompts come independently of each other: some steps carry several, others none, and these may run as full graphs.
@@ -136,30 +136,30 @@ def mean_step(deployment: Deployment, asked: Traffic, num_seqs: int, k: int, mad
     """
     cost = deployment.cost
     f = st.empty_record(st.FEATURES)
-    st.decode_features(cost, num_seqs, k, asked.context_tokens, f)
+    st.decode_features(cost, num_seqs, k, traffic.context_tokens, f)
     if made > k:
         f["draft_seqs"], f["draft_tokens"], f["draft_passes"] = num_seqs, num_seqs * made, made
-        f["draft_kv"] = num_seqs * asked.context_tokens
-    drafted = asked.draft_share(k) if k else 0.0
+        f["draft_kv"] = num_seqs * traffic.context_tokens
+    drafted = traffic.draft_share(k) if k else 0.0
     if 0.0 < drafted < 1.0 and not cost.params[0]["pads_searches"]:
         bare = st.empty_record(st.FEATURES)
-        st.decode_features(cost, num_seqs, 0, asked.context_tokens, bare)
+        st.decode_features(cost, num_seqs, 0, traffic.context_tokens, bare)
         # The deepest draft of a step and the search for matches stay whole; rows are those of the share that matched.
         for name in set(st.FEATURES.names or ()) - {"draft_passes", "propose_tokens"}:
             f[name] = bare[name] + drafted * (f[name] - bare[name])
     if k and cost.params[0]["drafts_ahead"]:
-        st.expect_ahead(f, asked.kept_share(k))
-    tokens = asked.tokens_per_round(k)
-    rows = num_seqs * tokens * asked.prefill_tokens / asked.output_tokens
+        st.expect_ahead(f, traffic.kept_share(k))
+    tokens = traffic.tokens_per_round(k)
+    rows = num_seqs * tokens * traffic.prefill_tokens / traffic.output_tokens
     settings = deployment.settings
     room = max(settings.max_num_batched_tokens - float(f["tokens"]), 1.0)
-    prompts, ranks = rows / asked.prefill_tokens, settings.lockstep_ranks
-    most_rows = asked.prefill_tokens * _most(prompts, ranks)
+    prompts, ranks = rows / traffic.prefill_tokens, settings.lockstep_ranks
+    most_rows = traffic.prefill_tokens * _most(prompts, ranks)
     share = min(max(-math.expm1(-ranks * prompts), most_rows / room), 1.0)  # of the steps that carry prompts
     if settings.generation.prompts_alone:
-        kinds = ((1.0, f), (share, _with_prompts(st.empty_record(st.FEATURES), cost, asked, most_rows / share)))
+        kinds = ((1.0, f), (share, _with_prompts(st.empty_record(st.FEATURES), cost, traffic, most_rows / share)))
     else:
-        kinds = ((1.0 - share, f), (share, _with_prompts(f, cost, asked, most_rows / share)))
+        kinds = ((1.0 - share, f), (share, _with_prompts(f, cost, traffic, most_rows / share)))
     seconds, parts = 0.0, np.zeros(3)
     for weight, features in kinds:
         out = st.empty_record(st.TIMES)
@@ -180,21 +180,21 @@ def _most(prompts: float, ranks: int) -> float:
     return float((1.0 - pdtr(numbers * ranks, ranks * prompts)).sum())
 
 
-def _with_prompts(decodes: st.Record, cost: st.StepCost, asked: Traffic, rows: float) -> st.Record:
+def _with_prompts(decodes: st.Record, cost: st.StepCost, traffic: Traffic, rows: float) -> st.Record:
     """The features of a step that also computes ``rows`` tokens of mean prompts."""
     f = decodes.copy()
     f["tokens"] += rows
-    f["seqs"] += rows / asked.prefill_tokens
-    f["prefill_seqs"] += rows / asked.prefill_tokens
+    f["seqs"] += rows / traffic.prefill_tokens
+    f["prefill_seqs"] += rows / traffic.prefill_tokens
     f["prefill_tokens"] += rows
-    f["prefill_kv"] += rows * (asked.prompt_tokens / asked.prefill_tokens)
-    f["prefill_qkv"] += rows * (2.0 * asked.prompt_tokens - asked.prefill_tokens + 1.0) / 2.0
+    f["prefill_kv"] += rows * (traffic.prompt_tokens / traffic.prefill_tokens)
+    f["prefill_qkv"] += rows * (2.0 * traffic.prompt_tokens - traffic.prefill_tokens + 1.0) / 2.0
     window = float(cost.params[0]["window"])
     if window > 0.0:
         f["win_prefill_kv"] += rows
-        cached = asked.prompt_tokens - asked.prefill_tokens
-        _, pairs = st.window_of_prompt(cost.params[0]["window_kind"], window, cached, asked.prefill_tokens)
-        f["win_prefill_qkv"] += rows * pairs / asked.prefill_tokens
+        cached = traffic.prompt_tokens - traffic.prefill_tokens
+        _, pairs = st.window_of_prompt(cost.params[0]["window_kind"], window, cached, traffic.prefill_tokens)
+        f["win_prefill_qkv"] += rows * pairs / traffic.prefill_tokens
     return f
 
 
@@ -231,23 +231,23 @@ class Fluid:
             drafts = policy.lookup(k, deployment.settings.max_num_seqs).tolist()
         exact = isinstance(policy, Off | Fixed | BatchSchedule)
         table = build_requests(workload_spec(few), few.statistics.seed, None, deployment.settings.max_model_len)
-        asked = traffic(table, acceptance_models(few), deployment.settings.enable_prefix_caching)
+        means = traffic(table, acceptance_models(few), deployment.settings.enable_prefix_caching)
         engines = scenario.cluster.replicas * deployment.settings.data_parallel_size
         longest = int(table.prompt_tokens.max()), int(table.output_tokens.max())
-        return cls(deployment, asked, engines, *longest, drafts, exact)
+        return cls(deployment, means, engines, *longest, drafts, exact)
 
     @property
     def slots(self) -> int:
         """Requests that all engines hold at once."""
-        settings, asked = self.deployment.settings, self.traffic
-        tokens = round(asked.prompt_tokens + asked.output_tokens)
-        held = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
-        return self.engines * max(1, math.floor(min(settings.max_num_seqs, held)))
+        settings, traffic = self.deployment.settings, self.traffic
+        tokens = round(traffic.prompt_tokens + traffic.output_tokens)
+        concurrency = self.deployment.memory.max_concurrency(tokens, settings.lookahead)
+        return self.engines * max(1, math.floor(min(settings.max_num_seqs, concurrency)))
 
     def kv_share(self, in_system: float) -> float:
         """Share of the KV tokens that so many mean requests in decode hold, at most 1."""
-        held = in_system * self.traffic.context_tokens / (self.engines * self.deployment.memory.kv_tokens)
-        return min(held, 1.0)
+        share = in_system * self.traffic.context_tokens / (self.engines * self.deployment.memory.kv_tokens)
+        return min(share, 1.0)
 
     def step(self, in_system: float) -> MeanStep:
         """The mean step with so many requests in all engines together."""
@@ -342,13 +342,13 @@ class MixedFluid(Fluid):
 
     def shares(self, in_system: float) -> list[float]:
         """Requests in the system of each group."""
-        found = [0.0] * len(self.groups)
+        requests = [0.0] * len(self.groups)
         sizes = [member.cluster.replicas for member, _ in self.groups]
         left, replicas = in_system, sum(sizes)
         for index in sorted(range(len(sizes)), key=lambda index: self.groups[index][1].slots / sizes[index]):
-            found[index] = min(left * sizes[index] / replicas, float(self.groups[index][1].slots))
-            left, replicas = left - found[index], replicas - sizes[index]
-        return found
+            requests[index] = min(left * sizes[index] / replicas, float(self.groups[index][1].slots))
+            left, replicas = left - requests[index], replicas - sizes[index]
+        return requests
 
     def step(self, in_system: float) -> MeanStep:
         raise NotImplementedError("the groups have a mean step each")

@@ -71,10 +71,10 @@ def answered_requests(live: LiveRun) -> pd.DataFrame:
 def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
     """Seconds between the pieces of the same answer, and the position in ``ids`` of the request each belongs to."""
     position = pd.Series(np.arange(len(ids)), index=ids)
-    own = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
-    gap_s = own.groupby("request_id")["time_s"].diff()
+    pieces = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")
+    gap_s = pieces.groupby("request_id")["time_s"].diff()
     later = gap_s.notna()
-    return gap_s[later].to_numpy(np.float64), position[own.loc[later, "request_id"]].to_numpy(np.int64)
+    return gap_s[later].to_numpy(np.float64), position[pieces.loc[later, "request_id"]].to_numpy(np.int64)
 
 
 def counted_acceptance(live: LiveRun) -> dict[str, float]:
@@ -86,7 +86,7 @@ def counted_acceptance(live: LiveRun) -> dict[str, float]:
     return {
         "mean_acceptance_length": 1.0 + accepted / drafts,
         "acceptance_rate": accepted / counted["num_draft_tokens"],
-        **{f"acceptance_rate_position_{place}": kept / drafts for place, kept in enumerate(counted["per_position"])},
+        **{f"acceptance_rate_position_{place}": count / drafts for place, count in enumerate(counted["per_position"])},
     }
 
 

@@ -146,14 +146,14 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):  # type: ign
         if batch is None:
             return np.zeros(len(OBSERVED), np.float32)
         settings = self._deployment.settings
-        known = batch.acceptance[~np.isnan(batch.acceptance)]
+        rates = batch.acceptance[~np.isnan(batch.acceptance)]
         seen = (
             batch.num_seqs / settings.max_num_seqs,
             batch.waiting / (batch.waiting + settings.max_num_seqs),
             batch.kv_usage,
             batch.context.mean() / settings.max_model_len,
             batch.is_prefill.mean(),
-            known.mean() if known.size else 0.0,
+            rates.mean() if rates.size else 0.0,
             batch.drafts.mean() / self._k,
         )
         return np.clip(np.array(seen, np.float32), 0.0, 1.0)

@@ -59,7 +59,7 @@ def _without_folder(word: str) -> str:
     keys, value = re.fullmatch(r"((?:[\w.-]+=)*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
     if re.match(_ABSOLUTE, value):
         return f"{keys}{Path(value).name}"
-    return keys + _URL_OR_PATH.sub(lambda found: found[0] if "://" in found[0] else Path(found[0]).name, value)
+    return keys + _URL_OR_PATH.sub(lambda match: match[0] if "://" in match[0] else Path(match[0]).name, value)
 
 
 def check_run_directory(path: str | Path) -> Path:

@@ -122,7 +122,7 @@ class RunResult(Plotted):
         Prediction intervals where there are any: of latencies, throughput and SLO attainment.
         """
         figures = self.summary["figures"] | self.summary.get("predicted_figures", {})
-        rows = [picked(each, "mean low high") for each in figures.values()]
+        rows = [picked(estimate, "mean low high") for estimate in figures.values()]
         return pd.DataFrame(rows, index=pd.Index(figures, name="figure"))
 
     def save(self, path: str | Path, **more: Any) -> Path:
@@ -141,19 +141,19 @@ class RunResult(Plotted):
         folder = Path(path)
         manifest, summary = read_json(folder / MANIFEST), read_json(folder / SUMMARY)
         try:
-            kept = manifest.pop("result")
+            stored = manifest.pop("result")
             if (manifest["format"], manifest["format_version"]) != (FORMAT, FORMAT_VERSION):
                 raise KeyError(FORMAT)
             for part in (summary, *summary.get("groups", ())):
                 for name in {"figures"} | ({"predicted_figures"} & part.keys()):
-                    part[name] = {figure: _estimate(each) for figure, each in part[name].items()}
-            own = {name: kept[name] for name in _KEPT.split()}
-            own["replications"] = tuple(map(_numbers, kept["replications"]))
+                    part[name] = {figure: _estimate(values) for figure, values in part[name].items()}
+            fields = {name: stored[name] for name in _KEPT.split()}
+            fields["replications"] = tuple(map(_numbers, stored["replications"]))
         except (AttributeError, KeyError, TypeError):
             message = "is no run of this version: a manifest with a result and a summary with figures are needed"
             raise InputError(message, file=str(folder)) from None
         steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
-        return cls(summary, read_frame(folder / REQUESTS), steps, manifest, **own)
+        return cls(summary, read_frame(folder / REQUESTS), steps, manifest, **fields)
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))
@@ -204,8 +204,8 @@ def build_replicas(
         )
         for _ in range(member.cluster.replicas):
             ranks = [
-                Replica(settings, rows, table, policy.fresh(), cost, acceptance, seed=own, record_steps=record_steps)
-                for own in itertools.islice(seeds, settings.data_parallel_size)
+                Replica(settings, rows, table, policy.fresh(), cost, acceptance, seed=stream, record_steps=record_steps)
+                for stream in itertools.islice(seeds, settings.data_parallel_size)
             ]
             replicas.append(DataParallel(ranks, lockstep=settings.lockstep_ranks > 1) if len(ranks) > 1 else ranks[0])
     return replicas
@@ -267,7 +267,7 @@ def replicate(
     cluster = Cluster(replicas, table, router, loop, progress=progress)
     cluster.run()
     by_replica = [replica.ranks for replica in replicas]
-    ranks = [rank for own in by_replica for rank in own]
+    ranks = list(itertools.chain.from_iterable(by_replica))
     return Replication(
         results.requests_frame(ranks, table, cluster.assigned, cluster.counted, late_s),
         results.steps_frame(by_replica, cluster.end_s if table.num_extra else math.inf) if record_steps else None,
@@ -332,12 +332,12 @@ def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) ->
     ``alone``: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
     not measured again.
     """
-    cut = max((each.warmup.requests for each in served if each.warmup is not None), default=0)
+    cut = max((run.warmup.requests for run in served if run.warmup is not None), default=0)
     return [
-        known
-        if known is not None and (each.warmup is None or each.warmup.requests == cut)
-        else _result(each, cut if each.warmup is not None else None)
-        for each, known in zip(served, alone or [None] * len(served), strict=True)
+        result
+        if result is not None and (run.warmup is None or run.warmup.requests == cut)
+        else _result(run, cut if run.warmup is not None else None)
+        for run, result in zip(served, alone or [None] * len(served), strict=True)
     ]
 
 
@@ -470,7 +470,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
     if not is_warm:
         notes.append(NOTES["not_warm"])
     if state == "overloaded":
-        figures = tuple(dict.fromkeys(each, math.nan) for each in figures)
+        figures = tuple(dict.fromkeys(values, math.nan) for values in figures)
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
     engines = [_engine_summary(deployment, mean_tokens) for deployment in deployments]
     facts = [_engine_facts(deployment) for deployment in deployments]
@@ -492,7 +492,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "by_class": [m.by_class if state != "overloaded" else {} for m in measured],
         # Of groups what is the same in all; null elsewhere.
         "engine": {
-            name: value if all(each[name] == value for each in engines) else None for name, value in engines[0].items()
+            name: value if all(e[name] == value for e in engines) else None for name, value in engines[0].items()
         },
         "profile": ", ".join(dict.fromkeys(deployment.profile.name for deployment in deployments)),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
@@ -508,9 +508,9 @@ def _result(served: Served, cut: int | None) -> RunResult:
                 "num_gpus": member.cluster.replicas * member.engine.num_gpus,
                 "speculation": member.speculative_config and f"{member.method} k={member.num_speculative_tokens}",
                 "engine": engine,
-                "figures": summarise(own, scenario.statistics.confidence) if state != "overloaded" else {},
+                "figures": summarise(values, scenario.statistics.confidence) if state != "overloaded" else {},
             }
-            for member, engine, own in zip(members(scenario), engines, by_group, strict=True)
+            for member, engine, values in zip(members(scenario), engines, by_group, strict=True)
         ]
     summary["slo_asked"] = bool(scenario.slos)
     slo_met = summary["slo_met"] = _slo_met(scenario, measured, state)
@@ -519,7 +519,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(each.profile.checksum() for each in deployments)))
+        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(d.profile.checksum() for d in deployments)))
         | {"engine": facts[0] if len(facts) == 1 else {"groups": facts}},
         state=state,
         slo_met=slo_met,
@@ -527,5 +527,5 @@ def _result(served: Served, cut: int | None) -> RunResult:
         closed_loop=scenario.is_closed_loop,
         shortfall=shortfall,
         is_warm=is_warm,
-        slo_use={name: np.sort(np.concatenate(own)) for name, own in used.items()} if state != "overloaded" else {},
+        slo_use={name: np.sort(np.concatenate(uses)) for name, uses in used.items()} if state != "overloaded" else {},
     )

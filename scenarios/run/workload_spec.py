@@ -46,13 +46,13 @@ def _shaped(model: Tree, tree: Method, k: int) -> Tree | Chain:
     if model.rates is not None:
         width, nodes = model.tree_width or usual.tree_width, model.max_tree_nodes or usual.max_tree_nodes
         measured = (width, nodes, model.min_tree_width or 0)
-        given = continued(model.rates, max(k, len(model.rates)))
-        rates = rates_in_another_tree(given, measured, shape, k, tree.growth)
+        measured_rates = continued(model.rates, max(k, len(model.rates)))
+        rates = rates_in_another_tree(measured_rates, measured, shape, k, tree.growth)
     elif model.widths is not None:
         rates = tuple(model.unconditional(k).tolist())
     else:
         rates = tuple(tree_rates(model.alpha or 0.0, k, *shape, growth=tree.growth).tolist())
     if model.match_probability is None:
         return model if model.widths is not None else Tree(model="tree", rates=rates)
-    found, persistence = model.match_probability, model.persistence
-    return Chain(model="ngram", rates=rates, match_probability=found, persistence=persistence)
+    matched, persistence = model.match_probability, model.persistence
+    return Chain(model="ngram", rates=rates, match_probability=matched, persistence=persistence)
