@@ -127,10 +127,9 @@ def detail_lines(answer: Cutover) -> list[str]:
         lines.append("A batch drains: its last requests run almost alone, where speculation pays most.")
     if answer.metric.is_throughput and not _is_closed(answer):
         lines.append("Until one side is saturated both deliver what arrives: there this metric cannot differ.")
-    sides = {"with speculation": answer.capacity_on, "without": answer.capacity_off}
     scenarios = (answer.scenario, without_speculation(answer.scenario))
-    known = zip(sides.items(), scenarios, strict=True)
-    if line := saturated_line({side: predicted(most, each) for (side, most), each in known if most is not None}):
+    sides = zip(("with speculation", "without"), (answer.capacity_on, answer.capacity_off), scenarios, strict=True)
+    if line := saturated_line({side: predicted(most, scenario) for side, most, scenario in sides if most is not None}):
         lines.append(line)
     if answer.here is not None:
         lines.append(f"The scenario itself is at {number(answer.here)} {answer.unit}.")
@@ -171,11 +170,11 @@ def points_table(answer: Cutover) -> Table:
         ("advantage", "") if answer.prediction is None else ("advantage, sampling noise", "with all errors")
     )
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
-    for probe, look in zip(answer.probes, answer.looks, strict=True):
+    for probe, run in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
         means = [Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)) if side else None for side in sides]
         cells = [show(probe.advantage(confidence)), *(show(mean, factor) for mean in means)]
-        size = f"{look.replications} x {look.requests:,}" if look.replications else "-"
+        size = f"{run.replications} x {run.requests:,}" if run.replications else "-"
         decided = {1: "pays", -1: "costs"}.get(answer.sign(probe), "undecided")
         word = "no difference" if probe.is_even(confidence) else decided
         rows.append([number(probe.x), *cells, size, f"{word} ({probe.note})" if probe.note else word])
@@ -292,23 +291,23 @@ def advantage_figure(
     rates: Sequence[float],
     ratios: Sequence[float],
     estimates: Sequence[Prediction],
-    found: Cutover | None,
+    answer: Cutover | None,
 ) -> Any:
     """Advantage over the request rate by mean steps with its prediction interval, and where the scenario stands.
 
     ``found``: the simulated cutover, drawn over it once it is known.
     """
     figure = panels()
-    known = [(rate, each.advantage) for rate, each in zip(rates, estimates, strict=True) if each.advantage is not None]
+    valued = [(rate, p.advantage) for rate, p in zip(rates, estimates, strict=True) if p.advantage is not None]
     line = [round(ratio, 3) if math.isfinite(ratio) else None for ratio in ratios]  # else one side is overloaded
     most = 1.25 * max(1.2, *(ratio for ratio in line if ratio is not None))
-    xs = [rate for rate, _ in known]
-    lows, highs = [max(value.low, 0.0) for _, value in known], [min(value.high, most) for _, value in known]
+    xs = [rate for rate, _ in valued]
+    lows, highs = [max(value.low, 0.0) for _, value in valued], [min(value.high, most) for _, value in valued]
     _band(figure, "estimate", OFF, xs, lows, highs)
-    dash = "dot" if found is not None else "solid"
+    dash = "dot" if answer is not None else "solid"
     series(figure, "estimate of mean steps", OFF, rates, line, mode="lines", line={"width": 2, "dash": dash})
-    if found is not None:
-        _curve(figure, found, plots.ON)
+    if answer is not None:
+        _curve(figure, answer, plots.ON)
     figure.add_hline(y=1.0, line=BREAK_EVEN_LINE)
     here = scenario.rate_rps
     if here is not None:

@@ -119,9 +119,9 @@ def roofline_figure(device: HardwareSpec, dtype: str, tracks: Mapping[int, Seque
     for colour, (num_seqs, points) in zip(COLOURS, tracks.items(), strict=False):
         xs, ys = [round(p.intensity, 4) for p in points], [round(p.flops_per_s / 1e12, 5) for p in points]
         data = [[p.k, p.rows, 1e3 * p.seconds, 1e3 * p.draft_seconds] for p in points]
-        own = {"text": [label(p) for p in points], "customdata": data, "line": {"width": 1.5, "dash": "dot"}}
+        dots = {"text": [label(p) for p in points], "customdata": data, "line": {"width": 1.5, "dash": "dot"}}
         name = f"{num_seqs} sequence{'s' if num_seqs > 1 else ''}"
-        series(figure, name, colour, xs, ys, hover=hover, marker_size=8, **own, **text)
+        series(figure, name, colour, xs, ys, hover=hover, marker_size=8, **dots, **text)
     label_axes(figure, "FLOP per byte of the target pass", "TFLOP/s reached", **DECADES)
     return styled(figure, height=420)
 
@@ -151,15 +151,15 @@ def profile_figure(opened: OpenProfile) -> Any:
             name = f"roof {dtype}, ridge at {peak / bandwidth:.0f} FLOP/byte"
             rate = np.minimum(intensity * bandwidth, peak)
             series(figure, name, ROOF, intensity, rate / 1e12, mode="lines", line={"width": 1.5, "dash": dash})
-    held = beyond = 0
+    total = beyond = 0
     for errors in held_out_predictions(opened):
         operator, predictions = errors.part.operator, errors.predictions
         if operator in OPERATOR_COLOURS and len(predictions):
-            held += len(predictions)
+            total += len(predictions)
             beyond += int((100.0 * predictions["error"].abs() > WIDEST_ERROR).sum())
             some, style = _even(predictions, 800), {"cell": (2, 1), "showlegend": False, **dots}
             series(figure, "", OPERATOR_COLOURS[operator], 1e6 * some["seconds"], 100.0 * some["error"], **style)
-    missed = f"at {held:,} held-out points, {beyond:,} of them beyond the picture"
+    missed = f"at {total:,} held-out points, {beyond:,} of them beyond the picture"
     figure.layout.annotations[1].text = f"Interpolation: predicted / measured - 1 {missed}"
     top = math.ceil(math.log10(2e-12 * max(device.peak_flops.values())))
     label_axes(figure, "FLOP per byte", "achieved TFLOP/s", exponentformat="power", **DECADES)

@@ -21,11 +21,11 @@ Group = tuple[str, Sequence[Forecast]]  # its colour and its members
 
 
 def by_source(forecasts: Iterable[Forecast]) -> dict[str, list[Forecast]]:
-    found: dict[str, list[Forecast]] = {}
+    sources: dict[str, list[Forecast]] = {}
     for forecast in forecasts:
         if forecast.off is not None or forecast.on is not None:
-            found.setdefault(forecast.point.source, []).append(forecast)
-    return found
+            sources.setdefault(forecast.point.source, []).append(forecast)
+    return sources
 
 
 def rows(forecasts: Iterable[Forecast]) -> list[list[str]]:
@@ -52,33 +52,33 @@ def summary_rows(forecasts: Sequence[Forecast]) -> list[list[str]]:
     judged = [f for f in forecasts if f.point.tier in JUDGED_TIERS and f.stratum]
     for stratum in sorted({f.stratum for f in judged}):
         groups[f"A, {stratum}"] = [f for f in judged if f.stratum == stratum]
-    found = []
+    table = []
     for name, members in groups.items():
         for side in SIDES:
             error = errors(members, side)
             if error is not None:
                 signed = (f"{value:+.1%}" for value in (error.mean, error.signed_median))
                 sizes = (f"{value:.1%}" for value in (error.median, error.p90))
-                found.append([name, side, str(error.points), str(error.sources), *signed, *sizes])
-    return found
+                table.append([name, side, str(error.points), str(error.sources), *signed, *sizes])
+    return table
 
 
 def score_rows(scores: Iterable[Score]) -> list[list[str]]:
     """One row a score, in the order of ``SCORES``."""
-    found = []
+    table = []
     for score in scores:
         error, covered = score.errors, score.coverage.covered
         kind = f"{score.stratum}: {ENGINES.get(score.engine, score.engine) or 'all engines'}"
         figures = [f"{error.mean:+.1%}", f"{error.median:.1%}", f"{error.p90:.1%}"]
         inside = "one source" if math.isnan(covered) else f"{covered:.0%}"
-        found.append([kind, str(error.points), str(error.sources), *figures, inside])
-    return found
+        table.append([kind, str(error.points), str(error.sources), *figures, inside])
+    return table
 
 
 def measured_when(forecasts: Iterable[Forecast]) -> str:
     """The months from the first to the last measurement, as the sources date them."""
-    given = (f.point.date for f in forecasts)
-    dates = sorted(date if "-" in date[:5] or len(date) < 6 else f"{date[:4]}-{date[4:6]}" for date in given)
+    texts = (f.point.date for f in forecasts)
+    dates = sorted(date if "-" in date[:5] or len(date) < 6 else f"{date[:4]}-{date[4:6]}" for date in texts)
     return f"{dates[0]} to {dates[-1][:7]}"
 
 
@@ -86,9 +86,9 @@ def sign_lines(forecasts: Sequence[Forecast]) -> list[str]:
     """How many clear gains and losses are forecast as such."""
     lines = []
     for below, text in ((True, f"below {BELOW:g}, forecast below 1"), (False, f"above {ABOVE:g}, forecast above 1")):
-        found = signs(forecasts, below=below)
-        if found.points:
-            share = f"{found.right} of {found.points} ({found.share:.0%}; {found.sources} sources)"
+        counts = signs(forecasts, below=below)
+        if counts.points:
+            share = f"{counts.right} of {counts.points} ({counts.share:.0%}; {counts.sources} sources)"
             lines.append(f"Speed-ups measured {text}: {share}.")
     return lines
 
@@ -153,12 +153,12 @@ def evidence_figure(forecasts: Sequence[Forecast], groups: Mapping[str, Group] |
 
 def _pairs(forecasts: Iterable[Forecast], *sides: ForecastSide) -> list[tuple[float, float, str]]:
     """Measured and forecast speed (of a time 1/s) or speed-up, and whose they are."""
-    found = []
-    for each, side in itertools.product(forecasts, sides):
-        measured, forecast, metric = getattr(each.point, side), getattr(each, side), each.point.metric
+    pairs = []
+    for f, side in itertools.product(forecasts, sides):
+        measured, forecast, metric = getattr(f.point, side), getattr(f, side), f.point.metric
         if measured is not None and forecast is not None:
             unit = 1e3 if metric.endswith("_ms") else 1.0
             is_speed = side == "speedup" or metric in RATES
             pair = (measured, forecast) if is_speed else (unit / measured, unit / forecast)
-            found.append((*pair, each.point.id if side == "speedup" else f"{each.point.id}, {side}"))
-    return found
+            pairs.append((*pair, f.point.id if side == "speedup" else f"{f.point.id}, {side}"))
+    return pairs

@@ -95,13 +95,13 @@ def basis_line(answer: CapacityPlan) -> str:
     requests = scenario.workload.num_requests
     judged = f"{requests} requests a replica" if requests is not None else "the whole trace"
     best = answer.best
-    notes = (note for each in answer.sizings for note in each.notes if each is best or note != each.unsettled)
+    notes = (note for sizing in answer.sizings for note in sizing.notes if sizing is best or note != sizing.unsettled)
     return (
         f"judged on {scenario.statistics.replications} replications of {judged}, the same for every candidate; "
         "the interval of the replicas includes the error of step times, other figures do not; "
         "kWh/Mtok: every board at its rated power, without hosts and cooling"
         + "".join(f"; {note}" for note in dict.fromkeys(notes))
-        + "".join(f"; {each.candidate.label}: {each.unsettled}" for each in answer.sizings[1:] if each.unsettled)
+        + "".join(f"; {other.candidate.label}: {other.unsettled}" for other in answer.sizings[1:] if other.unsettled)
     )
 
 

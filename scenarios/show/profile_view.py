@@ -76,15 +76,15 @@ def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
 
 def bundled() -> dict[str, dict[str, Any]]:
     """Of every bundled profile its device ("any"), date, kind, and how many measured points it holds (0: none)."""
-    found = {}
+    profiles = {}
     for name in load.profile_names():
         path = load.find_profile(name)
         raw, table = load.read_top(path), path / load.TABLE
         points = pq.read_metadata(table).num_rows if table.is_file() else 0
         kind = "measured points" if points else "assumed efficiencies"
         kind = "whole-step fit of one model" if raw.get("kind") == "affine" else kind
-        found[name] = {key: str(raw.get(key)) for key in ("hardware", "date")} | {"kind": kind, "points": points}
-    return found
+        profiles[name] = {key: str(raw.get(key)) for key in ("hardware", "date")} | {"kind": kind, "points": points}
+    return profiles
 
 
 def fits_any_device(name_or_path: str) -> bool:
@@ -198,8 +198,8 @@ def coverage_lines(rows: list[dict[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         formats = f"{row['dtype']} KV {row['kv_dtype']}" if row["kv_dtype"] else row["dtype"]
-        known = "no interval known" if row["settled"] is None else f"{row['settled']:.0%} settled"
-        lines.append(f"{row['operator']} {formats}: {row['points']:,} points, {known}")
+        settled = "no interval known" if row["settled"] is None else f"{row['settled']:.0%} settled"
+        lines.append(f"{row['operator']} {formats}: {row['points']:,} points, {settled}")
         for text in filter(None, (row["covers"], f"by {row['kernels']}", row["note"])):
             lines += textwrap.wrap(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return lines
@@ -252,9 +252,9 @@ def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
     meet = (both["low_s"] <= both["high_s_other"]) & (both["low_s_other"] <= both["high_s"])
     both = both.assign(meet=meet, apart=(both["seconds_other"] / both["seconds"] - 1.0).abs())
     return [
-        {"operator": str(operator), "points": len(own), "intervals_meet": int(own["meet"].sum())}
-        | {"median": float(own["apart"].median()), "p90": float(own["apart"].quantile(0.9))}
-        for operator, own in both.groupby("operator")
+        {"operator": str(operator), "points": len(points), "intervals_meet": int(points["meet"].sum())}
+        | {"median": float(points["apart"].median()), "p90": float(points["apart"].quantile(0.9))}
+        for operator, points in both.groupby("operator")
     ]
 
 

@@ -56,7 +56,7 @@ def ranking_lines(answer: PolicyComparison) -> list[str]:
 def _with_interval(value: Estimate | None, form: str, factor: float = 1.0) -> str:
     if value is None:
         return "-"
-    mean, low, high = (format(factor * each, form) for each in (value.mean, value.low, value.high))
+    mean, low, high = (format(factor * number, form) for number in (value.mean, value.low, value.high))
     return mean if math.isnan(value.low) else f"{mean} [{low}, {high}]"
 
 

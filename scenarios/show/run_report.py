@@ -74,7 +74,7 @@ def cutover_line(comparison: Comparison) -> str:
         text += f" From {min(overloaded):g} req/s on both sides are overloaded."
     if undecided := [p for p in comparison.points if p.word in ("too close to call", "not settled")]:
         predictions = [p.verdict.prediction if p.verdict is not None else None for p in undecided]
-        advice = dict.fromkeys(each.advice if each is not None else "More requests may decide." for each in predictions)
+        advice = dict.fromkeys(p.advice if p is not None else "More requests may decide." for p in predictions)
         text += f" Undecided: {', '.join(f'{p.request_rate_rps:g}' for p in undecided)} req/s. {' '.join(advice)}"
     return text
 
@@ -111,7 +111,7 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
         sections.append(len(rows) - 2)
     for name, key, unit in ENGINE if not scenario.cluster.groups else ():
         rows.append([name, *(f"{run.summary['engine'][key]:,.0f}" for run in point.runs), unit])
-    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO cover {_held(scenario)}."
+    caption = f"{engine_line(point.runs[0])} Intervals of latencies, throughput and SLO cover {_covered(scenario)}."
     if scenario.statistics.model_error != "none" and scenario.statistics.replications > 1:
         caption += " The interval of TTFT is too narrow."
     if scenario.speculative_config is not None:
@@ -121,9 +121,9 @@ def run_table(scenario: Scenario, point: RatePoint) -> Table:
 
 def groups_tables(point: RatePoint) -> list[Table]:
     """What each group of unlike replicas is, what it served and what a replica holds; none where all are alike."""
-    held = {"KV tokens": "kv_cache_tokens", "blocks lost to SD": "kv_blocks_lost_to_speculation"}
-    held |= {"concurrency": "max_concurrency"}
-    rows = [["group", "replicas", "GPUs", "SD", "requests", *(name for name, _, _ in COMPARED[:3]), *held]]
+    columns = {"KV tokens": "kv_cache_tokens", "blocks lost to SD": "kv_blocks_lost_to_speculation"}
+    columns |= {"concurrency": "max_concurrency"}
+    rows = [["group", "replicas", "GPUs", "SD", "requests", *(name for name, _, _ in COMPARED[:3]), *columns]]
     sections = []
     for run in point.runs:
         for index, group in enumerate(run.summary.get("groups", ())):
@@ -132,7 +132,7 @@ def groups_tables(point: RatePoint) -> list[Table]:
             latencies = [show(figures.get(key), factor) for _, key, factor in COMPARED[:3]]
             gpus, drafts = f"{group['num_gpus']} {group['hardware']}", group["speculation"] or "off"
             row = [f"{index}: {group['layout']}", str(group["replicas"]), gpus, drafts, requests, *latencies]
-            rows.append(row + [f"{memory[key]:,.0f}" for key in held.values()])
+            rows.append(row + [f"{memory[key]:,.0f}" for key in columns.values()])
         sections.append(len(rows) - 2)
     return (
         [make_table(rows, title="Groups of replicas (intervals: sampling noise only)", sections=sections)]
@@ -141,7 +141,7 @@ def groups_tables(point: RatePoint) -> list[Table]:
     )
 
 
-def _held(scenario: Scenario) -> str:
+def _covered(scenario: Scenario) -> str:
     """What an interval covers."""
     if scenario.statistics.replications == 1:
         return "nothing: one replication has no interval"
@@ -152,7 +152,7 @@ def _held(scenario: Scenario) -> str:
 
 def cause_line(point: RatePoint) -> str:
     """Why speculation made requests faster or slower, on minus off; empty where that is not known."""
-    causes = {name: 1e3 * each.mean for name, each in point.by_cause().items()}
+    causes = {name: 1e3 * estimate.mean for name, estimate in point.by_cause().items()}
     if not causes:
         return ""
     whole = causes.pop("all")
@@ -162,27 +162,27 @@ def cause_line(point: RatePoint) -> str:
 
 def engine_line(result: RunResult) -> str:
     """Which engine's step times a run assumed, in a sentence."""
-    told = []
+    engines = []
     for engine in result.manifest["engine"].get("groups", [result.manifest["engine"]]):
         how = engine.get("step_times") or f"CUDA graphs {engine['cudagraph_mode']}"
-        told.append(f"{engine['version']} (generation {engine['generation']}, {how})")
-    return f"Engine: {'; '.join(dict.fromkeys(told))}."
+        engines.append(f"{engine['version']} (generation {engine['generation']}, {how})")
+    return f"Engine: {'; '.join(dict.fromkeys(engines))}."
 
 
-def status_line(scenario: Scenario, own: Side) -> str:
+def status_line(scenario: Scenario, side: Side) -> str:
     """Stability and SLO in one sentence; empty when there is nothing to say."""
-    if own.state == "overloaded":
-        most = f" It completes at most {show(own.predicted_capacity_rps)} req/s." if own.capacity is not None else ""
+    if side.state == "overloaded":
+        most = f" It completes at most {show(side.predicted_capacity_rps)} req/s." if side.capacity is not None else ""
         return "OVERLOADED: the queue grows, so there is no steady state and no latency to show." + most
     slo = " Whether the SLO is met cannot be decided." if scenario.slos else ""
-    if own.state == "at capacity" and own.capacity is not None:
-        return f"AT CAPACITY: the cluster completes at most {show(own.predicted_capacity_rps)} req/s." + slo
-    if not own.has_figures:
+    if side.state == "at capacity" and side.capacity is not None:
+        return f"AT CAPACITY: the cluster completes at most {show(side.predicted_capacity_rps)} req/s." + slo
+    if not side.has_figures:
         return (
             "NOT SETTLED: the run did not reach a steady state; more requests will tell whether the load is too high "
             "or the run too short." + slo
         )
-    answer = slo_answer(scenario, own)
+    answer = slo_answer(scenario, side)
     return answer.sentence if answer is not None else ""
 
 
@@ -216,17 +216,17 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
             if len(answer.points) > 1:
                 yield cutover_line(answer)
         level = f"{answer.scenario.statistics.confidence:.0%}"
-        yield f"± is half the {level} interval, brackets are its bounds. It covers {_held(answer.scenario)}."
+        yield f"± is half the {level} interval, brackets are its bounds. It covers {_covered(answer.scenario)}."
         yield from filter(None, [capacity_line(answer)])
     yield from _notes(answer)
 
 
 def _notes(answer: Comparison) -> Iterator[str]:
     """Of all runs, each sentence once; what is true without speculation alone says so."""
-    told = dict.fromkeys(note for point in answer.points for note in point.on.summary.get("notes", []))
-    yield from (f"note: {note}" for note in told)
+    notes = dict.fromkeys(note for point in answer.points for note in point.on.summary.get("notes", []))
+    yield from (f"note: {note}" for note in notes)
     without = [point.off for point in answer.points if point.off is not None]
-    others = dict.fromkeys(note for run in without for note in run.summary.get("notes", []) if note not in told)
+    others = dict.fromkeys(note for run in without for note in run.summary.get("notes", []) if note not in notes)
     yield from (f"note: without speculation: {note}" for note in others)
 
 

@@ -49,8 +49,8 @@ def advantage_text(cell: SweepCell) -> str:
 def summary_line(result: SweepResult) -> str:
     counts = f"{result.computed} cells computed, {result.reused} reused from the data set"
     cut = "" if len(result.cells) <= MOST_ROWS else f"; the table shows the Pareto front of {len(result.cells)} cells"
-    kept = f"; kept in {result.folder}" if result.folder is not None else ""
-    return f"{counts}, {result.elapsed_s:.1f} s{cut}{kept}"
+    folder = f"; kept in {result.folder}" if result.folder is not None else ""
+    return f"{counts}, {result.elapsed_s:.1f} s{cut}{folder}"
 
 
 def error_lines(result: SweepResult) -> list[str]:

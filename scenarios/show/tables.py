@@ -141,8 +141,8 @@ def interval(value: Estimate, number: Callable[[float], str]) -> str:
 
 def saturated_line(capacities: Mapping[str, Estimate | None]) -> str:
     """By side, a few words; empty where no capacity is known."""
-    known = [f"{show(capacity)} req/s {side}".rstrip() for side, capacity in capacities.items() if capacity is not None]
-    return f"Saturated, the cluster completes {', '.join(known)}." if known else ""
+    shown = [f"{show(capacity)} req/s {side}".rstrip() for side, capacity in capacities.items() if capacity is not None]
+    return f"Saturated, the cluster completes {', '.join(shown)}." if shown else ""
 
 
 def note_lines(notes: Iterable[str]) -> list[str]:

@@ -123,7 +123,7 @@ def steps_hold(errors: Errors) -> bool:
 
 def summary(validation: Validation) -> dict[str, Any]:
     """Plain data for JSON: everything the page shows but the plots."""
-    question, own = validation.question, validation.own_front_end
+    question, front_end = validation.question, validation.own_front_end
     live, profile, limits = question.live, question.deployment.profile, bars(validation)
     run = {"folder": str(live.folder), "complete": live.complete, "requests": len(live.requests)}
     run |= {"compared": len(question.table), "server_version": live.manifest["server"].get("version")}
@@ -137,7 +137,7 @@ def summary(validation: Validation) -> dict[str, Any]:
         "profile": picked(profile, "name source") | fit,
         "acceptance": validation.acceptance,
         "configuration_from_server": question.from_server,
-        "front_end": {"forecast": validation.front_end, "measured": own.seconds if own else None},
+        "front_end": {"forecast": validation.front_end, "measured": front_end.seconds if front_end else None},
         "figures": figures,
         "steps": validation.steps.summary() if validation.steps is not None else None,
         "levels": {side: _means(levels) for side, levels in _timelines(validation).items()},
@@ -164,8 +164,8 @@ def rows(validation: Validation) -> list[list[str]]:
         missed = f" {MISSED}" if name in limits and abs(figure.error) > limits[name] else ""
         bar = f"{limits[name]:.0%}{missed}" if name in limits else ""
         errors = (percent(shares.get(cause, math.nan)) for cause in causes)
-        own = percent(validation.error_with_own_step_times(name))
-        table.append([*_values(figure), percent(figure.error), bar, own, *errors])
+        own_times = percent(validation.error_with_own_step_times(name))
+        table.append([*_values(figure), percent(figure.error), bar, own_times, *errors])
     return table
 
 
@@ -182,9 +182,9 @@ def text(validation: Validation) -> str:
 def head(validation: Validation) -> list[str]:
     question = validation.question
     profile, spec = question.deployment.profile, question.live.manifest["speculative_config"]
-    own = question.scenario.engine.speculative_config
-    if spec is None and own is not None:  # drafts were counted, and what the server ran is not known
-        spec = own.model_dump(mode="json", exclude_defaults=True)
+    config = question.scenario.engine.speculative_config
+    if spec is None and config is not None:  # drafts were counted, and what the server ran is not known
+        spec = config.model_dump(mode="json", exclude_defaults=True)
     runs = _fitted_runs(profile)
     lines = [
         f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",

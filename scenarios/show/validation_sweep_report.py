@@ -115,9 +115,9 @@ class SweepSummary(BaseModel, frozen=True):
         """Title and rows of each table: bars, cutovers, step times, effects, acceptance."""
         bars = [["bar", "held", "missed by", "held with the run's own step times"]]
         for name, bar in self.verdicts.items():
-            held, own = f"{bar}{f' {MISSED}' if bar.missed else ''}", self.verdicts_with_own_step_times.get(name, "")
+            held = f"{bar}{f' {MISSED}' if bar.missed else ''}"
             title = "accuracy of the step times" if name == STEP_TIME else name
-            bars.append([title, held, ", ".join(bar.missed), str(own)])
+            bars.append([title, held, ", ".join(bar.missed), str(self.verdicts_with_own_step_times.get(name, ""))])
         cutovers = [["mode", "measured users", "interval", "forecast users", "range", "within a step or 15 %"]]
         for cutover in self.cutovers:
             measured, forecast, low, high, least, most = cutover.shown
@@ -194,21 +194,21 @@ Check = tuple[str, str, bool]  # name of the bar, what is held to it, whether it
 Verdicts = dict[str, dict[str, Any]]  # by bar: ``{"held": ..., "of": ..., "missed": [...]}``
 
 
-def verdicts(found: SweepValidation) -> Verdicts:
+def verdicts(sweep: SweepValidation) -> Verdicts:
     """Which bars hold; ``step_time`` is of the step times."""
-    modes = {mode: steps.errors for mode, steps in found.steps.items() if steps.errors.points and mode != "all"}
+    modes = {mode: steps.errors for mode, steps in sweep.steps.items() if steps.errors.points and mode != "all"}
     checks: list[Check] = [(STEP_TIME, mode, steps_hold(errors)) for mode, errors in modes.items()]
-    checks += _figure_checks(found)
-    for effect in found.effects:
+    checks += _figure_checks(sweep)
+    for effect in sweep.effects:
         if effect.sign != "small":
             where = f"{effect.mode} at {load_text(effect.load_kind, effect.load)}"
             checks.append(("sign_of_the_effect", where, effect.sign == "right"))
-    return _counted([*checks, *(("cutover", cutover.mode, cutover.within_bar) for cutover in found.cutovers)])
+    return _counted([*checks, *(("cutover", cutover.mode, cutover.within_bar) for cutover in sweep.cutovers)])
 
 
-def _figure_checks(found: SweepValidation, *, own_step_times: bool = False) -> Iterator[Check]:
+def _figure_checks(sweep: SweepValidation, *, own_step_times: bool = False) -> Iterator[Check]:
     """``own_step_times``: as forecast with the step times, acceptance and front end measured in each run."""
-    for cell in found.cells:
+    for cell in sweep.cells:
         run, folder = cell.validation, cell.entry["dir"]
         for name, bar in bars(run).items() if cell.judged else ():
             if own_step_times and math.isfinite(error := run.error_with_own_step_times(name)):
@@ -219,42 +219,42 @@ def _figure_checks(found: SweepValidation, *, own_step_times: bool = False) -> I
 
 def _counted(checks: Iterable[Check]) -> Verdicts:
     bars_by_name: Verdicts = {}
-    for name, where, held in checks:
+    for name, where, holds in checks:
         entry = bars_by_name.setdefault(name, {"held": 0, "of": 0, "missed": []})
         entry["of"] += 1
-        entry["held"] += held
-        entry["missed"] += [] if held else [where]
+        entry["held"] += holds
+        entry["missed"] += [] if holds else [where]
     return bars_by_name
 
 
-def summary(found: SweepValidation) -> dict[str, Any]:
-    first = found.cells[0].validation.question.live.manifest
-    checked, wrong = (sum(counts[i] for counts in found.continuation.values()) for i in (0, 1))
+def summary(sweep: SweepValidation) -> dict[str, Any]:
+    first = sweep.cells[0].validation.question.live.manifest
+    checked, wrong = (sum(counts[i] for counts in sweep.continuation.values()) for i in (0, 1))
     return {
         "draftcast_version": __version__,
-        "folder": str(found.folder),
+        "folder": str(sweep.folder),
         "created_at": first["created_at"],
         "machine": first["machine"],
         "server_version": first["server"].get("version"),
-        **picked(found, "profile calibrated_on steps acceptance"),
-        "verdicts": verdicts(found),
-        "verdicts_with_own_step_times": _counted(_figure_checks(found, own_step_times=True)),
+        **picked(sweep, "profile calibrated_on steps acceptance"),
+        "verdicts": verdicts(sweep),
+        "verdicts_with_own_step_times": _counted(_figure_checks(sweep, own_step_times=True)),
         "known_continuation": {"checked_tokens": checked, "wrong_tokens": wrong},
-        "cutovers": found.cutovers,
-        "effects": [picked(effect, "mode load_kind load measured low high forecast sign") for effect in found.effects],
-        "cells": list(map(_cell, found.cells)),
-        "notes": _notes(found),
+        "cutovers": sweep.cutovers,
+        "effects": [picked(effect, "mode load_kind load measured low high forecast sign") for effect in sweep.effects],
+        "cells": list(map(_cell, sweep.cells)),
+        "notes": _notes(sweep),
     }
 
 
-def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = False) -> tuple[Path, ...]:
+def write_sweep_report(sweep: SweepValidation, folder: Path, *, static: bool = False) -> tuple[Path, ...]:
     """``sweep-validation.md``, ``.html`` and ``.json`` in ``folder``; returns their paths.
 
     ``static``: the plot is an SVG of kaleido's, also on its own, and not a script of five megabytes. Raises InputError:
     the folder cannot be made or written, or the plot cannot be drawn.
     """
-    written = write_files(folder, {f"{STEM}.json": json_bytes(summary(found)).decode()})
-    figure = effects_figure(found)
+    written = write_files(folder, {f"{STEM}.json": json_bytes(summary(sweep)).decode()})
+    figure = effects_figure(sweep)
     if static:
         drawn = folder / f"{STEM}.svg"
         write_figure(figure.update_layout(width=1080), drawn)
@@ -262,83 +262,83 @@ def write_sweep_report(found: SweepValidation, folder: Path, *, static: bool = F
         plot = read_text(drawn)
     else:
         plot = figure.to_html(full_html=False, include_plotlyjs=True)
-    parts = [*paragraphs(head(found)), plot]
-    for name, table in _tables(found):
+    parts = [*paragraphs(head(sweep)), plot]
+    for name, table in _tables(sweep):
         parts += [f"<h2>{name}</h2>", html_table(table)]
-    parts += paragraphs([f"note: {note}" for note in _notes(found)])
-    html = page(f"Live sweep {found.folder.name} and its forecast", parts)
-    text = markdown(found, f"{STEM}.svg" if static else None)
+    parts += paragraphs([f"note: {note}" for note in _notes(sweep)])
+    html = page(f"Live sweep {sweep.folder.name} and its forecast", parts)
+    text = markdown(sweep, f"{STEM}.svg" if static else None)
     return written + write_files(folder, {f"{STEM}.html": html, f"{STEM}.md": text})
 
 
-def markdown(found: SweepValidation, picture: str | None = None) -> str:
+def markdown(sweep: SweepValidation, picture: str | None = None) -> str:
     """The whole report as Markdown; ``picture``: file of the effects beside it."""
-    parts = [f"# Live sweep {found.folder.name} and its forecast", "\n".join(head(found))]
+    parts = [f"# Live sweep {sweep.folder.name} and its forecast", "\n".join(head(sweep))]
     if picture is not None:
         parts.append(f"![Measured and forecast effect of speculation]({picture})")
-    for title, table in _tables(found):
+    for title, table in _tables(sweep):
         parts += [f"## {title}", markdown_table(table)]
-    if notes := _notes(found):
+    if notes := _notes(sweep):
         parts += ["## Notes", "\n".join(f"- {note}" for note in notes)]
     return "\n\n".join(parts) + "\n"
 
 
-def head(found: SweepValidation) -> list[str]:
-    manifest = found.cells[0].validation.question.live.manifest
+def head(sweep: SweepValidation) -> list[str]:
+    manifest = sweep.cells[0].validation.question.live.manifest
     machine = manifest["machine"]
-    acceptance = sorted({cell.validation.acceptance for cell in found.cells} - {""})
+    acceptance = sorted({cell.validation.acceptance for cell in sweep.cells} - {""})
     return [
         f"Measured {manifest['created_at']} on {machine.get('processor') or 'an unnamed machine'}, "
         f"{machine.get('cores', '?')} cores, vLLM {manifest['server'].get('version') or '?'}.",
-        f"Profile {found.profile}, calibrated on {', '.join(found.calibrated_on) or 'no runs of this kind'}.",
-        f"{len(found.cells)} runs judged; acceptance: {', '.join(acceptance) or 'none'}.",
+        f"Profile {sweep.profile}, calibrated on {', '.join(sweep.calibrated_on) or 'no runs of this kind'}.",
+        f"{len(sweep.cells)} runs judged; acceptance: {', '.join(acceptance) or 'none'}.",
     ]
 
 
-def text(found: SweepValidation) -> str:
+def text(sweep: SweepValidation) -> str:
     """For a terminal: what was run, the bars, the cutovers, step times, the effects."""
-    (_, bar_rows), *tables = _tables(found)[:4]
-    lines = [*head(found), "", *aligned([[*row[:2], row[3]] for row in bar_rows])]
+    (_, bar_rows), *tables = _tables(sweep)[:4]
+    lines = [*head(sweep), "", *aligned([[*row[:2], row[3]] for row in bar_rows])]
     lines += [f"{MISSED} {name}: {missed}" for name, _, missed, _ in bar_rows[1:] if missed]
     for title, table in tables:
         lines += ["", title, *aligned(table)]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _notes(found: SweepValidation) -> list[str]:
+def _notes(sweep: SweepValidation) -> list[str]:
     """What a reader must know; tokens that differ from the testbed's text among it."""
-    counts = ((folder, *tokens) for folder, tokens in found.continuation.items())
+    counts = ((folder, *tokens) for folder, tokens in sweep.continuation.items())
     text = "{}: {} of {} tokens differ from the known text"
-    return [*found.notes, *(text.format(folder, wrong, checked) for folder, checked, wrong in counts if wrong)]
+    return [*sweep.notes, *(text.format(folder, wrong, checked) for folder, checked, wrong in counts if wrong)]
 
 
-def _tables(found: SweepValidation) -> list[tuple[str, Table]]:
-    tables = SweepSummary.model_validate(plain(summary(found))).tables()
-    return [*tables.items(), (CAUSES_TITLE, _cause_rows(found)), (RUNS, _run_rows(found))]
+def _tables(sweep: SweepValidation) -> list[tuple[str, Table]]:
+    tables = SweepSummary.model_validate(plain(summary(sweep))).tables()
+    return [*tables.items(), (CAUSES_TITLE, _cause_rows(sweep)), (RUNS, _run_rows(sweep))]
 
 
-def _cause_rows(found: SweepValidation) -> list[list[str]]:
+def _cause_rows(sweep: SweepValidation) -> list[list[str]]:
     """Of every figure with a bar: its error, and what each cause put right in turn changes."""
     table = [["figure", "runs", "error", *CAUSES]]
-    names = dict.fromkeys(name for cell in found.cells for name in bars(cell.validation))
+    names = dict.fromkeys(name for cell in sweep.cells for name in bars(cell.validation))
     for name in names:
-        held = [cell.validation for cell in found.cells if cell.judged and name in bars(cell.validation)]
-        shares = [[run.figures[name].error, *run.attribution[name].values()] for run in held if name in run.attribution]
+        runs = [cell.validation for cell in sweep.cells if cell.judged and name in bars(cell.validation)]
+        shares = [[run.figures[name].error, *run.attribution[name].values()] for run in runs if name in run.attribution]
         if shares:
             table.append([name, str(len(shares)), *(f"{value:.1%}" for value in np.median(np.abs(shares), axis=0))])
     return table
 
 
-def _run_rows(found: SweepValidation) -> list[list[str]]:
+def _run_rows(sweep: SweepValidation) -> list[list[str]]:
     head = ["acceptance length", "accuracy of the step times: median, p90", "of capacity"]
     table = [["run", *_FIGURES.values(), *head]]
-    for cell in found.cells:
+    for cell in sweep.cells:
         run, wanted, row = cell.validation, bars(cell.validation) if cell.judged else {}, [cell.entry["dir"]]
         for name in (*_FIGURES, "mean_acceptance_length"):
             error = run.figures[name].error if name in run.figures else math.nan
-            own = percent(run.error_with_own_step_times(name))
+            own_times = percent(run.error_with_own_step_times(name))
             missed = f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""
-            row.append(percent(error) + (f" ({own})" if own else "") + missed)
+            row.append(percent(error) + (f" ({own_times})" if own_times else "") + missed)
         errors = run.steps.errors["all"] if run.steps is not None else None
         row.append(f"{errors.median:.1%}, {errors.p90:.1%}" if errors is not None else "")
         table.append([*row, f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else ""])
@@ -352,17 +352,17 @@ def _cell(cell: Cell) -> dict[str, Any]:
     return {**cell.entry, **facts, "figures": figure_summaries(run), "steps": steps}
 
 
-def effects_figure(found: SweepValidation) -> Any:
+def effects_figure(sweep: SweepValidation) -> Any:
     """Measured and forecast effect over users and over rates, one colour per mode."""
     titles = {"concurrency": "Throughput gain by users", "rate": "E2E latency, off / on, by request rate"}
     axes = {"concurrency": ("users", "log"), "rate": ("requests/s", "linear")}
-    kinds = [kind for kind in titles if any(effect.load_kind == kind for effect in found.effects)]
+    kinds = [kind for kind in titles if any(effect.load_kind == kind for effect in sweep.effects)]
     figure = plots.panels(*(titles[kind] for kind in kinds))
-    modes = dict.fromkeys(effect.mode for effect in found.effects)
+    modes = dict.fromkeys(effect.mode for effect in sweep.effects)
     colours = dict(zip(modes, itertools.cycle(plots.COLOURS), strict=False))
     for col, kind in enumerate(kinds, start=1):
         for mode, colour in colours.items():
-            effects = [effect for effect in found.effects if (effect.mode, effect.load_kind) == (mode, kind)]
+            effects = [effect for effect in sweep.effects if (effect.mode, effect.load_kind) == (mode, kind)]
             effects.sort(key=lambda effect: effect.load)
             bars = plots.error_bars([(effect.low, effect.measured, effect.high) for effect in effects])
             loads, style = [e.load for e in effects], {"legendgroup": mode, "showlegend": col == 1, "cell": (1, col)}
