@@ -86,13 +86,13 @@ def measure(
 
     # Options of the other methods are refused, not ignored.
     suffix = {name: value for name, value in vars(search).items() if name.startswith("suffix_")}
-    given: dict[str, tuple[tuple[str, ...], Any]]
-    given = {name: (("suffix", "arctic"), value) for name, value in suffix.items()}
-    given |= {name: (("ngram",), value) for name, value in vars(search).items() if name not in suffix}
-    given |= {"head_rates": (("arctic",), head_rates)}
-    given |= {"num_speculative_tokens": (("ngram", "suffix"), num_speculative_tokens)}
-    given |= {"model": (("ngram", "suffix"), None if model == "ngram" else model)}
-    for name, (methods, value) in given.items():
+    allowed: dict[str, tuple[tuple[str, ...], Any]]
+    allowed = {name: (("suffix", "arctic"), value) for name, value in suffix.items()}
+    allowed |= {name: (("ngram",), value) for name, value in vars(search).items() if name not in suffix}
+    allowed |= {"head_rates": (("arctic",), head_rates)}
+    allowed |= {"num_speculative_tokens": (("ngram", "suffix"), num_speculative_tokens)}
+    allowed |= {"model": (("ngram", "suffix"), None if model == "ngram" else model)}
+    for name, (methods, value) in allowed.items():
         option = f"--{name.replace('_', '-')}"
         if value is not None and method not in methods:
             raise InputError(f"only with --method {' or '.join(methods)}", file=option, value=value)
@@ -188,11 +188,11 @@ def list_references(*, text: str = "", num_speculative_tokens: int = 3, as_json:
     from draftcast.calibration.acceptance.references import references
     from draftcast.scenarios.show.tables import aligned
 
-    k, found = num_speculative_tokens, {name: one for name, one in references().items() if text.lower() in name}
-    if not found:
+    k, matching = num_speculative_tokens, {name: one for name, one in references().items() if text.lower() in name}
+    if not matching:
         raise InputError("no published measurement has this in its name", key="TEXT", value=text)
     data, rows = {}, [["name", f"tokens a round, k = {k}", "measured to k", "temperature", "source"]]
-    for name, one in found.items():
+    for name, one in matching.items():
         rates = one.unconditional(k)
         data[name] = {**one.model_dump(mode="json"), "rates": rates, "mean_length": 1.0 + sum(rates)}
         heat = "-" if one.temperature is None else f"{one.temperature:g}"

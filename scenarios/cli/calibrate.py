@@ -34,8 +34,8 @@ class Source:
 
     def chosen(self) -> str:
         """The option that is given. Raises InputError where none or several are."""
-        given = {"--device": self.device, "--engine-log": self.engine_log, "--import": self.import_from}
-        names = [name for name, value in given.items() if value]
+        sources = {"--device": self.device, "--engine-log": self.engine_log, "--import": self.import_from}
+        names = [name for name, value in sources.items() if value]
         if len(names) != 1:
             choices = "--device (what to time), --engine-log (a log of vLLM), --import (whose timings)"
             others = f", not {' and '.join(names)}" if names else ""
@@ -198,10 +198,10 @@ def _budget_seconds(text: str) -> float:
     return float(parts[1]) * _SECONDS[parts[2]]
 
 
-def _checked(given: Sequence[str], choices: tuple[str, ...], option: str) -> tuple[str, ...]:
-    if unknown := [value for value in given if value not in choices]:
+def _checked(names: Sequence[str], choices: tuple[str, ...], option: str) -> tuple[str, ...]:
+    if unknown := [value for value in names if value not in choices]:
         raise InputError(f"unknown; known: {', '.join(choices)}", file=option, value=unknown[0])
-    return tuple(value for value in choices if value in given)
+    return tuple(value for value in choices if value in names)
 
 
 def _noise_lines(noise: Mapping[str, Any]) -> Iterator[str]:
@@ -248,8 +248,8 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
 
     out, hardware, (model, tp, dtype) = profile.out, profile.hardware, profile.single("--engine-log")
     if out is not None:
-        for option, given in (("--model", model), ("--hardware", hardware)):
-            if given is None:
+        for option, value in (("--model", model), ("--hardware", hardware)):
+            if value is None:
                 raise InputError("required with --out", file=option)
         written.new_profile_folder(out)
     device = load_hardware(hardware) if hardware is not None else None
@@ -288,20 +288,20 @@ def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:
         sequence = f"{fit.host_sequence_s * 1e6:.1f} us per sequence"
         yield f"outside elapsed: {fit.host_fixed_s * 1e3:.3f} ms per step + {sequence}"
     yield ""
-    found = fit.regression
-    for name, coefficient in found.coefficients.items():
+    regression = fit.regression
+    for name, coefficient in regression.coefficients.items():
         unit, scale = ("ms", 1e3) if name in _IN_MS else ("us", 1e6)
         value, low, high = (scale * x for x in (coefficient.value, coefficient.low, coefficient.high))
         interval = f"[{low:.4g}, {high:.4g}]" if math.isfinite(low) else ""
         yield f"  {name:<18}{value:>10.4g} {unit:<3}{interval:<24}{coefficient.standing}"
-    for kind, errors in found.held_out.items():
+    for kind, errors in regression.held_out.items():
         if errors.points:
             yield (
                 f"  held out, {kind:<12}{errors.points:>6} points  median {errors.median:.1%}  p90 {errors.p90:.1%}  "
                 f"worst {errors.worst:.0%} ({Path(errors.worst_point).name})  bias {errors.bias:+.1%}"
             )
-    outliers = f"outliers {found.outlier_points:.1%} of the points, {found.outlier_seconds:.1%} of the time"
-    yield f"  {outliers}; drift between stretches of time {found.drift:.1%}"
+    outliers = f"outliers {regression.outlier_points:.1%} of the points, {regression.outlier_seconds:.1%} of the time"
+    yield f"  {outliers}; drift between stretches of time {regression.drift:.1%}"
     if math.isfinite(fit.repeat_error):
         yield f"\nequal consecutive steps differ by {fit.repeat_error:.1%} (median): no fit's error can be much lower"
 
@@ -328,8 +328,8 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     spec = None if model is None else load_model(model)
     with progress_bar("importing"):
         timings = read(source, path, device, model=spec, tp=tp, dtype=dtype, system=system)
-    given = {"--hardware": profile.hardware, "--model": model, "--tp": tp, "--dtype": dtype, "--system": system}
-    line = _command(("--import", source), ("", path and path.name), *given.items(), ("--out", out.name))
+    options = {"--hardware": profile.hardware, "--model": model, "--tp": tp, "--dtype": dtype, "--system": system}
+    line = _command(("--import", source), ("", path and path.name), *options.items(), ("--out", out.name))
     name = profile.name or out.resolve().name
     write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
     rows = [
@@ -340,12 +340,12 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     print_profile(profile.as_json, answer, "rows")
 
 
-def _command(*given: tuple[str, object]) -> str:
+def _command(*options: tuple[str, object]) -> str:
     """The line that was typed, of options and their values; what has none (None) was not given.
 
     Files go without the machine's folders above them: a manifest is for others to read.
     """
-    words = (word for option, value in given if value is not None for word in (option, str(value)) if word)
+    words = (word for option, value in options if value is not None for word in (option, str(value)) if word)
     return shlex.join(["draftcast", "calibrate", *words])
 
 

@@ -48,7 +48,7 @@ def cutover(
         if other := sorted(set(prices) - set(gpus)):
             raise InputError(f"the scenario runs on {' and '.join(gpus)}", file="--price", value=other[0])
         price, at = mean_price(prices, gpus) if prices else None, values_of(search.at, "--at")
-        asked = CutoverQuestion(scenario, search.over, search.metric, at, search.budget, price)
+        query = CutoverQuestion(scenario, search.over, search.metric, at, search.budget, price)
     if map_against is not None:
         if candidate:
             raise InputError("is of the scenario's own method; give another with --speculative-config", file="--map")
@@ -60,9 +60,9 @@ def cutover(
         elif len(lengths) > 1:
             raise InputError("a map over acceptance is of one draft length", file="--k", value=lengths)
         elif lengths:
-            asked = replace(asked, scenario=with_length(asked.scenario, lengths[0]))
+            query = replace(query, scenario=with_length(query.scenario, lengths[0]))
         with question.naming(), progress_bar() as progress:
-            speedups = speedup_map(asked, against=map_against, values=values, progress=progress)
+            speedups = speedup_map(query, against=map_against, values=values, progress=progress)
         if plot is not None:
             write_figure(report.map_figure(speedups), plot)
         question.print_answer(scenario, speedups.summary, report.map_parts(speedups))
@@ -71,10 +71,10 @@ def cutover(
         raise InputError("is for --map acceptance", file="--acceptance", value=acceptance)
     alternatives = [options.method_of(text) for text in candidate or []]
     with question.naming(), progress_bar() as progress:
-        answers = find(asked, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
+        answers = find(query, lengths=lengths, alternatives=alternatives, target=search.target, progress=progress)
     if plot is not None:
         write_figure(report.cutover_figure(answers), plot)
-    parts = report.answer_parts(scenario, answers, asked.price)
+    parts = report.answer_parts(scenario, answers, query.price)
     question.print_answer(scenario, lambda: {"cutovers": [answer.summary() for answer in answers]}, parts)
     if all(answer.verdict == "cannot tell" for answer in answers):
         raise typer.Exit(UNDECIDED)

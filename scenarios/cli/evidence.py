@@ -29,17 +29,17 @@ class Choice:
         """The chosen points. Raises InputError: no point is left."""
         from draftcast.scenarios.evidence.point import points
 
-        known = list(points())
-        asked = {name: text for name, text in vars(self).items() if text is not None}
-        found = [point for point in known if all(_has(point, name, text) for name, text in asked.items())]
-        if not found:
-            given = ", ".join(f"--{name} {text}" for name, text in asked.items())
-            unknown = [name for name, text in asked.items() if not any(_has(each, name, text) for each in known)]
+        pool = list(points())
+        filters = {name: text for name, text in vars(self).items() if text is not None}
+        chosen = [point for point in pool if all(_has(point, name, text) for name, text in filters.items())]
+        if not chosen:
+            options = ", ".join(f"--{name} {text}" for name, text in filters.items())
+            unknown = [name for name, text in filters.items() if not any(_has(point, name, text) for point in pool)]
             alone = unknown[0] if unknown else ""
-            values = {_field(each, alone) for each in known}
+            values = {_field(point, alone) for point in pool}
             names = ", ".join(sorted(value for value in values if value and " " not in value))  # no remarks
-            raise InputError(f"no point has {given}{f'; --{alone}: {names}' if names else ''}", file="evidence")
-        return found
+            raise InputError(f"no point has {options}{f'; --{alone}: {names}' if names else ''}", file="evidence")
+        return chosen
 
 
 def _field(point: "EvidencePoint", name: str) -> str:
@@ -69,9 +69,9 @@ def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, a
     if plot is not None:
         write_figure(report.evidence_figure(forecasts), plot)
     if as_json:
-        found = {name: {side: errors(members, side) for side in SIDES} for name, members in by_kind(forecasts).items()}
+        sides = {name: {side: errors(members, side) for side in SIDES} for name, members in by_kind(forecasts).items()}
         right = {"losses": signs(forecasts, below=True), "gains": signs(forecasts, below=False)}
-        print_json({"points": [forecast.summary() for forecast in forecasts], "errors": found, "signs": right})
+        print_json({"points": [forecast.summary() for forecast in forecasts], "errors": sides, "signs": right})
         return
     if markdown:
         typer.echo(report.page(forecasts), nl=False)

@@ -90,10 +90,10 @@ def schema_of(command: str) -> dict[str, Any]:
         from draftcast.scenarios.schema import Scenario
 
         return Scenario.model_json_schema()
-    known = json.loads(files("draftcast.scenarios").joinpath("cli/answers.json").read_text("utf-8"))
-    if command not in known["commands"]:
-        raise InputError(f"has no schema; choose from {', '.join(known['commands'])}", file="schema", value=command)
-    return {"title": f"draftcast {command} --json", "$defs": known["$defs"], **known["commands"][command]}
+    answers = json.loads(files("draftcast.scenarios").joinpath("cli/answers.json").read_text("utf-8"))
+    if command not in answers["commands"]:
+        raise InputError(f"has no schema; choose from {', '.join(answers['commands'])}", file="schema", value=command)
+    return {"title": f"draftcast {command} --json", "$defs": answers["$defs"], **answers["commands"][command]}
 
 
 # In the order of use, with an example each.
@@ -131,12 +131,12 @@ def _run() -> None:
     try:
         sys.exit(app(prog_name="draftcast", standalone_mode=False) or 0)
     except _USAGE_ERROR as error:
-        told = " ".join(error.format_message().split())
-        if told.startswith("Usage:"):  # no arguments at all
+        message = " ".join(error.format_message().split())
+        if message.startswith("Usage:"):  # no arguments at all
             error.show()
             sys.exit(error.exit_code)
-        told = f"{told[0].lower()}{told[1:].rstrip('.')}"
-        raise InputError(f"{told} (see {error.ctx.command_path} --help)" if error.ctx else told) from None
+        message = f"{message[0].lower()}{message[1:].rstrip('.')}"
+        raise InputError(f"{message} (see {error.ctx.command_path} --help)" if error.ctx else message) from None
 
 
 def _version(requested: bool) -> None:
@@ -207,8 +207,8 @@ def dashboard(
     for path in scenarios or []:
         load_scenario(path)
     require("dashboard", "streamlit", place="draftcast dashboard")
-    given = [str(path.absolute()) for path in scenarios or []]
-    command = streamlit_command(given, port=port, address=address, open_browser=open_browser)
+    paths = [str(path.absolute()) for path in scenarios or []]
+    command = streamlit_command(paths, port=port, address=address, open_browser=open_browser)
     sys.stdout.flush()
     os.execv(command[0], command)
 
@@ -220,8 +220,8 @@ def streamlit_command(
     from draftcast.yaml_text import yaml_beside
 
     pages = Path(draftcast.__file__).parent / "dashboards" / "app.py"
-    given = {"server.address": address, "server.headless": "false" if open_browser else "true", "server.port": port}
-    options = yaml_beside(__file__, "streamlit.yaml") | given
+    server = {"server.address": address, "server.headless": "false" if open_browser else "true", "server.port": port}
+    options = yaml_beside(__file__, "streamlit.yaml") | server
     flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
     # -P: nothing is imported from the working directory.
     return [sys.executable, "-P", "-m", "draftcast.dashboards.start", "run", str(pages), *flags, "--", *scenarios]

@@ -88,8 +88,8 @@ class Subject:
 
             if self.speculative_config is not None:
                 raise InputError("give --speculative-config or --serve-command, not both", file="--serve-command")
-            given = self.serve_command
-            read = read_command(read_text(given) if os.path.isfile(given) else given)
+            command = self.serve_command
+            read = read_command(read_text(command) if os.path.isfile(command) else command)
             for note in read.notes:
                 print(f"draftcast: note: {note}", file=sys.stderr)
             engine, keep = read.engine, read.silent
@@ -127,8 +127,8 @@ class Subject:
         except InputError as error:
             if error.file is not None:
                 raise
-            given = {"trace": self.trace, "engine": self.serve_command, "speculative_config": self.speculative_config}
-            places = given_at(self.overrides or (), **given)
+            sources = {"trace": self.trace, "engine": self.serve_command, "speculative_config": self.speculative_config}
+            places = given_at(self.overrides or (), **sources)
             raise error.at(file=origin(error.key or "", self.scenario, places)) from None
 
 
@@ -198,12 +198,12 @@ def _described(hint: Any, name: str, owner: Any) -> Any:
     """A type with what `OPTIONS` says of the option of this name: of the command, else of the group, else of all."""
     for part in (*getattr(owner, "__mro__", (owner,)), None):
         place = f"{part.__module__.rpartition('.')[2]}.{part.__name__}" if part is not None else "shared"
-        if (look := OPTIONS.get(place, {}).get(name)) is not None:
-            look = {"help": look} if isinstance(look, str) else {**look}
-            if "completion" in look:
-                look["autocompletion"] = _COMPLETIONS[look.pop("completion")]
-            names, kind = look.pop("names", ()), typer.Argument if look.pop("argument", False) else typer.Option
-            return Annotated[hint, kind(*names, **look)]
+        if (settings := OPTIONS.get(place, {}).get(name)) is not None:
+            settings = {"help": settings} if isinstance(settings, str) else {**settings}
+            if "completion" in settings:
+                settings["autocompletion"] = _COMPLETIONS[settings.pop("completion")]
+            names, kind = settings.pop("names", ()), typer.Argument if settings.pop("argument", False) else typer.Option
+            return Annotated[hint, kind(*names, **settings)]
     return hint
 
 
@@ -229,7 +229,7 @@ def check_target(option: str, path: Path | None, question: Question) -> None:
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError("must be a file in a folder that exists", file=option, value=str(path))
     read = (question.scenario, question.trace, question.serve_command, *(question.calibrate_to or ()))
-    if path.exists() and any(path.samefile(each) for each in read if each is not None and os.path.exists(each)):
+    if path.exists() and any(path.samefile(file) for file in read if file is not None and os.path.exists(file)):
         raise InputError("is what the question is read from", file=option, value=str(path))
 
 

@@ -35,7 +35,7 @@ def plan(
 
     scenario = question.load()
     with question.naming(), progress_bar() as progress:
-        asked = PlanQuestion(
+        query = PlanQuestion(
             scenario,
             rate_rps=rate,
             objectives=parse_objectives(slo) if slo is not None else (),
@@ -47,7 +47,7 @@ def plan(
             prices=parse_prices(candidates.price or []),
             max_gpus=candidates.max_gpus,
         )
-        answer = size(asked, progress)
+        answer = size(query, progress)
     parts = (title(scenario), make_table(plan_rows(answer)), answer_line(answer), basis_line(answer))
     question.print_answer(scenario, answer.summary, parts)
     if answer.best is None:

@@ -34,17 +34,17 @@ def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_j
     from draftcast.scenarios.show.tables import LOOKS, make_console, rows_table
 
     opened = view.open_profile(profile, hardware)
-    own = opened.profile
-    shown: dict[str, Any] = {"name": own.name, "hardware": opened.hardware.name, "date": own.date}
-    shown |= {"source": own.source, "checksum": own.checksum()}
+    loaded = opened.profile
+    shown: dict[str, Any] = {"name": loaded.name, "hardware": opened.hardware.name, "date": loaded.date}
+    shown |= {"source": loaded.source, "checksum": loaded.checksum()}
     if opened.manifest is not None:
         fields = ("device", "driver", "clocks", "versions", "licence", "command", "noise", "left_out")
         shown |= {name: getattr(opened.manifest, name) for name in fields if getattr(opened.manifest, name)}
     tables: dict[str, list[dict[str, Any]]] = {}
-    if isinstance(own, RooflineProfile):
-        tables["rooflines"] = view.rooflines(own)
+    if isinstance(loaded, RooflineProfile):
+        tables["rooflines"] = view.rooflines(loaded)
     else:
-        shown |= own.coefficients()
+        shown |= loaded.coefficients()
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table)

@@ -71,16 +71,16 @@ def simulate(
 
 def _check_exports(exports: Mapping[str, Path | None], question: Question, *, single: bool) -> bool:
     """Whether one goes to standard output. Raises InputError: nothing of one run, no file, or two to one output."""
-    given = {option: str(path) for option, path in exports.items() if path is not None}
-    for option, path in given.items():
+    paths = {option: str(path) for option, path in exports.items() if path is not None}
+    for option, path in paths.items():
         if not single:
             raise InputError("is of one run, not of several rates", file=option)
         if path != "-":
             check_target(option, check_output(path), question)
-    to_stdout = [option for option, path in given.items() if path == "-"]
+    to_stdout = [option for option, path in paths.items() if path == "-"]
     if len(to_stdout) + question.as_json > 1:
         raise InputError("standard output takes one of --json, --vllm-json and --prometheus", file=to_stdout[0])
-    if "--prometheus" in given:
+    if "--prometheus" in paths:
         require("serve", "prometheus_client", place="--prometheus")
     return bool(to_stdout)
 
@@ -99,7 +99,7 @@ def compare(question: Question, policies: str | None = None, metric: str = "e2e"
 
     scenario = question.load()
     with question.naming(), progress_bar() as progress:
-        asked = [policies] if policies is not None else []
-        answer = compare_policies(scenario, asked, metric=metric, progress=progress)
+        texts = [policies] if policies is not None else []
+        answer = compare_policies(scenario, texts, metric=metric, progress=progress)
     question.print_answer(scenario, answer.summary, (policies_table(answer), *ranking_lines(answer)))
     exit_without_figures([standing.side for standing in answer.standings])
