@@ -154,23 +154,23 @@ class Server:
     async def _answer(self, request: Request, kind: type[Completion | Chat]) -> Response:
         sent_s = time.monotonic()
         try:
-            asked = kind.model_validate_json(await read_body(request))
+            body = kind.model_validate_json(await read_body(request))
         except ValidationError as error:
             first = error.errors()[0]
             raise Refused(400, f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}") from None
-        if asked.model not in (None, self._model):
-            raise Refused(404, f"The model `{asked.model}` does not exist.")
-        wanted = asked.max_completion_tokens or asked.max_tokens if isinstance(asked, Chat) else asked.max_tokens
-        prompt = asked.prompt_tokens(self._tokens)
+        if body.model not in (None, self._model):
+            raise Refused(404, f"The model `{body.model}` does not exist.")
+        wanted = body.max_completion_tokens or body.max_tokens if isinstance(body, Chat) else body.max_tokens
+        prompt = body.prompt_tokens(self._tokens)
         if prompt < 1:
             raise Refused(400, "prompt: is empty")
         if (longest := prompt + (wanted or 1)) > (limit := self._fleet.max_model_len):
             raise Refused(400, f"prompt and max_tokens make {longest} tokens, the model's maximum is {limit}")
-        answer = self._fleet.submit(prompt, wanted, asked.priority, sent_s)
-        if asked.stream:
+        answer = self._fleet.submit(prompt, wanted, body.priority, sent_s)
+        if body.stream:
             left = BackgroundTask(self._fleet.drop, answer)
-            return StreamingResponse(self._events(asked, answer), media_type="text/event-stream", background=left)
-        whole = asyncio.create_task(self._whole(asked, answer))
+            return StreamingResponse(self._events(body, answer), media_type="text/event-stream", background=left)
+        whole = asyncio.create_task(self._whole(body, answer))
         gone = asyncio.create_task(_until_gone(request))
         try:
             await asyncio.wait((whole, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -182,46 +182,46 @@ class Server:
             gone.cancel()
             await self._fleet.drop(answer)
 
-    def _head(self, asked: Asked) -> dict[str, Any]:
-        name, kind = ("chatcmpl", "chat.completion") if isinstance(asked, Chat) else ("cmpl", "text_completion")
-        kind += ".chunk" * (isinstance(asked, Chat) and bool(asked.stream))
+    def _head(self, body: Asked) -> dict[str, Any]:
+        name, kind = ("chatcmpl", "chat.completion") if isinstance(body, Chat) else ("cmpl", "text_completion")
+        kind += ".chunk" * (isinstance(body, Chat) and bool(body.stream))
         return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": self._model}
 
-    def _choices(self, asked: Asked, answer: Answer, tokens: int) -> dict[str, Any]:
+    def _choices(self, body: Asked, answer: Answer, tokens: int) -> dict[str, Any]:
         """The last ``tokens`` of the answer."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "stop_reason": None}
         choice["finish_reason"] = answer.reason if answer.ended else None
         text = self._tokens.filler * tokens
-        if isinstance(asked, Chat):
+        if isinstance(body, Chat):
             role = {"role": "assistant"} if tokens == answer.tokens else {}
-            choice["delta" if asked.stream else "message"] = {**role, "content": text}
+            choice["delta" if body.stream else "message"] = {**role, "content": text}
         else:
             choice["text"] = text
-        if asked.return_token_ids:
+        if body.return_token_ids:
             choice["token_ids"] = [self._tokens.filler_id] * tokens
         return {"choices": [choice]}
 
-    async def _whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+    async def _whole(self, body: Asked, answer: Answer) -> dict[str, Any]:
         async for _ in answer.pieces():
             pass
         if answer.error:
             raise Refused(500, answer.error)
-        return self._head(asked) | self._choices(asked, answer, answer.tokens) | _usage(answer)
+        return self._head(body) | self._choices(body, answer, answer.tokens) | _usage(answer)
 
-    async def _events(self, asked: Asked, answer: Answer) -> AsyncIterator[bytes]:
+    async def _events(self, body: Asked, answer: Answer) -> AsyncIterator[bytes]:
         """Server-sent events: a piece of the answer each, at the end the usage where asked for."""
-        options = asked.stream_options or StreamOptions()
-        head = self._head(asked)
+        options = body.stream_options or StreamOptions()
+        head = self._head(body)
         alike: dict[int, bytes] = {}  # by tokens: all events but the first and last, where they say no usage
         async for tokens in answer.pieces():
             if answer.error:
                 yield _event(_error(500, answer.error))
             elif answer.ended or tokens == answer.tokens or options.continuous_usage_stats:
                 usage = _usage(answer) if options.continuous_usage_stats else {}
-                yield _event(head | self._choices(asked, answer, tokens) | usage)
+                yield _event(head | self._choices(body, answer, tokens) | usage)
             else:
                 if tokens not in alike:
-                    alike[tokens] = _event(head | self._choices(asked, answer, tokens))
+                    alike[tokens] = _event(head | self._choices(body, answer, tokens))
                 yield alike[tokens]
         if options.include_usage and not answer.error:
             yield _event(head | {"choices": []} | _usage(answer))

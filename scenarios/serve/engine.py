@@ -122,16 +122,16 @@ class LiveEngine:
         """What vLLM's scheduler counts, since the start or now."""
         replica = self.replica
         names = ("num_preemptions", "cached_tokens", "looked_up_tokens", "free_blocks")
-        found = {name: sum(int(rank.state.engine[0][name]) for rank in replica.ranks) for name in names}
+        counts = {name: sum(int(rank.state.engine[0][name]) for rank in replica.ranks) for name in names}
         rounds = sum(rank.state.rounds_by_accepted.sum(axis=0) for rank in replica.ranks)
         # Of each draft position: rounds that accepted more drafts than stand before it.
         accepted = rounds[::-1].cumsum()[::-1][1:].tolist()
         blocks = (replica.config.num_gpu_blocks - 1) * len(replica.ranks)
         return {
-            **found,
+            **counts,
             "num_running": replica.num_running,
             "num_waiting": replica.num_waiting,
-            "kv_cache_usage": 1.0 - found["free_blocks"] / blocks,
+            "kv_cache_usage": 1.0 - counts["free_blocks"] / blocks,
             "num_drafts": int(rounds.sum()),
             "num_draft_tokens": self._draft_tokens + int(self._rows["draft_tokens"][self._active].sum()),
             "num_accepted": sum(accepted),

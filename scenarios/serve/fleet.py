@@ -140,7 +140,7 @@ class Fleet:
         self._answers: dict[int, Answer] = {}  # by row; a row is free when its replica says so
         self._number = 0  # of the next request
         self._start_s = 0.0
-        engines = [each.settings for member, each in groups for _ in range(member.cluster.replicas)]
+        engines = [deployment.settings for member, deployment in groups for _ in range(member.cluster.replicas)]
         self.metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
         self._links: list[_Link] = []
         self._listeners: list[asyncio.Task[None]] = []
@@ -151,7 +151,7 @@ class Fleet:
 
     async def start(self) -> None:
         """Start the replicas and the clock. Raises InputError: a replica refuses the scenario."""
-        self._links = [_Link(own, self.speed, tells=index == 0) for index, own in enumerate(self._replicas)]
+        self._links = [_Link(scenario, self.speed, tells=index == 0) for index, scenario in enumerate(self._replicas)]
         for link in self._links:
             await link.connect()
         self._start_s = time.monotonic()
@@ -203,13 +203,13 @@ class Fleet:
 
     async def count(self) -> None:
         """Ask the replicas what they count; a replica that does not answer keeps what it said before."""
-        asked = [link for link in self._links if link.alive]
-        for link in asked:
+        links = [link for link in self._links if link.alive]
+        for link in links:
             link.counted.clear()
             link.send("counts")
         with suppress(TimeoutError):
             async with asyncio.timeout(COUNTS_TIMEOUT_S):
-                for link in asked:
+                for link in links:
                     await link.counted.wait()
 
     async def _listen(self, index: int, link: _Link) -> None:

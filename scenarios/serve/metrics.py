@@ -109,8 +109,8 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
     shares = rates / max(float(rates.sum()), 1e-9)  # figures leave the warm-up out, counters do not
     columns = {"num_preemptions": "preemptions", "cached_tokens": "cached_tokens", "looked_up_tokens": "prompt_tokens"}
     columns |= {"num_accepted": "num_accepted_tokens"} | {name: name for name in ("num_drafts", "num_draft_tokens")}
-    for replica, own in requests.groupby("replica"):
-        counts = {name: int(own[column].sum()) for name, column in columns.items()}
+    for replica, rows in requests.groupby("replica"):
+        counts = {name: int(rows[column].sum()) for name, column in columns.items()}
         per_position = (shares * counts["num_accepted"]).round().tolist()
         metrics.counts[int(replica)] = counts | {"accepted_per_position": per_position}
     return generate_latest(metrics.registry)
