@@ -153,7 +153,7 @@ def plan_settings(session: Session) -> PlanSettings:
     """Draw the controls and read them. Raises InputError: the scenario's arrivals have no rate to plan for."""
     scenario = session.question.scenario
     rate, degree, device = value_text(mean_rate(scenario)), scenario.engine.tensor_parallel_size, scenario.hardware
-    device = known.name if (known := recognised(device)) else device
+    device = bundled.name if (bundled := recognised(device)) else device
     methods = (OFF, GIVEN) if scenario.speculative_config is not None else (OFF,)
     with st.container(border=True, key="controls"):
         with st.container(horizontal=True, gap="small"):
@@ -168,8 +168,8 @@ def plan_settings(session: Session) -> PlanSettings:
             degrees = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
             arguments["tensor_parallel_sizes"] = [int(degree) for degree in degrees]
         prices = _prices(session, arguments["hardware"])
-    given = {f"--{view.rpartition('.')[2]}": session.views[view] for view in OPTIONS if view in session.views}
-    options = list(itertools.chain(*given.items()))
+    changed = {f"--{view.rpartition('.')[2]}": session.views[view] for view in OPTIONS if view in session.views}
+    options = list(itertools.chain(*changed.items()))
     if View.CAPACITY_METHODS in session.views:
         options += [word for method in arguments["methods"] for word in ("--method", method)]
     if len(prices) == len(arguments["hardware"]):
@@ -207,13 +207,13 @@ def _several(session: Session, view: View, default: Sequence[str], names: Sequen
 
 def _prices(session: Session, hardware: Sequence[str]) -> Mapping[str, Price]:
     """A price and its day for each device; those that are given."""
-    given = session.view(View.CAPACITY_PRICES, "", _read_prices)
-    prices = {name: price for name, price in given.items() if name in hardware}
+    all_prices = session.view(View.CAPACITY_PRICES, "", _read_prices)
+    prices = {name: price for name, price in all_prices.items() if name in hardware}
     today = datetime.datetime.now(datetime.UTC).date()
 
     def write(name: str, amount: float | None, day: datetime.date | None) -> None:
         # With those of devices that are not chosen now: chosen again they have their price.
-        changed = {other: price for other, price in given.items() if other != name}
+        changed = {other: price for other, price in all_prices.items() if other != name}
         if amount:
             changed[name] = Price(amount, (day or today).isoformat())
         text = ",".join(_price_text(*entry) for entry in changed.items())

@@ -103,8 +103,8 @@ class Comparison:
 
 
 def render(session: Session, report: Report) -> None:
-    (own,) = answers(session.question.scenario)
-    entries = _entries(session, own)
+    (current,) = answers(session.question.scenario)
+    entries = _entries(session, current)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
     _runs(session, entries)
     by_letter = {entry.letter: entry for entry in entries}
@@ -116,7 +116,7 @@ def render(session: Session, report: Report) -> None:
         if letter not in by_letter:
             st.info(f"Until {letter} is available, the others are compared with {reference.letter}.")
     pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
-    comparison = Comparison(entries, reference, pairs, own.scenario.statistics.confidence)
+    comparison = Comparison(entries, reference, pairs, current.scenario.statistics.confidence)
     report.title, report.lines = "Runs compared", [entry.name for entry in entries]
     if pairs:
         _tables(report, comparison)
@@ -124,27 +124,27 @@ def render(session: Session, report: Report) -> None:
     else:
         st.info("Add a run to compare with: keep one from What-if, take one below, or upload a measured one.")
     commands = [question.command("simulate") for question in (session.question, *session.runs)]
-    report.footer(own.hash, "\n".join(commands), own)
-    name, rows = f"draftcast-compare-{own.hash[:12]}", lambda: pd.DataFrame(comparison.rows())
+    report.footer(current.hash, "\n".join(commands), current)
+    name, rows = f"draftcast-compare-{current.hash[:12]}", lambda: pd.DataFrame(comparison.rows())
     report.downloads(name, rows, lambda: comparison.summary(report.tables.get("Changed keys")))
 
 
-def _entries(session: Session, own: Answer) -> list[Entry]:
+def _entries(session: Session, current: Answer) -> list[Entry]:
     """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
-    entries = [_simulated_entry(LETTERS[0], "current setting", own)]
+    entries = [_simulated_entry(LETTERS[0], "current setting", current)]
     for letter, question in zip(LETTERS[1:], session.runs, strict=False):
         try:
             entries.append(_simulated_entry(letter, about(session.question, question), answer(question.scenario)))
         except InputError as error:
             cannot_run(session, error, question, letter)
-    slo = own.scenario.slo
+    slo = current.scenario.slo
     for letter, name in zip(LETTERS[1 + len(session.runs) :], session.measured, strict=False):
         folder = session.measured_folder(name)
         if not folder.is_dir():
             upload_again(name)
             continue
         run = read_measured_run(folder, slo)
-        column = Column(summarise([run.figures], own.scenario.statistics.confidence), [run.figures])
+        column = Column(summarise([run.figures], current.scenario.statistics.confidence), [run.figures])
         entries.append(Entry(letter, f"measured: {name}", column, run.requests, run))
     return entries
 
@@ -164,8 +164,8 @@ def about(question: Question, run: Question) -> str:
         spec = run.scenario.speculative_config
         words.append(f"{run.scenario.method} k={spec.k}" if spec is not None else "SD off")
     words += [word for key, value in changes.items() if (word := _change(key, value))]
-    kept = [cut(word, MOST_SAID) for word in words[:2]] or ["as A"]
-    return ", ".join(kept) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
+    shown = [cut(word, MOST_SAID) for word in words[:2]] or ["as A"]
+    return ", ".join(shown) + (f" and {len(words) - 2} more" if len(words) > 2 else "")
 
 
 def _change(key: str, value: Any) -> str:

@@ -32,12 +32,12 @@ AXIS_WORDS = WORDS["axes"]
 
 
 def render(session: Session, report: Report) -> None:
-    (own,) = answers(session.question.scenario)
-    report.badge([own.run.summary["figures"]])
-    report.title = title(own.scenario)
-    page = _Page(session, report, own)
+    (current,) = answers(session.question.scenario)
+    report.badge([current.run.summary["figures"]])
+    report.title = title(current.scenario)
+    page = _Page(session, report, current)
     commands = [session.question.command("simulate")]
-    if own.scenario.speculative_config is None:
+    if current.scenario.speculative_config is None:
         st.info("Speculation is off: choose a method on What-if to see where it pays.", icon=":material/tune:")
     else:
         page.choices()
@@ -48,19 +48,19 @@ def render(session: Session, report: Report) -> None:
         page.maps()
         commands = [page.command(), *page.more_commands]
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
-    tracks = operating_tracks(own.scenario, own.deployment, own.run)
-    device, dtype = own.deployment.profile.hardware, own.scenario.engine.weight_dtype
+    tracks = operating_tracks(current.scenario, current.deployment, current.run)
+    device, dtype = current.deployment.profile.hardware, current.scenario.engine.weight_dtype
     report.figure("roofline", roofline_figure(device, dtype, tracks))
-    report.footer(own.hash, "\n".join(commands), own)
-    report.downloads(f"draftcast-cutover-{own.hash[:12]}", page.rows, lambda: page.summary)
+    report.footer(current.hash, "\n".join(commands), current)
+    report.downloads(f"draftcast-cutover-{current.hash[:12]}", page.rows, lambda: page.summary)
 
 
 class _Page:
     """The parts of the page that are about one way of comparing: along ``over``, judged by ``metric``."""
 
-    def __init__(self, session: Session, report: Report, own: Answer) -> None:
-        self.session, self.report, self.own = session, report, own
-        self.key = question_key(own.scenario)
+    def __init__(self, session: Session, report: Report, current: Answer) -> None:
+        self.session, self.report, self.current = session, report, current
+        self.key = question_key(current.scenario)
         self.over = self.metric = ""
         self.cutover: Cutover | None = None
         self.more_commands: list[str] = []
@@ -71,14 +71,14 @@ class _Page:
 
     def choices(self) -> None:
         labels = {name: metric.label for name, metric in METRICS.items()}
-        metrics = [name for name in METRICS if name != "slo_goodput" or self.own.scenario.slos]
+        metrics = [name for name in METRICS if name != "slo_goodput" or self.current.scenario.slos]
         with st.container(horizontal=True):
             self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=AXIS_WORDS.__getitem__)
             self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels.__getitem__)
 
     def asked_for(self, view: View, words: tuple[str, ...], label: str, effort: str) -> bool:
         help = f"Simulates both sides {effort}."
-        return asked_for(self.session, view, " ".join([self.own.hash, *words]), label, help)
+        return asked_for(self.session, view, " ".join([self.current.hash, *words]), label, help)
 
     def crossing(self) -> None:
         st.subheader("Advantage of speculation", anchor="advantage")
@@ -87,7 +87,7 @@ class _Page:
         if not self.asked_for(View.CUTOVER_ASKED, words, "Find the cutover", effort):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return
-        question = CutoverQuestion(self.own.scenario, self.over, self.metric)
+        question = CutoverQuestion(self.current.scenario, self.over, self.metric)
         text = "Searching for the cutover"
         (result,) = long_answer((*self.key, *words), text, lambda progress: cutover(question, progress=progress))
         text, details = headline(result), detail_lines(result)
@@ -103,7 +103,7 @@ class _Page:
     def rows(self) -> pd.DataFrame:
         """The points of the search; without one the requests of the run."""
         if self.cutover is None:
-            return self.own.run.requests
+            return self.current.run.requests
         confidence = self.cutover.crossing.confidence
         points = []
         for probe in self.cutover.probes:
@@ -114,7 +114,7 @@ class _Page:
 
     def setting(self) -> None:
         st.subheader("Recommended setting", anchor="setting")
-        key, make = (*self.key, "recommend", self.metric), partial(recommend, self.own.scenario, metric=self.metric)
+        key, make = (*self.key, "recommend", self.metric), partial(recommend, self.current.scenario, metric=self.metric)
         result = long_answer(key, "Trying settings at this load", lambda progress: make(progress=progress))
         text = answer_line(result)
         verdict_line(text, setting=result.chosen.candidate.label)
@@ -146,7 +146,7 @@ class _Page:
         effort = "of every cell, up to 900,000 requests; takes about twenty seconds"
         if not self.asked_for(view, words, f"Map {AXIS_WORDS[self.over]} against {label}", effort):
             return
-        question = CutoverQuestion(self.own.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
+        question = CutoverQuestion(self.current.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
         values = MAP_ACCEPTANCES if against == "acceptance" else ()
         make = partial(speedup_map, question, against=against, values=values)
         result = long_answer((*self.key, *words), "Drawing the map", lambda progress: make(progress=progress))
@@ -156,8 +156,8 @@ class _Page:
         with st.expander("Break-even in numbers"):
             st.caption("  \n".join(map(literal, contour_lines(result))))
         self.summary["maps"].append(result.summary())
-        given = ("--acceptance", ",".join(map(str, values))) if values else ()
-        self.more_commands.append(self.command("--map", against, *given, "--budget", str(MAP_REQUESTS)))
+        acceptances = ("--acceptance", ",".join(map(str, values))) if values else ()
+        self.more_commands.append(self.command("--map", against, *acceptances, "--budget", str(MAP_REQUESTS)))
 
 
 @contextmanager

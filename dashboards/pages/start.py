@@ -42,17 +42,17 @@ def render(session: Session, report: Report) -> None:
     with st.container():
         place, estimate = st.empty(), step_estimate(scenario)
         show_card(place, scenario, estimate)
-    (own,) = answers(scenario)
-    if own.point.verdict is not None:
-        show_card(place, scenario, estimate, own.point.verdict)
-    what_if.show_answer(report, own)
+    (current,) = answers(scenario)
+    if current.point.verdict is not None:
+        show_card(place, scenario, estimate, current.point.verdict)
+    what_if.show_answer(report, current)
     server = view_choice(session, View.START_ENGINE, SERVERS, words=lambda name: ENGINES[name])
     try:
         st.code(short(server_command(scenario, server).text), language="bash", wrap_lines=True)
     except ScenarioError as error:
         st.warning(f"{ENGINES[server]} cannot run this: {literal(error)}", icon=":material/block:")
     st.caption("Below: the scenario as a file, for the command line or to open here again. What-if continues with it.")
-    what_if.finish(session, report, own)
+    what_if.finish(session, report, current)
 
 
 def _acceptance(session: Session, scenario: Scenario) -> None:

@@ -106,10 +106,10 @@ def render(session: Session, report: Report) -> None:
 
 def _grid(session: Session, key: str, text: str) -> Grid:
     """The grid of this question, its points made once."""
-    kept: dict[str, Grid] = st.session_state.get(GRID, {})
-    if key not in kept:
-        kept = st.session_state[GRID] = {key: read_grid(session, text)}
-    return kept[key]
+    grids: dict[str, Grid] = st.session_state.get(GRID, {})
+    if key not in grids:
+        grids = st.session_state[GRID] = {key: read_grid(session, text)}
+    return grids[key]
 
 
 def _run(session: Session, key: str, grid: Grid) -> SweepResult | None:

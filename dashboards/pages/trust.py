@@ -31,28 +31,28 @@ from draftcast.scenarios.show.validation_sweep_report import SweepSummary, bars_
 
 
 def render(session: Session, report: Report) -> None:
-    (own,) = answers(session.question.scenario)
-    figures = own.run.summary["figures"]
+    (current,) = answers(session.question.scenario)
+    figures = current.run.summary["figures"]
     report.badge([figures])
     trusted = fidelity([figures])
-    _scorecard(report, own)
+    _scorecard(report, current)
     st.header("Where this scenario's step times come from", anchor="origin")
     if trusted is not None:
         origins = [(word, f"{trusted.shares[word]:.0%}", WORDS["origins"][word]) for word in ORIGINS]
         head = ("device time", "share", "what it means")
         st.html(html_table(head, origins, look="facts", name="Origin of the device time"))
-    _coverage(report, own)
-    device, named = load_hardware(own.scenario.hardware), own.scenario.profile
+    _coverage(report, current)
+    device, named = load_hardware(current.scenario.hardware), current.scenario.profile
     profile = named or usual_profile(device)
     fits_any = profile_view.fits_any_device(profile)
     opened = _open(profile, device.name if fits_any else None)
     if opened.folder is not None:
         with st.expander("Fit and residuals"):
             _fit(session, report, opened)
-    facts = _origin(own, opened)
+    facts = _origin(current, opened)
     profile_table = html_table(("", ""), list(facts.items()), look="facts", name="Profile")
     st.expander("Where the profile comes from").html(profile_table)
-    name = own.run.summary["profile"]
+    name = current.run.summary["profile"]
     report.title, report.lines = f"Trust: {name}", [f"{fact}: {text}" for fact, text in facts.items()]
     st.header("Validation against live runs", anchor="validation")
     sweeps, uploaded = shipped_summaries(), session.path / session.validation
@@ -61,21 +61,22 @@ def render(session: Session, report: Report) -> None:
     for name_of_sweep, sweep in sweeps.items():
         _sweep(report, name_of_sweep, sweep)
     uploader(session, VALIDATION)
-    option = f" --hardware {own.scenario.hardware}" if fits_any else ""
-    report.footer(own.hash, f"draftcast profile show {name}{option}", own)
+    option = f" --hardware {current.scenario.hardware}" if fits_any else ""
+    report.footer(current.hash, f"draftcast profile show {name}{option}", current)
     table = report.tables.get("Held-out errors", pd.DataFrame(list(facts.items()), columns=["fact", "value"]))
     report.downloads(f"draftcast-trust-{name}", lambda: table, lambda: {**facts, "device_time": trusted})
 
 
-def _coverage(report: Report, own: Answer) -> None:
+def _coverage(report: Report, current: Answer) -> None:
     st.subheader("Coverage map", anchor="coverage")
     try:
-        report.figure("coverage", coverage_figure(coverage_of(own.scenario, own.deployment, own.run.requests)))
+        covered = coverage_of(current.scenario, current.deployment, current.run.requests)
+        report.figure("coverage", coverage_figure(covered))
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
         st.warning(
-            f"No measured profile of {literal(own.scenario.hardware)} is in use: its times are those of another device "
-            "or of assumed efficiencies, at the rates of its data sheet. "
+            f"No measured profile of {literal(current.scenario.hardware)} is in use: its times are those of another "
+            "device or of assumed efficiencies, at the rates of its data sheet. "
             f"Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
             icon=":material/map:",
         )
@@ -107,8 +108,8 @@ def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> 
     st.html(html_table(head, shown, name="Held-out errors"))
 
 
-def _origin(own: Answer, opened: profile_view.OpenProfile) -> dict[str, str]:
-    profile, manifest = own.deployment.profile, opened.manifest
+def _origin(current: Answer, opened: profile_view.OpenProfile) -> dict[str, str]:
+    profile, manifest = current.deployment.profile, opened.manifest
     age = ""
     with contextlib.suppress(ValueError):
         days = (datetime.now(UTC).date() - datetime.fromisoformat(profile.date).date()).days
@@ -137,8 +138,8 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     first, verdict, *rest = sweep.head()
     st.subheader(literal(name), anchor=False)
     verdict_line(verdict, held=sweep.held, of=sweep.of)
-    known = sweep.known_continuation
-    text = f"{known.checked_tokens:,} tokens compared with the known text, {known.wrong_tokens} wrong."
+    continuation = sweep.known_continuation
+    text = f"{continuation.checked_tokens:,} tokens compared with the known text, {continuation.wrong_tokens} wrong."
     lines = [first, *rest, text, bars_line(), *([f"Made by {sweep.command}."] if sweep.command else [])]
     with st.expander(f"Checks and tables of {literal(name)}"):
         st.caption("  \n".join(map(literal, lines)))
@@ -150,11 +151,11 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
             st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))
 
 
-def _scorecard(report: Report, own: Answer) -> None:
+def _scorecard(report: Report, current: Answer) -> None:
     """How forecasts have done beside what others measured on real GPUs; those like this scenario's stand out."""
     st.header("Forecast against measured", anchor="evidence")
-    forecasts, stratum = summary.shipped_forecasts(), stratum_of(own.deployment)
-    engine = own.scenario.engine.version.split()[0]
+    forecasts, stratum = summary.shipped_forecasts(), stratum_of(current.deployment)
+    engine = current.scenario.engine.version.split()[0]
     like = [f for f in forecasts if f.stratum == stratum]
     tables = {}
     for side in SIDES:

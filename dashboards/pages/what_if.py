@@ -68,23 +68,23 @@ def render(session: Session, report: Report) -> None:
     if estimate is not None:
         with beside[0].container():
             verdict_card.advantage_over_load(session, estimate)
-    own, *baselines = answers(scenario, *pinned)
-    if own.point.verdict is not None:
-        show_card(place, scenario, estimate, own.point.verdict)
+    current, *baselines = answers(scenario, *pinned)
+    if current.point.verdict is not None:
+        show_card(place, scenario, estimate, current.point.verdict)
     with contextlib.suppress(InputError):
         if lengths := session.speculation() and draft_lengths(with_values(scenario, session.speculation())):
             below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))
-    show_answer(report, own)
-    verdict = own.point.verdict
-    sides = {OFF: own.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
+    show_answer(report, current)
+    verdict = current.point.verdict
+    sides = {OFF: current.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
     if baselines:
         sides[BASELINE] = baselines[0].own
     runs = {name: side.run for name, side in sides.items() if side.run is not None and side.has_figures}
     report.badge([run.summary["figures"] for run in runs.values()])
-    _tiles(own, baselines)
+    _tiles(current, baselines)
     _buttons(session)
-    _pictures(report, own, runs)
-    finish(session, report, own)
+    _pictures(report, current, runs)
+    finish(session, report, current)
 
 
 def waits_for_acceptance(session: Session) -> bool:
@@ -95,18 +95,18 @@ def waits_for_acceptance(session: Session) -> bool:
     return bool(wanted)
 
 
-def finish(session: Session, report: Report, own: Answer) -> None:
-    verdict = own.point.verdict
-    report.tables["Figures"] = own.run.frame().reset_index()
-    report.footer(own.hash, session.question.command("simulate"), own)
-    summary = Comparison(own.scenario, (own.point,), None).summary if verdict is not None else lambda: own.run.summary
-    report.downloads(f"draftcast-{own.hash[:12]}", lambda: own.run.requests, summary)
+def finish(session: Session, report: Report, current: Answer) -> None:
+    run, point = current.run, current.point
+    report.tables["Figures"] = run.frame().reset_index()
+    report.footer(current.hash, session.question.command("simulate"), current)
+    summary = Comparison(current.scenario, (point,), None).summary if point.verdict is not None else lambda: run.summary
+    report.downloads(f"draftcast-{current.hash[:12]}", lambda: run.requests, summary)
 
 
-def show_answer(report: Report, own: Answer) -> None:
+def show_answer(report: Report, current: Answer) -> None:
     """Verdict, what limits, SLO and state, on the page and in the report."""
-    scenario, run, verdict = own.scenario, own.run, own.point.verdict
-    bottleneck = f"Bottleneck - {own.limits.sentence}"
+    scenario, run, verdict = current.scenario, current.run, current.point.verdict
+    bottleneck = f"Bottleneck - {current.limits.sentence}"
     if verdict is None:
         text = f"Speculation is off {load_words(scenario)}: there is nothing to compare."
         data = {"verdict": "off", "advice": ""}
@@ -122,13 +122,13 @@ def show_answer(report: Report, own: Answer) -> None:
     report.lines += [text, bottleneck]
     slo = None
     if scenario.slos:
-        unmet = run.slo_met is False and own.own.has_figures
-        slo = slo_answer(scenario, own.own, simulate(idle_scenario(scenario)) if unmet else None)
+        unmet = run.slo_met is False and current.own.has_figures
+        slo = slo_answer(scenario, current.own, simulate(idle_scenario(scenario)) if unmet else None)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         report.lines.append(slo.sentence)
-    elif status := status_line(scenario, own.own):
-        overloaded = own.own.state == "overloaded"
+    elif status := status_line(scenario, current.own):
+        overloaded = current.own.state == "overloaded"
         (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
         report.lines.append(status)
     for note in run.summary["notes"]:
@@ -136,15 +136,15 @@ def show_answer(report: Report, own: Answer) -> None:
             st.caption(literal(note))
 
 
-def _tiles(own: Answer, baselines: list[Answer]) -> None:
+def _tiles(current: Answer, baselines: list[Answer]) -> None:
     """Values as the command line gives them; differences over the requests that both measure."""
-    scenario, verdict = own.scenario, own.point.verdict
-    column = column_of(scenario, own.own)
+    scenario, verdict = current.scenario, current.point.verdict
+    column = column_of(scenario, current.own)
     pairs: dict[str, tuple[Column, Column]] = {}
     if verdict is not None:
         pairs[OFF] = (column, column_of(scenario, verdict.off))
     for baseline in baselines:
-        one, two = together(own, baseline)
+        one, two = together(current, baseline)
         pairs[BASELINE] = (column_of(scenario, one), column_of(baseline.scenario, two))
     doubts = {OFF: doubts_of(scenario, verdict)} if verdict is not None else {}
     st.html(tiles(column, pairs, scenario.statistics.confidence, doubts))
@@ -160,7 +160,7 @@ def _buttons(session: Session) -> None:
         button("Add to Compare", "add", session.add_run, session.question, disabled=session.room <= 0, help=hint)
 
 
-def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
+def _pictures(report: Report, current: Answer, runs: dict[str, RunResult]) -> None:
     """Of latencies only where they hold for the load."""
     right = st.container()
     if runs:
@@ -172,7 +172,7 @@ def _pictures(report: Report, own: Answer, runs: dict[str, RunResult]) -> None:
             report.figure("time", time_figure(runs))
     with right:
         st.subheader("Over time")
-        report.figure("timeline", timeline_figure(own.timeline))
+        report.figure("timeline", timeline_figure(current.timeline))
 
 
 def controls(session: Session) -> DeltaGenerator:

@@ -55,8 +55,8 @@ class Answer:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        known = self.run.summary["figures"] if self.own.has_figures else {}
-        figures = {name: estimate.mean for name, estimate in known.items()}
+        estimates = self.run.summary["figures"] if self.own.has_figures else {}
+        figures = {name: estimate.mean for name, estimate in estimates.items()}
         rate = self.scenario.rate_rps if self.own.state != "overloaded" else None
         return limits_at(self.scenario, Fluid.of(self.scenario), figures, rate)
 
@@ -78,10 +78,10 @@ def answers(*scenarios: Scenario) -> list[Answer]:
     with ThreadPoolExecutor(len(scenarios)) as threads:
         futures = [threads.submit(answer, scenario) for scenario in scenarios]
         if wait(futures, PATIENCE_S).not_done:
-            with simulating() as look:
-                look()
+            with simulating() as tell:
+                tell()
                 while wait(futures, _LOOK_EVERY_S).not_done:
-                    look()
+                    tell()
         results = [future.result() for future in futures]
     _set_engine_aside()
     return results
@@ -92,13 +92,13 @@ def simulating() -> Iterator[Callable[[], None]]:
     """A spinner; where the engine has to be compiled first it says so, once what it gives is called."""
     note = None
 
-    def look() -> None:
+    def tell() -> None:
         nonlocal note
         if engine_compilation.running and note is None:
             note = st.info(f"{COMPILING[0].upper()}{COMPILING[1:]}.", icon=":material/hourglass_top:")
 
     with st.spinner("Simulating"):
-        yield look
+        yield tell
     if note is not None:
         note.empty()
 
@@ -141,7 +141,7 @@ def _simulated(scenario: Scenario) -> Answer:
     sides = [scenario, *([without_speculation(scenario)] if scenario.speculative_config is not None else [])]
     with ThreadPoolExecutor(len(sides)) as threads:
         served = list(threads.map(_serve, sides))
-    runs = measure([each for each, _ in served])
+    runs = measure([run for run, _ in served])
     deployment, key = served[0][0].deployments[0], question_key(scenario)
     return Answer(scenario, point_of(scenario, runs), served[0][1], deployment, key[0])
 

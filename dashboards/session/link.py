@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import streamlit as st
 
-from draftcast.dashboards.session import session as asked
+from draftcast.dashboards.session import session as questions
 from draftcast.dashboards.session.answers import set_aside
 from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, SCENARIO, Question, Session, View, short
 from draftcast.errors import InputError
@@ -119,7 +119,7 @@ def _read_question(session: Session, query: Mapping[str, str], where: str = "") 
         base = DEFAULT_SCENARIO
     while True:
         try:
-            return Question.of(base, _scenario_of(session, base, values), own_length=asked.gives_length(values))
+            return Question.of(base, _scenario_of(session, base, values), own_length=questions.gives_length(values))
         except InputError as error:
             guilty = _guilty_key(session, base, values, error)
             text = short(error).removeprefix("--set: ").removeprefix("--set ")
@@ -130,10 +130,10 @@ def _read_question(session: Session, query: Mapping[str, str], where: str = "") 
 
 def _scenario_of(session: Session, base: str, values: Mapping[str, str]) -> Scenario:
     # Keys of the link come after those that every page opens the base with.
-    changes = assignments(changed_keys(asked.base_scenario(base), asked.opened(base)))
-    sets = [f"{key}={value.replace(asked.UPLOADED, f'{session.path}/')}" for key, value in values.items()]
+    changes = assignments(changed_keys(questions.base_scenario(base), questions.opened(base)))
+    sets = [f"{key}={value.replace(questions.UPLOADED, f'{session.path}/')}" for key, value in values.items()]
     scenario = load_scenario(base, overrides=[*changes, *sets])
-    asked.check_names(scenario, base, session.path)
+    questions.check_names(scenario, base, session.path)
     return scenario
 
 

@@ -187,17 +187,17 @@ class Session:
 
     def missing_of(self, *questions: Question) -> list[str]:
         """Files that questions take from this session's folder and that are not there: links carry none."""
-        names = [name for asked in questions for name in outside_names(to_mapping(asked.scenario)).values()]
+        names = [name for question in questions for name in outside_names(to_mapping(question.scenario)).values()]
         return [Path(name).name for name in names if Path(name).parent == self.path and not Path(name).exists()]
 
     def measured_folder(self, name: str) -> Path:
         return self.path / f"measured-{name}"
 
-    def change(self, values: Callable[..., Mapping[str, Any]], *given: Any) -> None:
+    def change(self, values: Callable[..., Mapping[str, Any]], *arguments: Any) -> None:
         """Change keys to ``values`` of what was ``given``; what the validation refuses changes nothing and is told."""
         self.touched, old = True, self.question
         try:
-            changes = values(*given)
+            changes = values(*arguments)
             scenario = with_values(old.scenario, changes)
             check_names(scenario, old.base, self.path)
         except InputError as error:
@@ -243,8 +243,8 @@ class Session:
         if one := references().get(name):
             self._take_method(with_measured, self.question.scenario, one.method, {"reference": name})
 
-    def _take_method(self, values: Callable[..., Mapping[str, Any]], *given: Any) -> None:
-        self.change(values, *given)
+    def _take_method(self, values: Callable[..., Mapping[str, Any]], *arguments: Any) -> None:
+        self.change(values, *arguments)
         if not self.refused:
             self.wanted_method = ""
 
@@ -318,8 +318,8 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def token(text: str) -> str:
     """Reads what `asked_for` writes into the link; empty: nothing was asked for."""
-    told = "must be the 12 hexadecimal digits that its button writes"
-    return _reader(str, lambda word: re.fullmatch("([0-9a-f]{12})?", word) is not None, told)(text)
+    message = "must be the 12 hexadecimal digits that its button writes"
+    return _reader(str, lambda word: re.fullmatch("([0-9a-f]{12})?", word) is not None, message)(text)
 
 
 @dataclass(frozen=True)
@@ -332,15 +332,15 @@ class Number:
     def __call__(self, text: str) -> Any:
         """Raises InputError: no such number."""
         kind = type(self.high)
-        told = f"must be a {'whole ' if kind is int else ''}number from {self.low:g} to {self.high:g}"
-        return _reader(kind, lambda value: self.low <= value <= self.high, told)(text)
+        message = f"must be a {'whole ' if kind is int else ''}number from {self.low:g} to {self.high:g}"
+        return _reader(kind, lambda value: self.low <= value <= self.high, message)(text)
 
 
-def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], told: str) -> Callable[[str], T]:
+def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], message: str) -> Callable[[str], T]:
     def read(text: str) -> T:
         with contextlib.suppress(ValueError):
             if allows(value := kind(text)):
                 return value
-        raise InputError(told, value=text)
+        raise InputError(message, value=text)
 
     return read

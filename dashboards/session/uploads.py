@@ -67,8 +67,8 @@ def forget_receipts() -> None:
 
 def receive(session: Session, upload: Upload, files: Files) -> Receipt:
     """Take files; one that a question already names is served as that says, and changes no question."""
-    asked, baseline = session.question, session.baseline
-    missing = session.missing_of(asked, *session.runs, *([baseline] if baseline is not None else []))
+    question, baseline = session.question, session.baseline
+    missing = session.missing_of(question, *session.runs, *([baseline] if baseline is not None else []))
     places = [session.path / plain_name(name) for name in files]
     before = {place: place.read_bytes() if place.is_file() else None for place in places}
     try:
@@ -78,7 +78,7 @@ def receive(session: Session, upload: Upload, files: Files) -> Receipt:
             raise InputError(text, file=next(iter(files)), value=size)
         text = upload.take(session, files)
         if awaited := [place.name for place in places if place.name in missing]:
-            session.ask(asked)
+            session.ask(question)
             text = f"{', '.join(awaited)}: taken for the scenario that names it"
         return Receipt(text, True)
     except DraftcastError as error:

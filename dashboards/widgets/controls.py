@@ -139,10 +139,10 @@ def slo_controls(session: Session) -> None:
     def bounds_with(name: str, bound: float | None) -> Mapping[str, Any]:
         slo = session.question.scenario.slo
         bounds = {key: getattr(slo, key, None) for key in BOUNDS} | {name: bound or None}
-        given = {key: value for key, value in bounds.items() if value is not None}
-        if not given:
+        limits = {key: value for key, value in bounds.items() if value is not None}
+        if not limits:
             return {"slo": None}
-        return {"slo": given | ({"attainment": slo.attainment} if slo is not None else {})}
+        return {"slo": limits | ({"attainment": slo.attainment} if slo is not None else {})}
 
     with st.container(horizontal=True):
         for name in BOUNDS:
@@ -157,8 +157,8 @@ def uploader(session: Session, upload: Upload) -> None:
 
     def received() -> None:
         st.session_state[f"{upload.key}:taken"] = taken + 1
-        given = st.session_state[key]
-        files = {file.name: file.getvalue() for file in (given if upload.several else [given]) if file is not None}
+        value = st.session_state[key]
+        files = {file.name: file.getvalue() for file in (value if upload.several else [value]) if file is not None}
         st.session_state[f"{upload.key}:receipt"] = receive(session, upload, files) if files else None
 
     options: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}

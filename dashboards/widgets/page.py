@@ -149,9 +149,9 @@ def verdict_line(text: str, *, bold: int = 0, tone: str = "", why: str = "", **d
     """
     attributes = "".join(f" data-{name}='{escape(str(value))}'" for name, value in data.items())
     head = f"<b class='{tone and f'dc-{tone}'}'>{escape(text[:bold])}</b>" if bold else ""
-    look = "dc-verdict" if bold or not tone else f"dc-verdict dc-{tone}"
+    style = "dc-verdict" if bold or not tone else f"dc-verdict dc-{tone}"
     below = f"<p class='dc-why'>{escape(why)}</p>" if why else ""
-    st.html(f"<p class='{look}'{attributes}>{head}{escape(text[bold:])}</p>{below}")
+    st.html(f"<p class='{style}'{attributes}>{head}{escape(text[bold:])}</p>{below}")
 
 
 class Html(str):
@@ -219,11 +219,11 @@ class Report:
         ``words`` are those of its texts, in Markdown.
         """
         self.figures.append(picture)
-        said = {part: text.format(**words) for part, text in PICTURES[name].items()}
+        texts = {part: text.format(**words) for part, text in PICTURES[name].items()}
         select: dict[str, Any] = {"on_select": on_click or "ignore", "selection_mode": "points"}
-        st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=said["alt"], **select)
-        if "caption" in said:
-            st.caption(said["caption"])
+        st.plotly_chart(picture, key=name, config=CONFIG, theme="streamlit", alt=texts["alt"], **select)
+        if "caption" in texts:
+            st.caption(texts["caption"])
 
     def latencies(self, runs: Mapping[str, pd.DataFrame], colours: Mapping[str, str] | None = None) -> None:
         """Draw the distributions of the latencies of runs, given as requests, with the SLO's bounds."""

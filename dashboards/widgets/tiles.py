@@ -81,7 +81,7 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     gpus = sum(gpus_by_device(scenario).values())
     figures = run.summary["figures"] | side.predicted_figures
     figures[PER_GPU] = figures["output_throughput"].scaled(1 / gpus)
-    replications = [{**each, PER_GPU: each["output_throughput"] / gpus} for each in run.replications]
+    replications = [{**values, PER_GPU: values["output_throughput"] / gpus} for values in run.replications]
     # What of a class changes neither when its requests arrive nor how long they are.
     workload = scenario.workload.model_dump(exclude={"classes": {"__all__": {"acceptance", "slo", "speculation"}}})
     served = workload, scenario.statistics.seed, len(run.requests)
@@ -128,11 +128,11 @@ def tiles(
 
 def doubts_of(scenario: Scenario, verdict: Verdict) -> dict[str, float]:
     """Of differences from off: of latencies the verdict's doubt, of SLO goodput that of its own verdict."""
-    found = {figure.name: verdict.doubt for tile in LATENCY_TILES for figure in tile.figures}
+    doubts = {figure.name: verdict.doubt for tile in LATENCY_TILES for figure in tile.figures}
     if scenario.slos:
         metric, errors = METRICS["slo_goodput"], response(scenario)
-        found[metric.figure] = decide(metric, verdict.on, verdict.off, verdict.confidence, errors=errors).doubt
-    return found
+        doubts[metric.figure] = decide(metric, verdict.on, verdict.off, verdict.confidence, errors=errors).doubt
+    return doubts
 
 
 def value_cell(figure: Figure, column: Column, missing: str = "") -> str:

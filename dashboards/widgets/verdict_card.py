@@ -80,10 +80,10 @@ def step_estimate(scenario: Scenario) -> StepEstimate | None:
         rates = tuple((np.arange(1, RATES + 1) * most / RATES).tolist())
         confidence = scenario.statistics.confidence
         loads = (*rates, scenario.rate_rps)
-        found = [replace(errors, rate_rps=rate).predict(Probe(rate), confidence) for rate in loads]
+        predictions = [replace(errors, rate_rps=rate).predict(Probe(rate), confidence) for rate in loads]
         sides = ([fluid.in_system(rate) for fluid in errors.fluids] for rate in rates)
         ratios = [off / on if math.isfinite(on) else math.nan for on, off in sides]
-        return StepEstimate(errors, rates, tuple(ratios), tuple(found[:-1]), found[-1])
+        return StepEstimate(errors, rates, tuple(ratios), tuple(predictions[:-1]), predictions[-1])
 
     return _estimates.get(question_key(scenario), make)
 
@@ -135,12 +135,12 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
     cells = []
     for length in lengths:
         ratio = off.latency_s / length.latency_s if math.isfinite(length.latency_s) else math.nan
-        said = "full" if math.isnan(ratio) else f"{ratio:.2f}" if math.isfinite(ratio) else "holds"
+        label = "full" if math.isnan(ratio) else f"{ratio:.2f}" if math.isfinite(ratio) else "holds"
         looks = ["dc-k", *(["dc-best"] if length is best else []), *([] if length.is_given else ["dc-beyond"])]
         mark = " aria-current='true'" if length.k == chosen else ""
         height = 100 * fastest_s / length.latency_s
         cells.append(
-            f"<li class='{' '.join(looks)}'{mark}><b>{said}</b><span><i style='height:{height:.0f}%'></i></span>"
+            f"<li class='{' '.join(looks)}'{mark}><b>{label}</b><span><i style='height:{height:.0f}%'></i></span>"
             f"<small>{length.k}</small></li>"
         )
     what = "off" if best.k == 0 else f"k = {best.k}"
@@ -149,9 +149,9 @@ def draft_length_strip(lengths: Sequence[DraftLength], chosen: int) -> str:
         text += " Full: overloaded."
     if math.isinf(off.latency_s) and math.isfinite(best.latency_s):
         text += " Holds: keeps up with the load, which is too much for off."
-    given = max(length.k for length in lengths if length.is_given)
-    if given < lengths[-1].k:
-        text += f" Striped: acceptance was given for {given}; beyond it the last conditional rate continues."
+    longest = max(length.k for length in lengths if length.is_given)
+    if longest < lengths[-1].k:
+        text += f" Striped: acceptance was given for {longest}; beyond it the last conditional rate continues."
     return f"<div class='dc-ks'><ol aria-label='Draft tokens k'>{''.join(cells)}</ol><p>{escape(text)}</p></div>"
 
 
@@ -177,11 +177,11 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
     state = "simulated" if verdict is not None else "estimate"
     if scenario.speculative_config is None:
         return Card("Speculation: **not chosen**", state, "")
-    said, advantage, facts = "", None, []
+    word, advantage, facts = "", None, []
     if verdict is not None:
-        said, advantage = verdict.word, verdict.advantage
+        word, advantage = verdict.word, verdict.advantage
     elif estimate is not None:
-        said, advantage = estimate.word, estimate.here.advantage
+        word, advantage = estimate.word, estimate.here.advantage
     if advantage is not None:
         facts.append(("Advantage in mean E2E latency", *_advantage(advantage)))
     if estimate is not None:
@@ -189,9 +189,9 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
         facts.append(("Full load", *_capacity(estimate, verdict)))
         facts.append(("Checked", *_checked(estimate.errors.error.stratum)))
     how = "simulated" if verdict is not None else "estimate of mean steps; simulating"
-    lines = [f"Speculation: **{HEADS.get(said, said.upper()) or 'SIMULATING'}** *{how}*", ""]
+    lines = [f"Speculation: **{HEADS.get(word, word.upper()) or 'SIMULATING'}** *{how}*", ""]
     lines += [f"- {name} **{literal(value)}** *{literal(more)}*" for name, value, more in facts]
-    return Card("\n".join(lines), state, {"pays": "better", "costs": "worse"}.get(said, "even"))
+    return Card("\n".join(lines), state, {"pays": "better", "costs": "worse"}.get(word, "even"))
 
 
 def show_card(
@@ -210,10 +210,10 @@ def _advantage(value: Estimate) -> tuple[str, str]:
 
 def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
     # As a search has found it, on this page or on Cutover, in any session.
-    (found,) = LONG.known(search_key(scenario)) or (None,)
-    if found is not None and found.verdict != "cannot tell":
-        about, rate = "", found.crossing.best if found.verdict == "crosses" else None
-        if found.verdict == "never pays":
+    (simulated,) = LONG.known(search_key(scenario)) or (None,)
+    if simulated is not None and simulated.verdict != "cannot tell":
+        about, rate = "", simulated.crossing.best if simulated.verdict == "crosses" else None
+        if simulated.verdict == "never pays":
             return "none", "speculation pays at no load"
     else:
         about, rate = "about ", estimate.cutover_rps
@@ -226,8 +226,8 @@ def _headroom(scenario: Scenario, estimate: StepEstimate) -> tuple[str, str]:
 def _capacity(estimate: StepEstimate, verdict: Verdict | None) -> tuple[str, str]:
     """Of both sides, simulated where the verdict needed them."""
     sides = (verdict.on.capacity_rps, verdict.off.capacity_rps) if verdict is not None else (None, None)
-    simulated = [each.mean for each in sides if each is not None]
-    on, off = simulated if len(simulated) == 2 else (float(each.capacity_rps()) for each in estimate.errors.fluids)
+    simulated = [capacity.mean for capacity in sides if capacity is not None]
+    on, off = simulated if len(simulated) == 2 else (float(fluid.capacity_rps()) for fluid in estimate.errors.fluids)
     about = "" if len(simulated) == 2 else "about "
     return f"{on / off - 1:+.0%}", f"{about}{number(on)} req/s with, {number(off)} without"
 
@@ -251,18 +251,18 @@ def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
 
     def draw() -> None:
         try:
-            found = LONG.known(key) if first or refused[0] else beside_page(session, key, search)
+            searched = LONG.known(key) if first or refused[0] else beside_page(session, key, search)
         except InputError as error:
-            found, refused[0] = None, str(error)
-        if found is not None and not first:
+            searched, refused[0] = None, str(error)
+        if searched is not None and not first:
             st.rerun()
         first.clear()
         rate = estimate.cutover_rps
         until = f"up to about {number(rate)} req/s" if rate is not None else "up to the capacity"
-        said = f"faster {until}" if estimate.ratios[0] > 1.0 else "slower"
+        verdict = f"faster {until}" if estimate.ratios[0] > 1.0 else "slower"
         doing = f"No search for the cutover: {refused[0]}" if refused[0] else "Searching for the cutover."
-        estimated = f"Estimate of mean steps: speculation is {said}. {doing}"
-        simulated = found[0] if found else None
+        estimated = f"Estimate of mean steps: speculation is {verdict}. {doing}"
+        simulated = searched[0] if searched else None
         finding = headline(simulated).partition(". ")[0] + "." if simulated is not None else estimated
         st.html(f"<p class='dc-finding'>{escape(finding)}</p>")
         figure = advantage_figure(scenario, estimate.rates, estimate.ratios, estimate.advantages, simulated)
