@@ -61,13 +61,6 @@ class SearchOptions:
         return default if low is None else low, default if high is None else high
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    max_model_len: int | None = None
-    bootstrap: int = 1000
-    seed: int = 0
-
-
 @app.command()
 def measure(
     *,
@@ -77,7 +70,9 @@ def measure(
     head_rates: str | None = None,
     model: Literal["ngram", "along_output", "per_position"] = "ngram",
     search: SearchOptions,
-    sampling: Sampling,
+    max_model_len: int | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
     output: Output,
 ) -> None:
     """Run the real matcher over logged prompts and outputs: exact for greedy decoding, no model needed."""
@@ -101,7 +96,8 @@ def measure(
     head = _rates(head_rates or "")
     output.check()
     requests = matchers.read_token_log(tokens)
-    settings = {name: value for name, value in vars(sampling).items() if value is not None}
+    limit = {"max_model_len": max_model_len} if max_model_len is not None else {}
+    settings = {"bootstrap": bootstrap, "seed": seed, **limit}
     keys = {name.removeprefix("suffix_"): value for name, value in suffix.items() if value is not None}
     with progress_bar("measuring"):
         if method == "arctic":
