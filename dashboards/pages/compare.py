@@ -106,8 +106,8 @@ def render(session: Session, report: Report) -> None:
     (current,) = answers(session.question.scenario)
     entries = _entries(session, current)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
-    _runs(session, entries)
     by_letter = {entry.letter: entry for entry in entries}
+    _runs(session, by_letter)
     names = {letter: _name(letter, by_letter.get(letter)) for letter in _letters(session)}
     reference = entries[0]
     if len(entries) > 1:
@@ -188,8 +188,7 @@ def _pair(entry: Entry, reference: Entry) -> tuple[Column, Column]:
     return column_of(entry.run.scenario, side), column_of(reference.run.scenario, other)
 
 
-def _runs(session: Session, entries: Sequence[Entry]) -> None:
-    by_letter = {entry.letter: entry for entry in entries}
+def _runs(session: Session, by_letter: Mapping[str, Entry]) -> None:
     question = session.question
     offers = {"Add the same run": question}
     if question.scenario.speculative_config is not None:

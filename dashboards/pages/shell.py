@@ -15,28 +15,12 @@ from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_sessio
 from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, Question, Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
-from draftcast.dashboards.widgets.controls import (
-    WORDS,
-    button,
-    choice_control,
-    control,
-    number_control,
-    slo_controls,
-    uploader,
-)
+from draftcast.dashboards.widgets import controls
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
-DRAWN_BY = {
-    "start": start,
-    "what-if": what_if,
-    "cutover": cutover,
-    "capacity": capacity,
-    "sweep": sweep,
-    "compare": compare,
-    "trust": trust,
-}
+DRAWN_BY = dict(zip(PAGES, (start, what_if, cutover, capacity, sweep, compare, trust), strict=True))
 """The module of each page, whose ``render`` raises InputError where there is no answer."""
 
 
@@ -59,18 +43,18 @@ def _draw() -> None:
     st.html(FOLDER / "style.css")
     session = current_session()
     session.begin_page()
-    control(
+    controls.control(
         st.segmented_control,
         PAGE,
         session.page,
         session.go,
         options=PAGES,
-        format_func=lambda name: f":material/{WORDS['icons'][name]}: {name.capitalize()}",
+        format_func=lambda name: f":material/{controls.WORDS['icons'][name]}: {name.capitalize()}",
         label_visibility="collapsed",
         required=True,
     )
     st.title(session.page.capitalize(), anchor=False)
-    st.caption(WORDS["pages"][session.page])
+    st.caption(controls.WORDS["pages"][session.page])
     # A page may find something in the link to warn of; its place is on top all the same.
     top = st.container()
     report = Report(session, st.container(key="answer-badge"))
@@ -89,19 +73,19 @@ def _draw() -> None:
 
 def sidebar(session: Session) -> None:
     with st.sidebar:
-        control(st.selectbox, SCENARIO, session.question.base, partial(_open, session), options=bases())
+        controls.control(st.selectbox, SCENARIO, session.question.base, partial(_open, session), options=bases())
         if changed := len(session.question.link_changes):
             reset = f"Reset {changed} changed key{'s' if changed > 1 else ''}"
-            button(reset, "undo", _open, session, session.question.base, width="stretch")
-        uploader(session, SCENARIO_FILE)
+            controls.button(reset, "undo", _open, session, session.question.base, width="stretch")
+        controls.uploader(session, SCENARIO_FILE)
         if session.page != "start":  # which has them among its steps
             st.subheader("SLO", help="A request is good when it meets every bound that is given.")
-            slo_controls(session)
+            controls.slo_controls(session)
         st.subheader("Effort", help="More requests and replications give narrower intervals and slower pages.")
         with st.container(horizontal=True):
             for key in ("statistics.seed", "statistics.replications", NUM_REQUESTS):
-                number_control(session, key)
-        choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
+                controls.number_control(session, key)
+        controls.choice_control(session, "statistics.confidence", (0.9, 0.95, 0.99), "{:.0%}".format)
 
 
 def _open(session: Session, base: str) -> None:

@@ -6,13 +6,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from draftcast.errors import InputError, LiveError
 from draftcast.files import plain
 from draftcast.sim.compiled.cache import tell_of_compiling
+
+if TYPE_CHECKING:
+    from draftcast.scenarios.compare.verdict import Side
+    from draftcast.scenarios.sweep.result import SweepCell
 
 BAD_INPUT, SLO_UNMET, UNSTABLE, UNDECIDED, LIVE_FAILED, CELLS_FAILED = range(2, 8)
 INTERRUPTED, TERMINATED = 130, 143
@@ -21,17 +25,7 @@ LINE_EVERY_S = 10.0
 """Between two lines of progress where standard error is no terminal."""
 
 
-class Placed(Protocol):
-    """What is known of a setting at a load, such as ``Side`` and a sweep's ``Cell``."""
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def has_figures(self) -> bool: ...
-
-
-def exit_without_figures(answers: Sequence[Placed]) -> None:
+def exit_without_figures(answers: "Sequence[Side | SweepCell]") -> None:
     """End a command no figures of which hold: with `UNSTABLE` where all is overloaded, else with `UNDECIDED`."""
     if not any(answer.has_figures for answer in answers):
         raise typer.Exit(UNSTABLE if all(answer.state == "overloaded" for answer in answers) else UNDECIDED)

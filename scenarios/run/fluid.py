@@ -293,9 +293,10 @@ class Fluid:
     @functools.cached_property
     def _ends_rps(self) -> FloatArray:
         """Requests per second that end with 1, 2, ... of them in the system, up to `slots`; never falling."""
-        counts = self._counts()
+        most = max(self.slots, self.engines)
+        counts = np.unique(np.round(np.geomspace(self.engines, most, 24))).tolist()
         rates = np.maximum.accumulate([self.rate_rps(count) for count in counts])
-        numbers = np.arange(1.0, max(self.slots, self.engines) + 1.0)
+        numbers = np.arange(1.0, most + 1.0)
         return np.asarray(np.interp(numbers, [0.0, *counts], [0.0, *rates]))
 
     @functools.cached_property
@@ -313,10 +314,6 @@ class Fluid:
             return 0.0
         in_system = min(self.in_system(rate_rps), float(self.slots))
         return 2.0 * rate_rps * (thought_s + number * self.latency_s(in_system))
-
-    def _counts(self) -> list[float]:
-        counts = np.geomspace(self.engines, max(self.slots, self.engines), 24)
-        return np.unique(np.round(counts)).tolist()  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,8 @@ from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import CapacityError, InputError
 from draftcast.files import check_memory, picked, read_frame, read_json
 from draftcast.kernels.arrays import FloatArray, IntArray
+from draftcast.scenarios.run import run_directory as on_disk
 from draftcast.scenarios.run.deployment import NOTES, Deployment, assumed_of, deployments_of
-from draftcast.scenarios.run.run_directory import (
-    FORMAT,
-    FORMAT_VERSION,
-    MANIFEST,
-    REQUESTS,
-    STEPS,
-    SUMMARY,
-    make_manifest,
-    write_run_directory,
-)
 from draftcast.scenarios.run.workload_spec import acceptance_models, confidences, workload_spec
 from draftcast.scenarios.schema import Scenario, members
 from draftcast.sim.acceptance.compile import compile_acceptance
@@ -129,7 +120,7 @@ class RunResult(Plotted):
         """Write the run directory of ``--out`` (`draftcast.scenarios.run.run_directory`), ``more`` in the summary."""
         manifest = self.manifest | {"result": picked(self, _KEPT)}
         tables = picked(self, "requests steps")
-        return write_run_directory(path, manifest=manifest, summary=self.summary | more, **tables)
+        return on_disk.write_run_directory(path, manifest=manifest, summary=self.summary | more, **tables)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -139,11 +130,11 @@ class RunResult(Plotted):
             InputError: no run directory of this version, or a damaged one.
         """
         folder = Path(path)
-        manifest, summary = read_json(folder / MANIFEST), read_json(folder / SUMMARY)
+        manifest, summary = read_json(folder / on_disk.MANIFEST), read_json(folder / on_disk.SUMMARY)
         try:
             stored = manifest.pop("result")
-            if (manifest["format"], manifest["format_version"]) != (FORMAT, FORMAT_VERSION):
-                raise KeyError(FORMAT)
+            if (manifest["format"], manifest["format_version"]) != (on_disk.FORMAT, on_disk.FORMAT_VERSION):
+                raise KeyError(on_disk.FORMAT)
             for part in (summary, *summary.get("groups", ())):
                 for name in {"figures"} | ({"predicted_figures"} & part.keys()):
                     part[name] = {figure: _estimate(values) for figure, values in part[name].items()}
@@ -152,8 +143,8 @@ class RunResult(Plotted):
         except (AttributeError, KeyError, TypeError):
             message = "is no run of this version: a manifest with a result and a summary with figures are needed"
             raise InputError(message, file=str(folder)) from None
-        steps = read_frame(folder / STEPS) if (folder / STEPS).exists() else None
-        return cls(summary, read_frame(folder / REQUESTS), steps, manifest, **fields)
+        steps = read_frame(folder / on_disk.STEPS) if (folder / on_disk.STEPS).exists() else None
+        return cls(summary, read_frame(folder / on_disk.REQUESTS), steps, manifest, **fields)
 
     def __repr__(self) -> str:
         latency, rate = (self.summary["figures"][name].mean for name in ("mean_e2el_s", "request_throughput"))
@@ -519,7 +510,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         summary=summary,
         requests=served.requests,
         steps=_stack([r.steps for r in done if r.steps is not None]) if done[0].steps is not None else None,
-        manifest=make_manifest(scenario, ", ".join(dict.fromkeys(d.profile.checksum() for d in deployments)))
+        manifest=on_disk.make_manifest(scenario, ", ".join(dict.fromkeys(d.profile.checksum() for d in deployments)))
         | {"engine": facts[0] if len(facts) == 1 else {"groups": facts}},
         state=state,
         slo_met=slo_met,

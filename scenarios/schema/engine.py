@@ -109,12 +109,9 @@ class Engine(Frozen):
     @property
     def layout(self) -> str:
         """How a replica is spread over its GPUs, as ``TP8 PP2 EP``."""
-        sizes = {
-            "PP": self.pipeline_parallel_size,
-            "DP": self.data_parallel_size,
-            "DCP": self.decode_context_parallel_size,
-        }
-        parts = [f"TP{self.tensor_parallel_size}", *(f"{name}{size}" for name, size in sizes.items() if size > 1)]
+        sizes = self.pipeline_parallel_size, self.data_parallel_size, self.decode_context_parallel_size
+        others = (f"{name}{size}" for name, size in zip(("PP", "DP", "DCP"), sizes, strict=True) if size > 1)
+        parts = [f"TP{self.tensor_parallel_size}", *others]
         return " ".join([*parts, "EP"] if self.enable_expert_parallel else parts)
 
     @property

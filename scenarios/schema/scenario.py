@@ -122,16 +122,11 @@ class Scenario(Frozen):
     @classmethod
     def elsewhere(cls, key: str) -> str | None:
         """The section an unknown top-level key belongs to, e.g. ``engine.max_num_seqs``."""
-        sections: tuple[tuple[str, type[Frozen]], ...] = (
-            ("engine", Engine),
-            ("engine.speculative_config", SpeculativeConfig),
-            ("workload", Workload),
-            ("cluster", Cluster),
-            ("slo", Slo),
-            ("statistics", Statistics),
-        )
+        sections: dict[str, type[Frozen]]
+        sections = {"engine": Engine, "engine.speculative_config": SpeculativeConfig, "workload": Workload}
+        sections |= {"cluster": Cluster, "slo": Slo, "statistics": Statistics}
         # One that has the very key comes before one whose key is spelled alike.
-        for section, model in sorted(sections, key=lambda entry: key not in entry[1].model_fields):
+        for section, model in sorted(sections.items(), key=lambda item: key not in item[1].model_fields):
             if near := nearest_key(key, model.model_fields):
                 return f"{section}.{near}"
         return "workload.arrivals.request_rate_rps" if nearest_key(key, ["request_rate_rps"]) else None
@@ -268,10 +263,8 @@ class Scenario(Frozen):
             lengths = entry.lengths or self.workload.lengths
             models.append((f"workload.classes.{index}.acceptance", entry.acceptance, lengths))
         for key, model, lengths in models:
-            if model is None or model.model != "trace" or model.path is not None:
-                continue
-            from_file = lengths is not None and lengths.path is not None
-            if self.workload.arrivals.process != "trace" and not from_file:
+            from_file = self.workload.arrivals.process == "trace" or (lengths is not None and lengths.path is not None)
+            if isinstance(model, Trace) and model.path is None and not from_file:
                 file = "specdecode_bench file (workload.lengths.path or trace arrivals)"
                 raise self.refusal(f"{key}.model", f"needs requests from a {file}, or path")
 

@@ -166,9 +166,8 @@ def points_table(answer: Cutover) -> Table:
     """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
     confidence = answer.crossing.confidence
-    advantage, word = (
-        ("advantage", "") if answer.prediction is None else ("advantage, sampling noise", "with all errors")
-    )
+    has_errors = answer.prediction is not None
+    advantage, word = ("advantage, sampling noise", "with all errors") if has_errors else ("advantage", "")
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
     for probe, run in zip(answer.probes, answer.looks, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)

@@ -134,11 +134,8 @@ def groups_tables(point: RatePoint) -> list[Table]:
             row = [f"{index}: {group['layout']}", str(group["replicas"]), gpus, drafts, requests, *latencies]
             rows.append(row + [f"{memory[key]:,.0f}" for key in columns.values()])
         sections.append(len(rows) - 2)
-    return (
-        [make_table(rows, title="Groups of replicas (intervals: sampling noise only)", sections=sections)]
-        if len(rows) > 1
-        else []
-    )
+    heading = "Groups of replicas (intervals: sampling noise only)"
+    return [make_table(rows, title=heading, sections=sections)] if len(rows) > 1 else []
 
 
 def _covered(scenario: Scenario) -> str:

@@ -20,18 +20,9 @@ from draftcast.files import parse_json, picked, plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES
 from draftcast.scenarios.live.validate.sweep import Accepted, Cell, Cutover, Effect, ModeSteps, SweepValidation
 from draftcast.scenarios.show import plots
+from draftcast.scenarios.show import validation_report as one_run
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
-from draftcast.scenarios.show.validation_report import (
-    CLOSED_LOOP_BARS,
-    OPEN_LOOP_BARS,
-    STEP_BARS,
-    bars,
-    figure_summaries,
-    percent,
-    steps_hold,
-    write_files,
-)
 
 Table = list[list[str]]
 """The first row is the header."""
@@ -168,12 +159,12 @@ def shipped_summaries() -> dict[str, SweepSummary]:
 
 def bars_line() -> str:
     names = {"mean_tpot_s": "mean TPOT", "mean_e2el_s": "mean E2E", "median_ttft_s": "median TTFT"}
-    rates = ", ".join(f"{names[name]} within {bar:.0%}" for name, bar in OPEN_LOOP_BARS.items())
+    rates = ", ".join(f"{names[name]} within {bar:.0%}" for name, bar in one_run.OPEN_LOOP_BARS.items())
+    (median, p90), (throughput,) = one_run.STEP_BARS.values(), one_run.CLOSED_LOOP_BARS.values()
     return (
-        f"Bars: step time within {STEP_BARS['median']:.0%} at the median and {STEP_BARS['p90']:.0%} at p90; at rates "
-        f"below 80% of the capacity {rates}; in closed loops throughput within "
-        f"{CLOSED_LOOP_BARS['output_throughput']:.0%}; the sign of effects above 5%; the cutover within one step of "
-        "the users that were run, or 15%."
+        f"Bars: step time within {median:.0%} at the median and {p90:.0%} at p90; at rates below 80% of the capacity "
+        f"{rates}; in closed loops throughput within {throughput:.0%}; the sign of effects above 5%; the cutover "
+        "within one step of the users that were run, or 15%."
     )
 
 
@@ -197,7 +188,7 @@ Verdicts = dict[str, dict[str, Any]]  # by bar: ``{"held": ..., "of": ..., "miss
 def verdicts(sweep: SweepValidation) -> Verdicts:
     """Which bars hold; ``step_time`` is of the step times."""
     modes = {mode: steps.errors for mode, steps in sweep.steps.items() if steps.errors.points and mode != "all"}
-    checks: list[Check] = [(STEP_TIME, mode, steps_hold(errors)) for mode, errors in modes.items()]
+    checks: list[Check] = [(STEP_TIME, mode, one_run.steps_hold(errors)) for mode, errors in modes.items()]
     checks += _figure_checks(sweep)
     for effect in sweep.effects:
         if effect.sign != "small":
@@ -210,7 +201,7 @@ def _figure_checks(sweep: SweepValidation, *, own_step_times: bool = False) -> I
     """``own_step_times``: as forecast with the step times, acceptance and front end measured in each run."""
     for cell in sweep.cells:
         run, folder = cell.validation, cell.entry["dir"]
-        for name, bar in bars(run).items() if cell.judged else ():
+        for name, bar in one_run.bars(run).items() if cell.judged else ():
             if own_step_times and math.isfinite(error := run.error_with_own_step_times(name)):
                 yield name, folder, abs(error) <= bar
             elif not own_step_times and name in run.figures:
@@ -253,7 +244,7 @@ def write_sweep_report(sweep: SweepValidation, folder: Path, *, static: bool = F
     ``static``: the plot is an SVG of kaleido's, also on its own, and not a script of five megabytes. Raises InputError:
     the folder cannot be made or written, or the plot cannot be drawn.
     """
-    written = write_files(folder, {f"{STEM}.json": json_bytes(summary(sweep)).decode()})
+    written = one_run.write_files(folder, {f"{STEM}.json": json_bytes(summary(sweep)).decode()})
     figure = effects_figure(sweep)
     if static:
         drawn = folder / f"{STEM}.svg"
@@ -268,7 +259,7 @@ def write_sweep_report(sweep: SweepValidation, folder: Path, *, static: bool = F
     parts += paragraphs([f"note: {note}" for note in _notes(sweep)])
     html = page(f"Live sweep {sweep.folder.name} and its forecast", parts)
     text = markdown(sweep, f"{STEM}.svg" if static else None)
-    return written + write_files(folder, {f"{STEM}.html": html, f"{STEM}.md": text})
+    return written + one_run.write_files(folder, {f"{STEM}.html": html, f"{STEM}.md": text})
 
 
 def markdown(sweep: SweepValidation, picture: str | None = None) -> str:
@@ -320,9 +311,9 @@ def _tables(sweep: SweepValidation) -> list[tuple[str, Table]]:
 def _cause_rows(sweep: SweepValidation) -> list[list[str]]:
     """Of every figure with a bar: its error, and what each cause put right in turn changes."""
     table = [["figure", "runs", "error", *CAUSES]]
-    names = dict.fromkeys(name for cell in sweep.cells for name in bars(cell.validation))
+    names = dict.fromkeys(name for cell in sweep.cells for name in one_run.bars(cell.validation))
     for name in names:
-        runs = [cell.validation for cell in sweep.cells if cell.judged and name in bars(cell.validation)]
+        runs = [cell.validation for cell in sweep.cells if cell.judged and name in one_run.bars(cell.validation)]
         shares = [[run.figures[name].error, *run.attribution[name].values()] for run in runs if name in run.attribution]
         if shares:
             table.append([name, str(len(shares)), *(f"{value:.1%}" for value in np.median(np.abs(shares), axis=0))])
@@ -333,12 +324,12 @@ def _run_rows(sweep: SweepValidation) -> list[list[str]]:
     head = ["acceptance length", "accuracy of the step times: median, p90", "of capacity"]
     table = [["run", *_FIGURES.values(), *head]]
     for cell in sweep.cells:
-        run, wanted, row = cell.validation, bars(cell.validation) if cell.judged else {}, [cell.entry["dir"]]
+        run, wanted, row = cell.validation, one_run.bars(cell.validation) if cell.judged else {}, [cell.entry["dir"]]
         for name in (*_FIGURES, "mean_acceptance_length"):
             error = run.figures[name].error if name in run.figures else math.nan
-            own_times = percent(run.error_with_own_step_times(name))
+            own_times = one_run.percent(run.error_with_own_step_times(name))
             missed = f" {MISSED}" if abs(error) > wanted.get(name, math.inf) else ""
-            row.append(percent(error) + (f" ({own_times})" if own_times else "") + missed)
+            row.append(one_run.percent(error) + (f" ({own_times})" if own_times else "") + missed)
         errors = run.steps.errors["all"] if run.steps is not None else None
         row.append(f"{errors.median:.1%}, {errors.p90:.1%}" if errors is not None else "")
         table.append([*row, f"{cell.capacity_share:.0%}" if math.isfinite(cell.capacity_share) else ""])
@@ -349,7 +340,7 @@ def _cell(cell: Cell) -> dict[str, Any]:
     run = cell.validation
     steps = run.steps.summary() if run.steps is not None else None
     facts = picked(cell, "capacity_share judged") | picked(run, "acceptance")
-    return {**cell.entry, **facts, "figures": figure_summaries(run), "steps": steps}
+    return {**cell.entry, **facts, "figures": one_run.figure_summaries(run), "steps": steps}
 
 
 def effects_figure(sweep: SweepValidation) -> Any:
