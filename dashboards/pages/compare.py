@@ -15,7 +15,7 @@ from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import WORDS, button, label_of, uploader, view_choice
 from draftcast.dashboards.widgets.page import Html, Report, cannot_run, html_table, upload_again
-from draftcast.dashboards.widgets.tiles import Column, Figure, column_of
+from draftcast.dashboards.widgets.tiles import Column, Figure, Pair, column_of
 from draftcast.errors import InputError, cut
 from draftcast.scenarios.compare.comparison import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
@@ -65,7 +65,7 @@ class Comparison:
 
     entries: Sequence[Entry]
     reference: Entry
-    pairs: Mapping[str, tuple[Column, Column]]
+    pairs: Mapping[str, Pair]
     confidence: float
 
     def change(self, entry: Entry, figure: Figure) -> Difference | None:
@@ -180,7 +180,7 @@ def _change(key: str, value: Any) -> str:
     return f"{name}={short(value_text(value))}"
 
 
-def _pair(entry: Entry, reference: Entry) -> tuple[Column, Column]:
+def _pair(entry: Entry, reference: Entry) -> Pair:
     """A run and the reference; simulated ones over the requests that both measure."""
     if isinstance(entry.run, MeasuredRun) or isinstance(reference.run, MeasuredRun):
         return entry.column, reference.column

@@ -24,7 +24,7 @@ from draftcast.dashboards.widgets.controls import (
     uploader,
 )
 from draftcast.dashboards.widgets.page import Report, look_away, verdict_line
-from draftcast.dashboards.widgets.tiles import Column, column_of, doubts_of, tiles
+from draftcast.dashboards.widgets.tiles import Pair, column_of, doubts_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
 from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import canonical_name, model_names
@@ -140,7 +140,7 @@ def _tiles(current: Answer, baselines: list[Answer]) -> None:
     """Values as the command line gives them; differences over the requests that both measure."""
     scenario, verdict = current.scenario, current.point.verdict
     column = column_of(scenario, current.own)
-    pairs: dict[str, tuple[Column, Column]] = {}
+    pairs: dict[str, Pair] = {}
     if verdict is not None:
         pairs[OFF] = (column, column_of(scenario, verdict.off))
     for baseline in baselines:

@@ -18,10 +18,10 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.yaml_text import yaml_beside
 
 Change = Callable[[Any], Mapping[str, Any]]
+Write = Callable[[Any], None]
 Words = Callable[[Any], str]
 # What a browser's numbers can hold exactly.
 LARGEST = 2**53 - 1
-
 
 Look = Mapping[str, Any]
 """Options of a Streamlit widget: ``label``, ``help``; of some ``width`` (pixels), ``step``, ``placeholder``."""
@@ -44,13 +44,7 @@ def label_of(key: str) -> str:
 
 
 def control(
-    widget: Callable[..., Any],
-    name: str,
-    value: Any,
-    write: Callable[[Any], None],
-    look: Look | None = None,
-    /,
-    **options: Any,
+    widget: Callable[..., Any], name: str, value: Any, write: Write, look: Look | None = None, /, **options: Any
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
     session: Session = st.session_state["session"]
@@ -97,9 +91,7 @@ def number_control(session: Session, key: str, *, percent: bool = False, change:
     number_field(key, shown, write, whole=schema["type"] == "integer", low=scale * low, high=most)
 
 
-def number_field(
-    key: str, shown: float | None, write: Callable[[Any], None], *, whole: bool, low: float, high: float | None
-) -> None:
+def number_field(key: str, shown: float | None, write: Write, *, whole: bool, low: float, high: float | None) -> None:
     """A field of a number. One of whole numbers hands on a fraction too, to be refused: Streamlit's own cuts it."""
 
     def typed(number: float | None) -> None:

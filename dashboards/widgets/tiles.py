@@ -19,7 +19,8 @@ from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 PER_GPU = "tokens_per_s_per_gpu"
-NO_DOUBTS: Mapping[str, float] = MappingProxyType({})
+Doubts = Mapping[str, float]  # by figure, as of `difference`
+NO_DOUBTS: Doubts = MappingProxyType({})
 
 
 class Figure(NamedTuple):
@@ -59,19 +60,18 @@ class Column:
         """Whether each replication meets the requests of the same replication of the other."""
         return self.served == other.served and len(self.replications) == len(other.replications)
 
-    def change(
-        self, figure: str, other: Self, confidence: float, doubts: Mapping[str, float] = NO_DOUBTS
-    ) -> Difference | None:
-        """The difference to another column; None where either has no such figure, or none that holds.
-
-        ``doubts``: by figure, as of `difference`.
-        """
+    def change(self, figure: str, other: Self, confidence: float, doubts: Doubts = NO_DOUBTS) -> Difference | None:
+        """The difference to another column; None where either has no such figure, or none that holds."""
         if self.trouble or other.trouble:
             return None
         as_offered = self.delivers_arrivals and other.delivers_arrivals
         values, paired = (self.replications, other.replications), self.is_paired(other)
         doubt = doubts.get(figure, 0.0)
         return difference(figure, *values, confidence, as_offered=as_offered, paired=paired, doubt=doubt)
+
+
+Pair = tuple[Column, Column]
+"""A run and another one, measured together."""
 
 
 def column_of(scenario: Scenario, side: Side) -> Column:
@@ -97,16 +97,8 @@ def number(value: float, like: float | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def tiles(
-    run: Column,
-    pairs: Mapping[str, tuple[Column, Column]],
-    confidence: float,
-    doubts: Mapping[str, Mapping[str, float]],
-) -> str:
-    """Cards as HTML; ``pairs`` hold the run and another one measured together, by the name of the other.
-
-    ``doubts``: by that name and by figure, as of `difference`.
-    """
+def tiles(run: Column, pairs: Mapping[str, Pair], confidence: float, doubts: Mapping[str, Doubts]) -> str:
+    """Cards as HTML; ``pairs`` and ``doubts``: of the run and each other, by the name of the other."""
     heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
     cards = []
     for tile in (*LATENCY_TILES, THROUGHPUT_TILE):
@@ -156,13 +148,7 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
 
 
 def difference_cell(
-    figure: Figure,
-    name: str,
-    pair: tuple[Column, Column],
-    confidence: float,
-    doubts: Mapping[str, float] = NO_DOUBTS,
-    *,
-    words: bool = False,
+    figure: Figure, name: str, pair: Pair, confidence: float, doubts: Doubts = NO_DOUBTS, *, words: bool = False
 ) -> str:
     """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
 

@@ -116,7 +116,6 @@ app.add_typer(profile.app, name="profile")
 app.add_typer(live.app, name="live")
 app.command("published", hidden=True, help="The former name of evidence.")(evidence)
 
-
 # Of a command line that cannot be read; the class has no public name.
 _USAGE_ERROR: type[Any] = typer.BadParameter.__mro__[1]
 

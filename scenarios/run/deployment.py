@@ -56,7 +56,6 @@ MODEL, DRAFT_MODEL = "engine.model", "engine.speculative_config.model"
 # Errors about these name the model they do not go with as their file.
 _NEVER_IN_A_FILE = ("tensor_parallel_size", "draft_tensor_parallel_size")
 
-
 _profiles: Kept[HardwareProfile] = Kept(MOST_KEPT)
 
 

@@ -46,7 +46,6 @@ State = Literal["steady", "finite", "not settled", "at capacity", "overloaded"]
 a steady state; ``finite``: a list of requests that ends, of which every request counts and no steady state is asked;
 ``at capacity``: the load lies inside the capacity's interval (only a setting, see ``scenarios/compare/verdict.py``)."""
 
-
 # Of a run, in its directory's manifest; the rest has files of its own.
 _KEPT = "state slo_met replications closed_loop shortfall is_warm"
 

@@ -51,11 +51,8 @@ def _differences(base: Any, data: Any, prefix: str) -> Iterator[tuple[str, Any]]
 def _short(value: Any) -> Any:
     """A section without the keys that are absent anyway; policy parameters and a group's engine stay as they are."""
     if isinstance(value, dict):
-        return {
-            key: item if key in ("parameters", "engine") else _short(item)
-            for key, item in value.items()
-            if item is not None
-        }
+        rest = {key: item for key, item in value.items() if item is not None}
+        return {key: item if key in ("parameters", "engine") else _short(item) for key, item in rest.items()}
     return [_short(item) for item in value] if isinstance(value, list) else value
 
 

@@ -26,7 +26,6 @@ ROUTERS = ("round_robin", "random", "least_loaded", "power_of_two", "prefix_affi
 POLICIES = tuple(BUILT_IN)
 MATCHING_METHODS = ("ngram", "ngram_gpu", "suffix")
 
-
 # A device also goes by an alias, in any case, or is a file; a policy may be code of one's own.
 Device = Annotated[NonEmpty, in_schema(hardware_names, ".")]
 PolicyName = Annotated[NonEmpty, OneOf("policy", POLICIES, ", or give module:Class or file.py:Class", r".:[^\W\d]\w*$")]
