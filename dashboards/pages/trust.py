@@ -96,8 +96,7 @@ def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> 
     chosen = view_choice(session, View.TRUST_OPERATOR, list(parts), default=names[0])
     with st.spinner("Predicting held-out points"):
         held_out = _points(opened.profile.checksum(), parts[chosen], opened)
-    picture = fit_figure(held_out.predictions)
-    report.figure("fit", picture, errors=held_out.interpolated, points=held_out.points)
+    report.figure("fit", fit_figure(held_out.predictions), errors=held_out.interpolated, points=held_out.points)
     report.tables["Held-out errors"] = pd.DataFrame(profile_view.errors_of(opened))
     shown = []
     for row in profile_view.errors_of(opened):

@@ -154,7 +154,6 @@ def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
         recorded = serve(scenario, record_steps="first", deployment=deployment)
         first = recorded.replications[0]
         blocks, goes_on = deployment.settings.num_gpu_blocks - 1, first.stability.verdict != "finite"
-        shown = timeline(first.requests, first.steps, blocks, goes_on=goes_on)
-        return recorded.without_steps(), shown
+        return recorded.without_steps(), timeline(first.requests, first.steps, blocks, goes_on=goes_on)
 
     return _served.get(question_key(scenario), make)

@@ -8,12 +8,12 @@ server or code to import: only what ships with draftcast, what the base names it
 import contextlib
 import functools
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self, TypeVar
 from urllib.parse import urlencode
 
@@ -171,9 +171,7 @@ class Session:
     refused: str = ""  # why the last change of a control was not made
     wanted_method: str = ""  # a method that was chosen while its acceptance is still to be given
     # Uploads are written here and nowhere else.
-    folder: tempfile.TemporaryDirectory[str] = field(
-        default_factory=lambda: tempfile.TemporaryDirectory(prefix="draftcast-session-")
-    )
+    folder: TemporaryDirectory[str] = field(default_factory=lambda: TemporaryDirectory(prefix="draftcast-session-"))
     written: str = ""  # the link this session wrote last
     touched: bool = False  # a control was used since then, so a link that still says the old thing is only late
 

@@ -160,11 +160,9 @@ def uploader(session: Session, upload: Upload) -> None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
 
 
-def view_choice(
-    session: Session, view: View, options: Sequence[str], default: str | None = None, words: Words = str
-) -> str:
+def view_choice(session: Session, view: View, options: Sequence[str], default: str = "", words: Words = str) -> str:
     """One of several for a page's own setting, which is kept in the link; the first where no ``default`` is named."""
-    default = options[0] if default is None else default
+    default = default or options[0]
     chosen = session.view(view, default, one_of(options))
     write = functools.partial(session.see, view, default=default)
     control(st.selectbox, view, chosen, write, options=options, format_func=words)

@@ -27,7 +27,7 @@ from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.kept import Kept
 from draftcast.scenarios.schema.load import dump_scenario
 from draftcast.scenarios.show.run_report import LATENCIES, colour_of, latency_figure
-from draftcast.scenarios.show.tables import MISSED, html_report, json_bytes
+from draftcast.scenarios.show.tables import MISSED, Rows, html_report, json_bytes
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
@@ -62,9 +62,8 @@ def cannot_run(session: Session, error: InputError, question: Question | None = 
 def upload_again(name: str, page: str = "start") -> None:
     """A link or a scenario named a file that this session does not have; ``page``: which asks for it."""
     where = "" if page == "start" else " on Start"
-    st.error(
-        f"Upload {literal(name)}{where}: neither a link nor a scenario carries files.", icon=":material/upload_file:"
-    )
+    text = f"Upload {literal(name)}{where}: neither a link nor a scenario carries files."
+    st.error(text, icon=":material/upload_file:")
 
 
 def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
@@ -164,9 +163,7 @@ def link(text: str, href: str, hint: str) -> Html:
     return Html(f"<td><a {target}>{escape(text)}</a></td>")
 
 
-def html_table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, look: str = "", name: str, marked: Sequence[int] = ()
-) -> str:
+def html_table(head: Sequence[str], rows: Rows, *, look: str = "", name: str, marked: Sequence[int] = ()) -> str:
     """A scrolling table; ``marked``: rows that stand out, as cells that hold `MISSED` do. An empty head is left out.
 
     ``look``: ``facts`` (text to the left), ``cells`` (long text wraps), ``remarks`` (of the last column), ``compare``.

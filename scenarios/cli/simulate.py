@@ -37,8 +37,7 @@ def simulate(
     if compare_off and spec is None:
         raise InputError("the scenario has no speculation to compare with", file="--compare-off")
     compared = spec is not None and compare_off is not False
-    exports = {"--vllm-json": vllm_json, "--prometheus": prometheus}
-    to_stdout = _check_exports(exports, question, single=not rates_rps)
+    to_stdout = _check_exports({"--vllm-json": vllm_json, "--prometheus": prometheus}, question, single=not rates_rps)
     if plot is not None:
         plots.check_points(len(rates_rps) if compared else 0)
     plots.check_picture(plot, "--plot")

@@ -246,8 +246,7 @@ class Fluid:
 
     def kv_share(self, in_system: float) -> float:
         """Share of the KV tokens that so many mean requests in decode hold, at most 1."""
-        share = in_system * self.traffic.context_tokens / (self.engines * self.deployment.memory.kv_tokens)
-        return min(share, 1.0)
+        return min(in_system * self.traffic.context_tokens / (self.engines * self.deployment.memory.kv_tokens), 1.0)
 
     def step(self, in_system: float) -> MeanStep:
         """The mean step with so many requests in all engines together."""
@@ -296,8 +295,7 @@ class Fluid:
         most = max(self.slots, self.engines)
         counts = np.unique(np.round(np.geomspace(self.engines, most, 24))).tolist()
         rates = np.maximum.accumulate([self.rate_rps(count) for count in counts])
-        numbers = np.arange(1.0, most + 1.0)
-        return np.asarray(np.interp(numbers, [0.0, *counts], [0.0, *rates]))
+        return np.asarray(np.interp(np.arange(1.0, most + 1.0), [0.0, *counts], [0.0, *rates]))
 
     @functools.cached_property
     def log_latencies(self) -> tuple[FloatArray, FloatArray]:

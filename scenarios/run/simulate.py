@@ -463,6 +463,8 @@ def _result(served: Served, cut: int | None) -> RunResult:
         figures = tuple(dict.fromkeys(values, math.nan) for values in figures)
     mean_tokens = float(np.mean([(r.requests["prompt_tokens"] + r.requests["output_tokens"]).mean() for r in done]))
     engines = [_engine_summary(deployment, mean_tokens) for deployment in deployments]
+    # Of groups what is the same in all; null elsewhere.
+    alike = {name: value if all(e[name] == value for e in engines) else None for name, value in engines[0].items()}
     facts = [_engine_facts(deployment) for deployment in deployments]
     summary: dict[str, Any] = {
         "figures": summarise(figures, scenario.statistics.confidence),
@@ -480,10 +482,7 @@ def _result(served: Served, cut: int | None) -> RunResult:
         "warmup_reliable": is_warm,
         "cooldown_requests": [0 for _ in measured],
         "by_class": [m.by_class if state != "overloaded" else {} for m in measured],
-        # Of groups what is the same in all; null elsewhere.
-        "engine": {
-            name: value if all(e[name] == value for e in engines) else None for name, value in engines[0].items()
-        },
+        "engine": alike,
         "profile": ", ".join(dict.fromkeys(deployment.profile.name for deployment in deployments)),
         **({"correction": scenario.correction.model_dump(mode="json")} if scenario.correction is not None else {}),
         "notes": notes,

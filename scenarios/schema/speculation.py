@@ -31,9 +31,8 @@ RESEARCH: dict[str, str] = _SUPPORT["research"]
 LACKS: dict[tuple[str, str], dict[str, Any]]
 LACKS = {(engine, method): lack for engine, lacks in _SUPPORT["lacks"].items() for method, lack in lacks.items()}
 
-Schedule = Annotated[
-    tuple[Annotated[tuple[int, int, int], Field(strict=False)], ...], Field(strict=False, min_length=1)
-]
+_Entry = Annotated[tuple[int, int, int], Field(strict=False)]
+Schedule = Annotated[tuple[_Entry, ...], Field(strict=False, min_length=1)]
 
 
 def cannot_run(engine: str, number: tuple[int, ...], method: str) -> str | None:

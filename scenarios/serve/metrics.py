@@ -37,9 +37,8 @@ class Metrics(Collector):
             name: Histogram(f"vllm:{name}", text, LABELS, buckets=_WORDS["buckets"][buckets], **keep)
             for name, (text, buckets) in _WORDS["histograms"].items()
         }
-        self._counters = {
-            name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in _WORDS["counters"].items()
-        }
+        counters = _WORDS["counters"].items()
+        self._counters = {name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in counters}
         self._ended = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), **keep)
         self.registry.register(self)
         self._labelled = cache(lambda metric, engine: metric.labels(model, engine))

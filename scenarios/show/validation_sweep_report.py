@@ -311,8 +311,7 @@ def _tables(sweep: SweepValidation) -> list[tuple[str, Table]]:
 def _cause_rows(sweep: SweepValidation) -> list[list[str]]:
     """Of every figure with a bar: its error, and what each cause put right in turn changes."""
     table = [["figure", "runs", "error", *CAUSES]]
-    names = dict.fromkeys(name for cell in sweep.cells for name in one_run.bars(cell.validation))
-    for name in names:
+    for name in dict.fromkeys(name for cell in sweep.cells for name in one_run.bars(cell.validation)):
         runs = [cell.validation for cell in sweep.cells if cell.judged and name in one_run.bars(cell.validation)]
         shares = [[run.figures[name].error, *run.attribution[name].values()] for run in runs if name in run.attribution]
         if shares:
