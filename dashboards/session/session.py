@@ -192,7 +192,7 @@ class Session:
         return self.path / f"measured-{name}"
 
     def change(self, values: Callable[..., Mapping[str, Any]], *arguments: Any) -> None:
-        """Change keys to ``values`` of what was ``given``; what the validation refuses changes nothing and is told."""
+        """Change keys to ``values`` of ``arguments``; what the validation refuses changes nothing and is told."""
         self.touched, old = True, self.question
         try:
             changes = values(*arguments)

@@ -77,7 +77,7 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class Asked(BaseModel):
+class Body(BaseModel):
     """What completions and chat have in common; unknown fields are ignored, as vLLM does."""
 
     model: str | None = None
@@ -88,7 +88,7 @@ class Asked(BaseModel):
     return_token_ids: bool | None = False
 
 
-class Completion(Asked):
+class Completion(Body):
     prompt: str | list[Annotated[int, Field(ge=0)]]
     max_tokens: Count | None = 16
 
@@ -110,7 +110,7 @@ class Message(BaseModel):
         return f"{self.role}\n{''.join(part.text for part in parts)}"
 
 
-class Chat(Asked):
+class Chat(Body):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
@@ -182,12 +182,12 @@ class Server:
             gone.cancel()
             await self._fleet.drop(answer)
 
-    def _head(self, body: Asked) -> dict[str, Any]:
+    def _head(self, body: Body) -> dict[str, Any]:
         name, kind = ("chatcmpl", "chat.completion") if isinstance(body, Chat) else ("cmpl", "text_completion")
         kind += ".chunk" * (isinstance(body, Chat) and bool(body.stream))
         return {"id": f"{name}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()), "model": self._model}
 
-    def _choices(self, body: Asked, answer: Answer, tokens: int) -> dict[str, Any]:
+    def _choices(self, body: Body, answer: Answer, tokens: int) -> dict[str, Any]:
         """The last ``tokens`` of the answer."""
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "stop_reason": None}
         choice["finish_reason"] = answer.reason if answer.ended else None
@@ -201,14 +201,14 @@ class Server:
             choice["token_ids"] = [self._tokens.filler_id] * tokens
         return {"choices": [choice]}
 
-    async def _whole(self, body: Asked, answer: Answer) -> dict[str, Any]:
+    async def _whole(self, body: Body, answer: Answer) -> dict[str, Any]:
         async for _ in answer.pieces():
             pass
         if answer.error:
             raise Refused(500, answer.error)
         return self._head(body) | self._choices(body, answer, answer.tokens) | _usage(answer)
 
-    async def _events(self, body: Asked, answer: Answer) -> AsyncIterator[bytes]:
+    async def _events(self, body: Body, answer: Answer) -> AsyncIterator[bytes]:
         """Server-sent events: a piece of the answer each, at the end the usage where asked for."""
         options = body.stream_options or StreamOptions()
         head = self._head(body)

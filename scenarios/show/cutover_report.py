@@ -294,7 +294,7 @@ def advantage_figure(
 ) -> Any:
     """Advantage over the request rate by mean steps with its prediction interval, and where the scenario stands.
 
-    ``found``: the simulated cutover, drawn over it once it is known.
+    ``answer``: the simulated cutover, drawn over it once it is known.
     """
     figure = panels()
     valued = [(rate, p.advantage) for rate, p in zip(rates, estimates, strict=True) if p.advantage is not None]
