@@ -61,6 +61,13 @@ class SearchOptions:
         return default if low is None else low, default if high is None else high
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    max_model_len: int | None = None
+    bootstrap: int = 1000
+    seed: int = 0
+
+
 @app.command()
 def measure(
     *,
@@ -70,9 +77,7 @@ def measure(
     head_rates: str | None = None,
     model: Literal["ngram", "along_output", "per_position"] = "ngram",
     search: SearchOptions,
-    max_model_len: int | None = None,
-    bootstrap: int = 1000,
-    seed: int = 0,
+    sampling: Sampling,
     output: Output,
 ) -> None:
     """Run the real matcher over logged prompts and outputs: exact for greedy decoding, no model needed."""
@@ -96,8 +101,7 @@ def measure(
     head = _rates(head_rates or "")
     output.check()
     requests = matchers.read_token_log(tokens)
-    limit = {"max_model_len": max_model_len} if max_model_len is not None else {}
-    settings = {"bootstrap": bootstrap, "seed": seed, **limit}
+    settings = {name: value for name, value in vars(sampling).items() if value is not None}
     keys = {name.removeprefix("suffix_"): value for name, value in suffix.items() if value is not None}
     with progress_bar("measuring"):
         if method == "arctic":

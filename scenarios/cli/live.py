@@ -120,13 +120,18 @@ class _Terminated(KeyboardInterrupt):
 app = options.Commands(help="Run scenarios on a real vLLM server and record what happens.", no_args_is_help=True)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    draft: str | None = None
+    draft_layers: int = 2
+    k: str | None = None
+
+
 @app.command()
 def checkpoint(
     folder: Path,
     rates: str,
-    draft: str | None = None,
-    draft_layers: int = 2,
-    k: str | None = None,
+    draft: Draft,
     target: str = "testbed-250M",
     dtype: str = "bf16",
     hardware: str = "cpu",
@@ -142,10 +147,10 @@ def checkpoint(
     from draftcast.scenarios.live.run import testbed_scenario
 
     acceptance = _numbers("--rates", rates, float)
-    ks = _numbers("--k", k, int) if k is not None else [len(acceptance)]
+    ks = _numbers("--k", draft.k, int) if draft.k is not None else [len(acceptance)]
     load_hardware(hardware)
     shape = load_model(target)
-    small = replace(shape, num_hidden_layers=draft_layers) if draft is None else load_model(draft)
+    small = replace(shape, num_hidden_layers=draft.draft_layers) if draft.draft is None else load_model(draft.draft)
     write_testbed(folder, shape, small, acceptance, ks, dtype, seed)
     path = testbed_scenario(folder, acceptance, ks, dtype, hardware)
     folders = [TARGET, *map(draft_folder, ks)]
@@ -153,24 +158,22 @@ def checkpoint(
     print_lines(as_json, data, [f"written: {folder} ({', '.join(folders)}), {path}"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    url: str | None = None
+    server_log: Path | None = None
+    port: int | None = None
+
+
 @app.command()
-def run(
-    *,
-    subject: options.Subject,
-    out: Path,
-    url: str | None = None,
-    server_log: Path | None = None,
-    port: int | None = None,
-    server: ServerOptions,
-    as_json: bool = False,
-) -> None:
+def run(subject: options.Subject, out: Path, endpoint: Endpoint, server: ServerOptions, as_json: bool = False) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
 
-    loaded = subject.load()
-    if server_log is not None and (url is None or not server_log.is_file()):
-        raise InputError("must be a file, and goes with --url", file="--server-log", value=str(server_log))
-    live_options = server.live_options(url=url, server_log=server_log, port=port)
+    loaded, log = subject.load(), endpoint.server_log
+    if log is not None and (endpoint.url is None or not log.is_file()):
+        raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))
+    live_options = server.live_options(**vars(endpoint))
     with stoppable(out), progress_bar("live run") as progress:
         recorded = live_run(loaded, out, live_options, live_progress(progress))
     print_run(recorded, as_json)

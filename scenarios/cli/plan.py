@@ -1,5 +1,7 @@
 """``draftcast plan``: options to a question, the answer to text or JSON."""
 
+from dataclasses import dataclass
+
 import typer
 
 from draftcast.errors import InputError
@@ -7,13 +9,18 @@ from draftcast.scenarios.cli.options import Question, method_of, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidates:
+    hardware: str | None = None
+    tp: str | None = None
+    method: list[str] | None = None
+    price: list[str] | None = None
+    max_gpus: int = 1024
+
+
 def plan(
     question: Question,
-    hardware: str | None = None,
-    tp: str | None = None,
-    method: list[str] | None = None,
-    price: list[str] | None = None,
-    max_gpus: int = 1024,
+    candidates: Candidates,
     rate: float | None = None,
     slo: str | None = None,
     headroom: float = 0.0,
@@ -34,11 +41,11 @@ def plan(
             objectives=parse_objectives(slo) if slo is not None else (),
             headroom=headroom,
             spare=spare,
-            hardware=_names(hardware, "--hardware"),
-            tensor_parallel_sizes=_sizes(tp),
-            methods=[text if text in (OFF, GIVEN) else method_of(text, "--method") for text in method or []],
-            prices=parse_prices(price or []),
-            max_gpus=max_gpus,
+            hardware=_names(candidates.hardware, "--hardware"),
+            tensor_parallel_sizes=_sizes(candidates.tp),
+            methods=[text if text in (OFF, GIVEN) else method_of(text, "--method") for text in candidates.method or []],
+            prices=parse_prices(candidates.price or []),
+            max_gpus=candidates.max_gpus,
         )
         answer = size(query, progress)
     parts = (title(scenario), make_table(plan_rows(answer)), answer_line(answer), basis_line(answer))

@@ -1,5 +1,6 @@
 """``draftcast profile``: what a profile holds, how far to trust it, and how two profiles differ."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,27 +60,25 @@ def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_j
         typer.echo("\ncoverage\n" + "\n".join(view.coverage_lines(tables["coverage"])))
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    model: str = "Llama-3.1-8B"
+    method: str = "eagle"
+    k: int = 0
+    tp: int = 1
+    context: int = 1024
+    dtype: str = "bf16"
+    version: str = "vllm 0.32"
+
+
 @app.command()
-def compare(
-    first: str,
-    second: str,
-    model: str = "Llama-3.1-8B",
-    method: str = "eagle",
-    k: int = 0,
-    tp: int = 1,
-    context: int = 1024,
-    dtype: str = "bf16",
-    version: str = "vllm 0.32",
-    hardware: str | None = None,
-    as_json: bool = False,
-) -> None:
+def compare(first: str, second: str, step: StepOptions, hardware: str | None = None, as_json: bool = False) -> None:
     """Compare a decode step in two profiles: milliseconds by part and batch size, and points timed in both."""
     from draftcast.scenarios.show import profile_view as view
     from draftcast.scenarios.show.tables import make_console, rows_table
 
     one, other = (view.open_profile(name, hardware if view.fits_any_device(name) else None) for name in (first, second))
-    step = view.Step(model, method, k, tp, context, dtype, version)
-    rows, timed = view.compare_steps(one, other, step), view.agreement(one, other)
+    rows, timed = view.compare_steps(one, other, view.Step(**vars(step))), view.agreement(one, other)
     if as_json:
         print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
         return
