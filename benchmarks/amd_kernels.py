@@ -17,8 +17,8 @@ import pandas as pd
 import typer
 
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.calibration.profile.measured import Part, seconds_by
-from draftcast.calibration.profile.roofline_fit import Errors, fit_roofline
+from draftcast.calibration.profile.measured import TablePart, seconds_by
+from draftcast.calibration.profile.roofline_fit import FitErrors, fit_roofline
 from draftcast.kernels.operators.cost import Work
 from draftcast.scenarios.show.tables import aligned
 
@@ -34,7 +34,7 @@ NAMES = {"M": "m", "K": "k", "N": "n", "token": "m", "model_dim": "k", "inter_di
 NAMES |= {"expert": "num_experts", "topk": "top_k"}
 
 
-def fitted(part: Part, rows: pd.DataFrame) -> tuple[str, ...]:
+def fitted(part: TablePart, rows: pd.DataFrame) -> tuple[str, ...]:
     """A row of the table: the roofline of all devices' points together, and how far they lie from it."""
     compute, memory = np.zeros(len(rows)), np.zeros(len(rows))
     for units, hardware in DEVICES.items():
@@ -44,7 +44,7 @@ def fitted(part: Part, rows: pd.DataFrame) -> tuple[str, ...]:
         compute[of_device], memory[of_device] = batch * work.flops / flops, batch * work.bytes / bandwidth
     fit = fit_roofline(compute, memory, rows["seconds"].to_numpy())
     predicted = seconds_by(fit, (1.0, 1.0))(Work(compute, memory))
-    errors = Errors.of(predicted, rows, lambda _: "")
+    errors = FitErrors.of(predicted, rows, lambda _: "")
     return (str(part), str(len(rows)), *(f"{value:.3g}" for value in (fit.t0_s, fit.e_c, fit.e_m, fit.p)), str(errors))
 
 
@@ -54,8 +54,8 @@ def main(folder: Annotated[Path, typer.Argument(help="where the wheel was unzipp
     experts = read(configs / "tuned_fmoe.csv")
     for dtype, names in MATRICES.items():
         rows = pd.concat([read(configs / f"{name}.csv") for name in names])
-        table.append(fitted(Part("linear", dtype), rows[rows["cu_num"] != 80]))
-        table.append(fitted(Part("moe", dtype), experts[experts["q_type"] == EXPERTS[dtype]]))
+        table.append(fitted(TablePart("linear", dtype), rows[rows["cu_num"] != 80]))
+        table.append(fitted(TablePart("moe", dtype), experts[experts["q_type"] == EXPERTS[dtype]]))
     print("\n".join(aligned([("part", "points", "t0_s", "e_c", "e_m", "p", "errors"), *table])))
 
 

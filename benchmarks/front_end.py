@@ -20,7 +20,7 @@ import aiohttp
 import numpy as np
 import psutil
 
-from draftcast.calibration.live.server import Server, ServerFlags
+from draftcast.calibration.live.server import EngineServer, ServerFlags
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = 3
@@ -63,7 +63,7 @@ async def send(url: str, prompts: list[str], output_tokens: int) -> int:
         return sum(await asyncio.gather(*map(one, prompts)))
 
 
-def measure(server: Server, pieces: Any) -> dict[str, float]:
+def measure(server: EngineServer, pieces: Any) -> dict[str, float]:
     """Milliseconds of the API server's processor a request, a prompt token, a piece."""
     words, draw = (ROOT / "README.md").read_text("utf-8").split(), random.Random(0)
     (process,) = psutil.Process(server.pid).children()  # below the keeper
@@ -84,7 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         pieces = make_model(Path(folder))
         flags = ("--served-model-name", "m", "--max-num-seqs", "64", "--no-enable-prefix-caching")
-        with Server.start(ServerFlags(folder, flags, cpu=True), Path(folder) / "log") as server:
+        with EngineServer.start(ServerFlags(folder, flags, cpu=True), Path(folder) / "log") as server:
             server.wait_ready(PATIENCE_S)
             milliseconds = measure(server, pieces)
     ratios = {"request_over_piece": milliseconds["request_ms"] / milliseconds["piece_ms"]}

@@ -16,9 +16,9 @@ import pandas as pd
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import find_profile, load_profile
-from draftcast.calibration.profile.measured import FAMILY, Part, parts_of, seconds_by
+from draftcast.calibration.profile.measured import FAMILY, TablePart, parts_of, seconds_by
 from draftcast.calibration.profile.roofline import Origin, Roofline
-from draftcast.calibration.profile.roofline_fit import Errors, modelled
+from draftcast.calibration.profile.roofline_fit import FitErrors, modelled
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import SHAPES, load_table
 from draftcast.scenarios.show.tables import aligned
@@ -27,7 +27,7 @@ KINDS = (("b200", "b300", "gb300"), ("h100-sxm", "h200"), ("a100-80g",), ("l40s"
 PAIRS = (("h100-sxm", "h200"), ("h200", "h100-sxm"), ("b200", "b300"), ("b300", "b200"), ("gb300", "b200"))
 PAIRS += (("l40s", "rtx-pro-6000"), ("rtx-pro-6000", "l40s"))
 NUMBERS = ("t0_s", "e_c", "e_m", "p")
-SHAPE = [*Part._fields, *SHAPES]
+SHAPE = [*TablePart._fields, *SHAPES]
 
 
 @cache
@@ -83,7 +83,7 @@ def errors(device: str) -> Iterator[tuple[str, ...]]:
                     predicted.setdefault(way, []).append(pd.Series(seconds, index=shapes.index))
         for way, parts in predicted.items():
             seconds = pd.concat(parts).dropna()
-            fit_errors = Errors.of(seconds.to_numpy(np.float64), points.loc[seconds.index], lambda _: "")
+            fit_errors = FitErrors.of(seconds.to_numpy(np.float64), points.loc[seconds.index], lambda _: "")
             yield device, str(family), name, way, str(fit_errors.points), str(fit_errors)
 
 

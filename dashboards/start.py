@@ -8,7 +8,7 @@ from threading import Thread
 
 from draftcast.dashboards.pages import shell  # noqa: F401  all pages, for the first visitor
 from draftcast.dashboards.session.answers import answer
-from draftcast.dashboards.session.session import Question
+from draftcast.dashboards.session.session import ScenarioPair
 from draftcast.dashboards.widgets.verdict_card import card, draft_lengths, step_estimate
 from draftcast.scenarios.schema.load import DEFAULT_SCENARIO
 from draftcast.scenarios.show.cutover_report import advantage_figure
@@ -16,7 +16,7 @@ from draftcast.scenarios.show.cutover_report import advantage_figure
 
 def warm() -> Thread:
     """Load what the first page needs; the thread ends when its answer is simulated."""
-    scenario = Question.opening(DEFAULT_SCENARIO).scenario
+    scenario = ScenarioPair.opening(DEFAULT_SCENARIO).scenario
     estimate = step_estimate(scenario)
     assert estimate is not None
     card(scenario, estimate)

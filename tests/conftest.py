@@ -420,10 +420,10 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A session of the dashboard without a page."""
     pytest.importorskip("streamlit")
-    from draftcast.dashboards.session.session import Question, Session
+    from draftcast.dashboards.session.session import ScenarioPair, Session
 
     state: dict[str, Any] = {}
     monkeypatch.setattr("streamlit.session_state", state)
-    state["session"] = Session(Question.opening("default"))
+    state["session"] = Session(ScenarioPair.opening("default"))
     yield state["session"]
     state["session"].folder.cleanup()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from draftcast.scenarios.compare import capacity
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.kept import AnswerCache
 
-KEPT: Kept[Any] = Kept(capacity.MOST_KEPT)
+KEPT: AnswerCache[Any] = AnswerCache(capacity.MOST_KEPT)
 # Those that are kept come first: nobody may find a rough one among the others.
 EFFORT = {"_known": KEPT, "LEAST_REQUESTS": 1000, "MIXING_TURNOVERS": 2, "COUNTED_TURNOVERS": 2, "REPLICATIONS": 3}
 

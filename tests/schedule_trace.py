@@ -31,7 +31,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compile import compile_acceptance
-from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.borrowed import PinnedBundle
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import get_method
 from draftcast.sim.cost.step_time import PARAMS, cost_without_tables
@@ -39,7 +39,7 @@ from draftcast.sim.engine import queue, step
 from draftcast.sim.engine.replica import Replica, request_rows
 from draftcast.sim.engine.schedule import schedule
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed
-from draftcast.sim.state.engine import FINISHED, WAITING, Engine
+from draftcast.sim.state.engine import FINISHED, WAITING, EngineState
 from draftcast.sim.workload.request_table import RequestTable
 
 _REQUIRED = ("block_size", "num_blocks", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "method", "k")
@@ -140,7 +140,7 @@ def build_replica(workload: dict[str, Any]) -> Replica:
     return Replica(config, request_rows(table), table, policy, cost_without_tables(np.zeros(1, PARAMS)), acceptance)
 
 
-def _settle(s: Engine, slot: int, requests: list[dict[str, Any]], rounds: list[int]) -> None:
+def _settle(s: EngineState, slot: int, requests: list[dict[str, Any]], rounds: list[int]) -> None:
     """Mark chunks and take the accepted drafts from the workload's lists."""
     for x in s.entries[slot][: s.batch[slot]["size"]]:
         i = int(x["request"])
@@ -164,7 +164,7 @@ def trace(workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
     requests = workload["requests"]
     s = replica.state
     e = s.engine[0]
-    held, whole = Held(s), types.int64
+    held, whole = PinnedBundle(s), types.int64
     append, schedule_batch = held.bind(queue.append, whole), held.bind(schedule)
     decide_drafts, commit = held.bind(step.decide_drafts, whole), held.bind(step.commit, whole)
     keep_empty, collect = held.bind(step.keep_empty, whole), held.bind(step.collect)

@@ -90,7 +90,7 @@ def _tokens(value: Any, file: str, number: int, key: str) -> NDArray[np.int32]:
     return np.array(value, dtype=np.int32)
 
 
-class Estimate(NamedTuple):
+class Bootstrap(NamedTuple):
     """A figure with its interval; nan bounds where there is nothing to resample."""
 
     value: float
@@ -106,8 +106,8 @@ class Measurement:
     num_speculative_tokens: int
     settings: dict[str, float]
     sums: pd.DataFrame  # a row per request, see `request_sums`
-    figures: dict[str, Estimate]
-    rates: tuple[Estimate, ...]  # by draft position, unconditional, non-increasing
+    figures: dict[str, Bootstrap]
+    rates: tuple[Bootstrap, ...]  # by draft position, unconditional, non-increasing
     rounds: list[FloatArray] = field(default_factory=list)  # drafts accepted in each round, by request
 
     def report(self) -> dict[str, Any]:
@@ -290,10 +290,10 @@ def figures(sums: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _estimate(value: float, draws: FloatArray) -> Estimate:
+def _estimate(value: float, draws: FloatArray) -> Bootstrap:
     finite, tail = draws[np.isfinite(draws)], (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(finite, (tail, 1.0 - tail)) if len(finite) else (math.nan, math.nan)
-    return Estimate(value, float(low), float(high))
+    return Bootstrap(value, float(low), float(high))
 
 
 def _quantiles(values: FloatArray) -> dict[str, float | None]:

@@ -14,7 +14,7 @@ from draftcast.frozen import Count, Faults, Frozen, Probability, wrong
 from draftcast.yaml_text import yaml_beside
 
 
-class Reference(Frozen):
+class Published(Frozen):
     """One published measurement; of its two ways to say how many drafts are accepted it has one."""
 
     model: str
@@ -77,12 +77,12 @@ def continued(rates: Sequence[float], k: int) -> tuple[float, ...]:
 
 
 @functools.cache
-def references() -> dict[str, Reference]:
+def references() -> dict[str, Published]:
     """All of them by name, as ``qwen3-8b/eagle3/mt-bench/redhatai``."""
-    return TypeAdapter(dict[str, Reference]).validate_python(yaml_beside(__file__, "references.yaml")["references"])
+    return TypeAdapter(dict[str, Published]).validate_python(yaml_beside(__file__, "references.yaml")["references"])
 
 
-def reference(name: object) -> Reference:
+def reference(name: object) -> Published:
     """Raises ScenarioError: no such name; it says which are like it."""
     by_name = references()
     if isinstance(name, str) and name in by_name:

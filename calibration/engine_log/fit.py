@@ -17,7 +17,7 @@ import pandas as pd
 
 from draftcast.calibration.engine_log.regression import LEAST_POINTS, MAD_TO_STD, TERMS, Regression, design
 from draftcast.calibration.engine_log.steps import Clock, TimedSteps, timed_steps, with_kv_tokens
-from draftcast.calibration.profile.roofline_fit import Errors
+from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.errors import InputError
 from draftcast.files import picked, plain
 
@@ -41,11 +41,11 @@ class Coefficient:
 
 
 @dataclass(frozen=True)
-class Fit:
+class StepTimeFit:
     # By name, of `TERMS`: the target's, then those of drafting or search where there is a speculative log
     coefficients: dict[str, Coefficient]
     # Errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the second log)
-    held_out: dict[str, Errors]
+    held_out: dict[str, FitErrors]
     # outlier_points, outlier_seconds, seconds_over_fit: see `Regression`
     outlier_points: float
     outlier_seconds: float
@@ -89,7 +89,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class EngineLogFit:
-    regression: Fit  # the coefficients, as an affine profile takes them, and their errors
+    regression: StepTimeFit  # the coefficients, as an affine profile takes them, and their errors
     clock: str  # ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known)
     # host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in
     # the coefficients already.
@@ -160,7 +160,7 @@ def fit_engine_log(
     ratio = points["seconds"] / (regression.x @ regression.fit.coefficients)
     stretch_ratios = ratio.groupby(points["stretch"]).median()
     return EngineLogFit(
-        regression=Fit(
+        regression=StepTimeFit(
             coefficients={name: _coefficient(regression, name, intervals.get(name)) for name in names},
             held_out=_held_out(regression, options.held_out),
             **picked(regression, "outlier_points outlier_seconds seconds_over_fit"),
@@ -199,7 +199,7 @@ def _points(timed: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _held_out(regression: Regression, share: float) -> dict[str, Errors]:
+def _held_out(regression: Regression, share: float) -> dict[str, FitErrors]:
     """Errors of stretches that every log gives, evenly spread over its time."""
     points = regression.points
     order = points["stretch"] - points.groupby("speculative")["stretch"].transform("min")
@@ -207,7 +207,7 @@ def _held_out(regression: Regression, share: float) -> dict[str, Errors]:
     fitted = regression.predicted_by_others([out])
     prompts, speculative = points["context_tokens"].to_numpy() > 0, points["speculative"].to_numpy()
     kinds = {"all": out, "decode": out & ~prompts, "prompts": out & prompts, "speculative": out & speculative}
-    return {kind: Errors.of(fitted[chosen], points[chosen]) for kind, chosen in kinds.items()}
+    return {kind: FitErrors.of(fitted[chosen], points[chosen]) for kind, chosen in kinds.items()}
 
 
 def _coefficient(regression: Regression, name: str, interval: tuple[float, float] | None) -> Coefficient:

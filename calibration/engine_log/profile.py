@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from draftcast.calibration.engine_log.fit import EngineLogFit, Fit
+from draftcast.calibration.engine_log.fit import EngineLogFit, StepTimeFit
 from draftcast.calibration.engine_log.regression import DRAFTERS, SEARCHES, Regression
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import FIT, MANIFEST, load_profile, write_manifest
@@ -168,7 +168,7 @@ def notes(fit: EngineLogFit) -> list[str]:
     return lines + outlier_notes(fit.regression, 0.05)
 
 
-def outlier_notes(fit: Fit | Regression, least: float) -> list[str]:
+def outlier_notes(fit: StepTimeFit | Regression, least: float) -> list[str]:
     """What a fit sets aside, where that changes the time by more than the share ``least``."""
     if abs(fit.seconds_over_fit - 1.0) <= least:
         return []

@@ -52,7 +52,7 @@ import pandas as pd
 from draftcast.calibration.importers import latent_attention, table_file
 from draftcast.calibration.importers.latent_attention import FP8_SPARSE_MODELS, MODEL, block_shape, module_rows
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import NAMES, PROMPTS, Imported, LeftOut, known_rows, launches
+from draftcast.calibration.importers.table_file import NAMES, PROMPTS, ImportedTable, LeftOut, known_rows, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -195,7 +195,7 @@ ENGINE = "vllm"
 """Whose kernels are taken."""
 
 
-def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: str | None = None) -> Imported:
+def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: str | None = None) -> ImportedTable:
     """Every row of one device that has a counterpart in the latency table, implausible ones dropped.
 
     Args:
@@ -237,7 +237,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
     matrices = frame[frame["operator"] == "linear"]
     others = {name: _of_other(rows, matrices, hardware, left_out[name]) for name, rows in frames.items()}
     counts = dict(+left_out.pop(ENGINE)) | dropped
-    return Imported(
+    return ImportedTable(
         table=table_file.table_of(frame, folder),
         engines={name: table_file.table_of(rows, folder) for name, rows in others.items()},
         device=devices.pop(),

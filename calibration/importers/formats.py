@@ -8,7 +8,7 @@ import pandas as pd
 
 from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
-from draftcast.calibration.importers.table_file import Imported
+from draftcast.calibration.importers.table_file import ImportedTable
 from draftcast.calibration.importers.vidur import read_vidur
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import ENGINE_TABLE, MANIFEST, TABLE, find_profile, has_profile, write_manifest
@@ -21,7 +21,7 @@ FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model"
 """What can be imported, and the options that it takes."""
 
 
-def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any) -> Imported:
+def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any) -> ImportedTable:
     """Times of one of `FORMATS`.
 
     Args:
@@ -49,7 +49,7 @@ def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any)
     return _with_all_reduces(read_llmservingsim(path, hardware=hardware, **chosen), hardware)
 
 
-def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
+def _with_all_reduces(imported: ImportedTable, hardware: HardwareSpec) -> ImportedTable:
     """With the all-reduces of the profile that is bundled for the device: these tools time the kernels of one rank."""
     if not has_profile(hardware):
         return imported
@@ -60,7 +60,7 @@ def _with_all_reduces(imported: Imported, hardware: HardwareSpec) -> Imported:
 
 
 def write_profile(
-    folder: Path, imported: Imported, hardware: HardwareSpec, *, name: str, date: str, command: str
+    folder: Path, imported: ImportedTable, hardware: HardwareSpec, *, name: str, date: str, command: str
 ) -> None:
     """Write table, manifest and fit into ``folder``: all of them or none.
 

@@ -17,7 +17,7 @@ import pandas as pd
 from draftcast.calibration.importers.plausible import plausible
 from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, known_rows, launches
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import Part, curves_of, parts_of, seconds_by
+from draftcast.calibration.profile.measured import TablePart, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
 from draftcast.calibration.profile.table import POINT, checked_table
 from draftcast.kernels.arrays import FloatArray
@@ -122,7 +122,7 @@ def _fitted(rows: pd.DataFrame, hardware: HardwareSpec) -> Rooflines:
 
 def _matrix_seconds(blocks: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec) -> "pd.Series[float]":
     """Seconds of the matrices of every block, as a profile with these timings of matrices takes them."""
-    linear = Part("linear", str(matrices["dtype"].iloc[0]))
+    linear = TablePart("linear", str(matrices["dtype"].iloc[0]))
     fit = seconds_by(_fitted(matrices, hardware)[linear.roofline], hardware.ceilings(*linear.roofline))
     curves = curves_of(linear, matrices, fit, {})
     seconds = pd.Series(0.0, index=blocks.index)

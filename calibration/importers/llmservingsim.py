@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from draftcast.calibration.importers.table_file import Imported, Rows, complete, read_rows, table_of
+from draftcast.calibration.importers.table_file import ImportedTable, TableRows, complete, read_rows, table_of
 from draftcast.calibration.measured_model import check_model
 from draftcast.calibration.profile.hardware import HardwareSpec, recognised
 from draftcast.calibration.profile.load import sha256
@@ -55,7 +55,7 @@ _LAYERS = {
 
 def read_llmservingsim(
     path: Path, model: ModelSpec, tp: int | None = None, dtype: str = "bf16", hardware: HardwareSpec | None = None
-) -> Imported:
+) -> ImportedTable:
     """Linear layers, norms, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
 
     Args:
@@ -86,7 +86,7 @@ def read_llmservingsim(
         else:
             parts += _layers(file, shapes, ranks, left_out)
     frame = pd.concat([complete(part) for part in parts or [pd.DataFrame()]], ignore_index=True)
-    return Imported(
+    return ImportedTable(
         table=table_of(frame.assign(implementation="vllm"), path),
         device=meta.get("gpu", ""),
         source="imported from a profile of LLMServingSim (github.com/casys-kaist/LLMServingSim)",
@@ -200,18 +200,18 @@ def _attention(file: Path, model: ModelSpec, tp: int, left_out: Counter[str]) ->
     return [part.assign(dtype="bf16", kv_dtype="bf16", **_heads(model, tp)) for part in parts]
 
 
-def _timed(rows: Rows, operator: str, time: str = "time_us", unit_s: float = 1e-6, **columns: Any) -> pd.DataFrame:
+def _timed(rows: TableRows, operator: str, time: str = "time_us", unit_s: float = 1e-6, **columns: Any) -> pd.DataFrame:
     return rows.frame[[]].assign(operator=operator, seconds=rows.seconds(time, unit_s), **columns)
 
 
-def _prefix(rows: Rows, chunk: pd.Series[int]) -> pd.Series[int]:
+def _prefix(rows: TableRows, chunk: pd.Series[int]) -> pd.Series[int]:
     """Tokens of the prompt before the chunk."""
     if "kv_prefill" in rows.frame or "prefill_key" not in rows.frame:
         return rows.whole("kv_prefill")
     return (rows.seconds("prefill_key", 1.0, may_be_zero=True) - chunk / 2).round().astype(np.int64)
 
 
-def _sometimes(rows: Rows, column: str) -> pd.Series[int]:
+def _sometimes(rows: TableRows, column: str) -> pd.Series[int]:
     """Whole numbers, 1 where the file does not say."""
     numbers = pd.Series(1, index=rows.frame.index)
     filled = rows.where(rows.has(column))

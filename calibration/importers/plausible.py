@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.profile.hardware import HardwareSpec
-from draftcast.calibration.profile.measured import ATTENTION, Part, parts_of
+from draftcast.calibration.profile.measured import ATTENTION, TablePart, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
@@ -53,7 +53,7 @@ def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
     return floor
 
 
-def _fetched_bytes(part: Part, rows: pd.DataFrame) -> FloatArray:
+def _fetched_bytes(part: TablePart, rows: pd.DataFrame) -> FloatArray:
     """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps, but no activations."""
     shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
     if part.operator == "linear":

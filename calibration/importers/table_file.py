@@ -26,15 +26,15 @@ LeftOut = Counter[str]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TableRows:
     """Rows of a file; the getters check what they return and raise HardwareError."""
 
     file: str
     frame: pd.DataFrame  # as read; of a CSV file texts, indexed by line
     has_lines: bool  # whether the index says the line
 
-    def where(self, chosen: pd.Series[bool] | BoolArray) -> Rows:
-        return Rows(self.file, self.frame[chosen], self.has_lines)
+    def where(self, chosen: pd.Series[bool] | BoolArray) -> TableRows:
+        return TableRows(self.file, self.frame[chosen], self.has_lines)
 
     def __getitem__(self, column: str) -> pd.Series[Any]:
         if column not in self.frame:
@@ -84,7 +84,7 @@ class Rows:
         return pd.to_numeric(values, errors="coerce").astype(np.float64)
 
 
-def read_rows(path: Path, *needed: str) -> Rows:
+def read_rows(path: Path, *needed: str) -> TableRows:
     """The rows of a CSV file, or of a Parquet file by its suffix.
 
     ``needed``: columns that must be there, besides those that are asked for later.
@@ -92,7 +92,7 @@ def read_rows(path: Path, *needed: str) -> Rows:
     Raises HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
     """
     is_csv = path.suffix != ".parquet"
-    rows = Rows(str(path), _read_csv(path) if is_csv else read_frame(path, kind=HardwareError), is_csv)
+    rows = TableRows(str(path), _read_csv(path) if is_csv else read_frame(path, kind=HardwareError), is_csv)
     for column in needed:
         rows[column]
     return rows
@@ -112,7 +112,7 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedTable:
     table: pd.DataFrame  # the times, seconds of one launch
     device: str  # what the source calls it
     source: str  # tool and measuring method, one sentence

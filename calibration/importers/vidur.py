@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from draftcast.calibration.importers.table_file import Imported, complete, read_rows, table_of
+from draftcast.calibration.importers.table_file import ImportedTable, complete, read_rows, table_of
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 
@@ -20,7 +20,7 @@ MLP, ATTENTION = "mlp.csv", "attention.csv"
 _LAYERS = ("emb", "attn_pre_proj", "attn_rope", "attn_post_proj", "mlp_up_proj", "mlp_act", "mlp_down_proj")
 
 
-def read_vidur(path: Path) -> Imported:
+def read_vidur(path: Path) -> ImportedTable:
     """Linear layers, rotary, activation, embedding and attention of a folder of Vidur's, or of one of its two files.
 
     Raises HardwareError: neither file there, a column missing, a bad value: file, line and column are named.
@@ -34,7 +34,7 @@ def read_vidur(path: Path) -> Imported:
             raise HardwareError(f"must be called {MLP} or {ATTENTION}", file=str(file))
         parts += _mlp(file) if file.name == MLP else [_attention(file)]
     frame = pd.concat([complete(part) for part in parts], ignore_index=True).assign(implementation="vidur")
-    return Imported(
+    return ImportedTable(
         table=table_of(frame, path),
         device="",
         source="imported from a compute profile of Vidur (github.com/microsoft/vidur)",

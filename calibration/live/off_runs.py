@@ -43,7 +43,7 @@ _SPECULATION = ("spec_decode_num_drafts", "accept_length", "spec_decoding")
 
 
 @dataclass(frozen=True)
-class Tokens:
+class RunLengths:
     """Token counts of a run's prompts or outputs: their mean, and each or their spread where the file has it."""
 
     mean: float
@@ -70,8 +70,8 @@ class OffRun:
     figures: Mapping[str, float]  # in seconds, by a simulation's name: ``mean_tpot_s``, ``mean_ttft_s``, ...
     errors: Mapping[str, float]  # relative standard error of a figure, from the spread of its requests where known
     arrivals: Mapping[str, Any] | None  # the load as a scenario's section; None: the file does not say
-    prompt_tokens: Tokens | None  # None: the scenario's
-    output_tokens: Tokens | None
+    prompt_tokens: RunLengths | None  # None: the scenario's
+    output_tokens: RunLengths | None
     model: str = ""  # as the server names it; "" where the file does not say
     per_engine: bool = False  # rate and requests are of one data-parallel rank, not of a server
     engines: int = 1  # whose counters they are
@@ -256,7 +256,7 @@ def _from_bench(result: Any, source: str) -> OffRun:
     )
 
 
-def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> Tokens:
+def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> RunLengths:
     """Of every request where the file lists them (``--save-detailed``), else the mean, and the spread where known."""
     mean = _number_at(result, source, f"total_{kind}_tokens", least=1.0) / requests
     lengths = result.get(f"{kind}_lens")
@@ -266,9 +266,9 @@ def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -
             raise InputError("must be whole numbers of tokens", file=source, key=f"{kind}_lens", value=bad)
         answered = tuple(n for n in lengths if n > 0)  # 0: a request that failed
         if len(answered) >= requests:
-            return Tokens(mean, answered)
+            return RunLengths(mean, answered)
     spread = f"{kind}_len_std"
-    return Tokens(mean, deviation=_number_at(result, source, spread) if spread in result else None)
+    return RunLengths(mean, deviation=_number_at(result, source, spread) if spread in result else None)
 
 
 def _from_guidellm(report: Mapping[str, Any], source: str) -> list[OffRun]:
@@ -311,7 +311,7 @@ def _from_metrics(text: str, source: str) -> OffRun:
         means[figure] = totals[f"{histogram}_sum"] / totals[f"{histogram}_count"]
     requests = int(totals["vllm:request_generation_tokens_count"])
     figures = {name: means[name] for name in ("mean_tpot_s", "mean_ttft_s")}
-    prompt, output = Tokens(means["prompt_tokens"]), Tokens(means["output_tokens"])
+    prompt, output = RunLengths(means["prompt_tokens"]), RunLengths(means["output_tokens"])
     load, arrivals = "the scenario's load", None
     engines = len(values["vllm:request_generation_tokens_count"])
     if per_engine := is_range(text):

@@ -14,7 +14,7 @@ from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live import run_directory
 from draftcast.calibration.live.load import LoadPlan, Progress, run_load
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Endpoint, get
+from draftcast.calibration.live.server import RunningServer, get
 from draftcast.calibration.microbench.noise import host_facts, nvidia_smi
 from draftcast.errors import InputError, LiveError
 from draftcast.files import written
@@ -25,7 +25,7 @@ _LOG_LAG_S = 0.5
 
 def record(
     writer: LiveRunWriter,
-    endpoint: Endpoint,
+    endpoint: RunningServer,
     plan: LoadPlan,
     *,
     warmup: LoadPlan | None = None,
@@ -57,7 +57,7 @@ def record(
 @dataclass
 class _Recording:
     _writer: LiveRunWriter
-    _endpoint: Endpoint
+    _endpoint: RunningServer
     _log_mark: int | None = None
     _others_cores: float | None = None
 

@@ -1,6 +1,6 @@
 """A live run on disk.
 
-``manifest.json``       what ran, on what, and whether it is complete (`Manifest`)
+``manifest.json``       what ran, on what, and whether it is complete (`RunManifest`)
 ``requests.parquet``, ``chunks.parquet``  a row per request and per piece of an answer; columns: ``tables.yaml``
 ``server.log``          what the server printed, raw; absent where somebody else started it and gave no log
 ``metrics_before.txt``, ``metrics_after.txt``  the server's Prometheus text around the load; absent where it has none
@@ -106,7 +106,7 @@ class _Checked(_Part):
     wrong_tokens: Count
 
 
-class Manifest(_Part):
+class RunManifest(_Part):
     """Keys of every manifest; what a run does not know is null (numbers, objects), "" (texts) or {} (mappings)."""
 
     schema_version: int = SCHEMA_VERSION
@@ -132,7 +132,7 @@ class Manifest(_Part):
     acceptance: _Counts | None = None  # counts over the run
 
 
-MANIFEST_KEYS: dict[str, Any] = Manifest().model_dump()
+MANIFEST_KEYS: dict[str, Any] = RunManifest().model_dump()
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InputError(message, file=str(path), key="schema_version", value=data.get("schema_version"))
     data = {**MANIFEST_KEYS, **data}
     try:
-        Manifest.model_validate(data)
+        RunManifest.model_validate(data)
     except ValidationError as error:
         key = str(error.errors()[0]["loc"][0])
         raise InputError("damaged: not what a live run writes", file=str(path), key=key, value=data[key]) from None

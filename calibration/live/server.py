@@ -68,7 +68,7 @@ class ServerFlags:
 
 
 @dataclass
-class Server(contextlib.AbstractContextManager["Server"]):
+class EngineServer(contextlib.AbstractContextManager["EngineServer"]):
     """A server that is starting or running; a context manager that stops it."""
 
     command: list[str]  # as started
@@ -218,7 +218,7 @@ _SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class RunningServer:
     """A server that answers, and what it says of itself."""
 
     url: str  # without ``/v1``
@@ -226,10 +226,10 @@ class Endpoint:
     version: str  # "" where it does not say
     config: dict[str, Any]  # see `CONFIG`, None: not known
     log: Path | None = None  # its log, growing; None: not here
-    server: Server | None = None  # where we started it
+    server: EngineServer | None = None  # where we started it
 
     @classmethod
-    def of(cls, url: str, log: Path | None = None, server: Server | None = None) -> Self:
+    def of(cls, url: str, log: Path | None = None, server: EngineServer | None = None) -> Self:
         """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
         models = get_json(f"{url}/v1/models")
         try:

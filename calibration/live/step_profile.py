@@ -33,7 +33,7 @@ from draftcast.calibration.engine_log.regression import DRAFTERS, LEAST_POINTS, 
 from draftcast.calibration.live.composition import TimedRun, composed_steps, run_name, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.profile.load import FIT, MANIFEST
-from draftcast.calibration.profile.roofline_fit import Errors
+from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.calibration.profile.spec import FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked, plain
@@ -57,7 +57,7 @@ _STRETCHES = 12
 class HeldOut:
     run: str  # folder and method
     whole: bool  # the whole run was held out; False: every fourth stretch of it
-    errors: Errors
+    errors: FitErrors
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class LiveCalibration:
     runs: tuple[TimedRun, ...]  # the runs with their points
     # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
     held_out: tuple[HeldOut, ...]
-    all: Errors
+    all: FitErrors
     regression: Regression
     front_end: FrontEndMeasurement
 
@@ -164,10 +164,10 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
         sequences=(int(sequences.min()), int(sequences.max())),
         runs=tuple(timed),
         held_out=tuple(
-            HeldOut(run.label, whole, Errors.of(fitted[out], points[out]))
+            HeldOut(run.label, whole, FitErrors.of(fitted[out], points[out]))
             for run, (out, whole) in zip(timed, sets, strict=True)
         ),
-        all=Errors.of(fitted[every], points[every]),
+        all=FitErrors.of(fitted[every], points[every]),
         regression=solution,
         front_end=measure_front_end(timed, fitted_s),
     )

@@ -29,14 +29,14 @@ _COPY_BYTES = 64 << 20
 _READING_REPEATS = 10
 
 
-class Quietness(NamedTuple):
+class SpinAndRead(NamedTuple):
     """Seconds of the spin and of the read at one moment."""
 
     spin_s: float
     read_s: float
 
-    def worse(self, other: "Quietness") -> "Quietness":
-        return Quietness(*map(max, self, other))
+    def worse(self, other: "SpinAndRead") -> "SpinAndRead":
+        return SpinAndRead(*map(max, self, other))
 
 
 class NoiseReading(NamedTuple):
@@ -64,12 +64,12 @@ class NoiseProbe:
         self._memory = torch.ones(max(2 * cache_bytes, _COPY_BYTES) // 4)
         self._copy = torch.zeros(_COPY_BYTES // 4)
 
-    def quietness(self) -> Quietness:
+    def quietness(self) -> SpinAndRead:
         """Both in a few milliseconds."""
         import torch
 
         spins = [_seconds(lambda: torch.exp(self._numbers, out=self._exponentials)) for _ in range(_SPIN_REPEATS)]
-        return Quietness(statistics.median(spins), _seconds(self._memory.sum))
+        return SpinAndRead(statistics.median(spins), _seconds(self._memory.sum))
 
     def read(self) -> NoiseReading:
         """A reading for the manifest, about half a second."""
@@ -79,7 +79,7 @@ class NoiseProbe:
         return NoiseReading(time.time(), spins, reads, copies, os.getloadavg()[0])
 
 
-class Levels:
+class QuietLevels:
     """Spin and read of the quiet machine: the quickest tenth of all readings so far.
 
     ``version`` grows when they move, so that what was judged by them can be judged again.
@@ -87,29 +87,29 @@ class Levels:
 
     def __init__(self) -> None:
         self.version = 0
-        self._moments: list[Quietness] = []
-        self._levels = Quietness(0.0, 0.0)
+        self._moments: list[SpinAndRead] = []
+        self._levels = SpinAndRead(0.0, 0.0)
 
-    def add(self, moments: Iterable[Quietness]) -> None:
+    def add(self, moments: Iterable[SpinAndRead]) -> None:
         before = len(self._moments)
         self._moments += moments
         if before // 16 == len(self._moments) // 16 and before:
             return
-        levels = Quietness(*np.quantile(self._moments, _QUIET_QUANTILE, axis=0).tolist())
+        levels = SpinAndRead(*np.quantile(self._moments, _QUIET_QUANTILE, axis=0).tolist())
         if any(abs(new - old) > 1e-3 * new for new, old in zip(levels, self._levels, strict=True)):
             self._levels = levels
             self.version += 1
 
-    def is_quiet(self, moment: Quietness) -> bool:
+    def is_quiet(self, moment: SpinAndRead) -> bool:
         spin_s, read_s = self._levels
         return moment.spin_s <= QUIET_SPIN * spin_s and moment.read_s <= QUIET_READ * read_s
 
-    def excess(self, moment: Quietness) -> float:
+    def excess(self, moment: SpinAndRead) -> float:
         """How many times slower the fixed work was than on the quiet machine, at least 1."""
         return max(1.0, *(now / level for now, level in zip(moment, self._levels, strict=True)))
 
 
-def wait_until_quiet(probe: Callable[[], Quietness], levels: Levels, limit_s: float) -> Quietness:
+def wait_until_quiet(probe: Callable[[], SpinAndRead], levels: QuietLevels, limit_s: float) -> SpinAndRead:
     """The first reading of a quiet machine, or the last one after ``limit_s``."""
     end = time.perf_counter() + limit_s
     while not levels.is_quiet(moment := probe()) and time.perf_counter() < end:

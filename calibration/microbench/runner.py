@@ -23,8 +23,8 @@ import pandas as pd
 from draftcast.calibration.journal import Journal
 from draftcast.calibration.microbench import noise
 from draftcast.calibration.microbench.device import Device, ceilings, is_alive, stream_launches
-from draftcast.calibration.microbench.noise import Levels, NoiseProbe, NoiseReading, Quietness
-from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Progress, next_point
+from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, QuietLevels, SpinAndRead
+from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Timings, next_point
 from draftcast.calibration.microbench.shapes import Plan, Point
 from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer, freed_memory_kept
 from draftcast.calibration.microbench.timer import launches as make_launches
@@ -45,7 +45,7 @@ _WRITE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Status:
+class RunnerStatus:
     spent_s: float
     measured: int
     settled: int
@@ -54,7 +54,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunnerResult:
     """What was written, and how far interpolation was off on points held out of it."""
 
     folder: Path
@@ -77,7 +77,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         budget_s: float,
         began_s: float | None = None,
         timer: Timer | None = None,
-        progress: Callable[[Status], None] = lambda _status: None,
+        progress: Callable[[RunnerStatus], None] = lambda _status: None,
     ) -> None:
         """Open or start the journal in ``folder``.
 
@@ -91,10 +91,10 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         self.folder, self.device, self.plan = folder, device, plan
         self.operators, self.budget_s, self.progress = operators, budget_s, progress
         self.timer: Timer = timer or (CpuTimer() if device.kind == "cpu" else CudaTimer())
-        self.state: dict[str, Progress] = {}
+        self.state: dict[str, Timings] = {}
         self.rates: dict[str, float] = {}
         self.readings: list[NoiseReading] = []
-        self.levels = Levels()
+        self.levels = QuietLevels()
         self._seen: set[str] = set()  # points this process has launched
         self._noted_s = 0.0  # what the journal accounts for
         self._end_s = _WRITE_S  # what is kept back for the end
@@ -132,7 +132,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
                 self._visit(point)
             self._read_noise()
 
-    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> Result:
+    def write(self, name: str, hardware: HardwareSpec, command: Sequence[str]) -> RunnerResult:
         """Write table, manifest and fit; ``command`` is what repeats it. Raises HardwareError: nothing was measured."""
         table = self.table()
         save_table(table, self.folder / TABLE)
@@ -153,7 +153,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
             left_out={reason: count for reason, count in left_out.items() if count},
         )
         _, errors = fit_profile(self.folder, hardware)
-        return Result(self.folder, table, errors, dict(+left_out), self.noise())
+        return RunnerResult(self.folder, table, errors, dict(+left_out), self.noise())
 
     def table(self) -> pd.DataFrame:
         rows = []
@@ -186,16 +186,16 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
             if kind == "noise":
                 reading = NoiseReading(*(record[name] for name in NoiseReading._fields))
                 self.readings.append(reading)
-                self.levels.add(Quietness(*pair) for pair in zip(reading.spin_s, reading.read_s, strict=True))
+                self.levels.add(SpinAndRead(*pair) for pair in zip(reading.spin_s, reading.read_s, strict=True))
             elif kind == "rate":
                 self.rates[record["name"]] = record["per_s"]
             else:
-                progress = self.state.setdefault(record["point"], Progress())
+                progress = self.state.setdefault(record["point"], Timings())
                 progress.took_s += record["took_s"]
                 if kind == "failed":
                     progress.failed = record["reason"]
                 else:
-                    moment = None if record["spin_s"] is None else Quietness(record["spin_s"], record["read_s"])
+                    moment = None if record["spin_s"] is None else SpinAndRead(record["spin_s"], record["read_s"])
                     progress.bursts.append((record["seconds"], moment))
                     self.levels.add([] if moment is None else [moment])
                     progress.launches += record["launches"]
@@ -259,7 +259,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
 
     def _burst(
         self, ready: Sequence[Launch], *, graph: bool = False, seen: bool = False
-    ) -> tuple[Burst, Quietness | None]:
+    ) -> tuple[Burst, SpinAndRead | None]:
         """A burst during which the machine was quiet, or after some tries one during which it was not.
 
         With the worse of the readings around it; None on a GPU, which does not feel who else uses the host's cores.
@@ -279,11 +279,11 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
     def _left_s(self) -> float:
         return self.budget_s - self._end_s - self.spent_s
 
-    def _status(self, now: str) -> Status:
+    def _status(self, now: str) -> RunnerStatus:
         timed = [progress for progress in self.state.values() if progress.visits]
         settled = sum(progress.estimate(self.levels).settled for progress in timed)
         measured = sum(progress.visits >= MIN_BURSTS for progress in timed)
-        return Status(self.spent_s, measured, settled, len(self.plan.points), now)
+        return RunnerStatus(self.spent_s, measured, settled, len(self.plan.points), now)
 
 
 def check_folder(folder: Path) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from draftcast.calibration.microbench.noise import Levels, Quietness
+from draftcast.calibration.microbench.noise import QuietLevels, SpinAndRead
 from draftcast.calibration.microbench.shapes import Point
 
 CONFIDENCE = 0.95
@@ -37,7 +37,7 @@ _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2.0)
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Median:
     """Median in seconds with its 95 % interval (NaN below two bursts) and whether that is narrow enough."""
 
     seconds: float
@@ -45,14 +45,14 @@ class Estimate:
     high_s: float
     settled: bool
 
-    def widened(self, by_s: float) -> "Estimate":
+    def widened(self, by_s: float) -> "Median":
         """With an error of ``by_s`` that all bursts share, on either side."""
         low, high = max(self.low_s - by_s, 0.0), self.high_s + by_s
         settled = self.settled and high - low <= SETTLED_WIDTH * self.seconds
-        return Estimate(self.seconds, low, high, settled)
+        return Median(self.seconds, low, high, settled)
 
 
-def estimate(bursts: Sequence[float]) -> Estimate:
+def estimate(bursts: Sequence[float]) -> Median:
     """Estimate from the seconds of each burst, at least one.
 
     From six bursts on the interval is between order statistics, free of any distribution (David and Nagaraja, Order
@@ -62,7 +62,7 @@ def estimate(bursts: Sequence[float]) -> Estimate:
     values = np.sort(np.asarray(bursts, dtype=np.float64))
     count, middle = len(values), float(np.median(values))
     if count < 2:
-        return Estimate(middle, math.nan, math.nan, False)
+        return Median(middle, math.nan, math.nan, False)
     depth, student = _quantiles(count)
     if depth:
         low, high = float(values[depth - 1]), float(values[-depth])
@@ -70,7 +70,7 @@ def estimate(bursts: Sequence[float]) -> Estimate:
         half = student * _MEDIAN_OVER_MEAN * float(np.log(values).std(ddof=1)) / math.sqrt(count)
         low, high = middle * math.exp(-half), middle * math.exp(min(half, 100.0))
     settled = count >= MIN_BURSTS and high - low <= SETTLED_WIDTH * middle
-    return Estimate(middle, low, high, settled)
+    return Median(middle, low, high, settled)
 
 
 @functools.cache
@@ -86,23 +86,23 @@ def _quantiles(count: int) -> tuple[int, float]:
 
 
 @dataclass
-class Progress:
+class Timings:
     # Seconds of each, with the worse of the readings before and after it (None: none are taken)
-    bursts: list[tuple[float, Quietness | None]] = field(default_factory=list)
+    bursts: list[tuple[float, SpinAndRead | None]] = field(default_factory=list)
     launches: int = 0  # timed in all of them
     took_s: float = 0.0  # wall time of its visits
     failed: str = ""  # why it cannot be timed, "" if it can
     # What was judged last: at how many bursts and which version of the levels, quiet bursts, estimate
-    _judged: tuple[tuple[int, int], list[float], Estimate] | None = None
+    _judged: tuple[tuple[int, int], list[float], Median] | None = None
 
     @property
     def visits(self) -> int:
         return len(self.bursts)
 
-    def quiet_bursts(self, levels: Levels) -> list[float]:
+    def quiet_bursts(self, levels: QuietLevels) -> list[float]:
         return self._judge(levels)[1]
 
-    def estimate(self, levels: Levels) -> Estimate:
+    def estimate(self, levels: QuietLevels) -> Median:
         """From the quiet bursts once there are enough of them.
 
         Before that the median is that of the least disturbed ones, nothing is settled, and the interval spans all
@@ -110,25 +110,25 @@ class Progress:
         """
         return self._judge(levels)[2]
 
-    def _judge(self, levels: Levels) -> tuple[tuple[int, int], list[float], Estimate]:
+    def _judge(self, levels: QuietLevels) -> tuple[tuple[int, int], list[float], Median]:
         at = len(self.bursts), levels.version
         if self._judged is None or self._judged[0] != at:
             quiet = [seconds for seconds, moment in self.bursts if moment is None or levels.is_quiet(moment)]
             self._judged = at, quiet, self._estimate(quiet, levels)
         return self._judged
 
-    def _estimate(self, quiet: list[float], levels: Levels) -> Estimate:
+    def _estimate(self, quiet: list[float], levels: QuietLevels) -> Median:
         if len(quiet) >= MIN_BURSTS:
             return estimate(quiet)
         of_all = estimate([seconds for seconds, _ in self.bursts])
         ranked = sorted(self.bursts, key=lambda burst: math.prod(burst[1] or (0.0,)))
         least = estimate([seconds for seconds, _ in ranked[:MIN_BURSTS]]).seconds
         low = min(seconds / (levels.excess(moment) if moment else 1.0) for seconds, moment in self.bursts)
-        return Estimate(least, min(of_all.low_s, low, least), max(of_all.high_s, least), False)
+        return Median(least, min(of_all.low_s, low, least), max(of_all.high_s, least), False)
 
 
 def next_point(
-    points: Sequence[Point], state: dict[str, Progress], levels: Levels, spent_s: float, budget_s: float
+    points: Sequence[Point], state: dict[str, Timings], levels: QuietLevels, spent_s: float, budget_s: float
 ) -> Point | None:
     """The point to visit now; None when there is nothing left to do or no time left.
 
@@ -152,6 +152,6 @@ def next_point(
     return min(fitting, key=lambda item: item[1].visits, default=(None, None))[0]
 
 
-def _owed(progress: Progress, levels: Levels) -> int:
+def _owed(progress: Timings, levels: QuietLevels) -> int:
     """Quiet bursts that a point still needs; 0 when it has been visited often enough."""
     return 0 if progress.visits >= _MAX_OWED_VISITS else max(MIN_BURSTS - len(progress.quiet_bursts(levels)), 0)

@@ -44,7 +44,7 @@ class Ceilings(BaseModel):
         return dataclasses.replace(hardware, peak_flops={**hardware.peak_flops, **self.peak_flops})
 
 
-class Manifest(BaseModel):
+class ProfileManifest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schema_version: Literal[1] = 1
@@ -71,7 +71,7 @@ class Manifest(BaseModel):
         return TABLE in self.files
 
 
-_MANIFEST = TypeAdapter(Manifest)
+_MANIFEST = TypeAdapter(ProfileManifest)
 
 
 def sha256(path: Path) -> str:
@@ -79,8 +79,8 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(read_bytes(path, HardwareError)).hexdigest()
 
 
-def write_manifest(folder: Path, **fields: Any) -> Manifest:
-    """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: see `Manifest`.
+def write_manifest(folder: Path, **fields: Any) -> ProfileManifest:
+    """Write the manifest of the table, or else of the fit alone, that stands in ``folder``. Fields: `ProfileManifest`.
 
     Raises HardwareError: a field missing, unknown or of the wrong kind; neither table nor fit in the folder.
     """
@@ -93,7 +93,7 @@ def write_manifest(folder: Path, **fields: Any) -> Manifest:
     return manifest
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> ProfileManifest:
     """The manifest of a profile folder, checked against its files. Raises HardwareError: not valid, a file changed."""
     path = folder / MANIFEST
     manifest = validated(_MANIFEST, read_json(path, HardwareError), str(path), HardwareError)

@@ -52,7 +52,7 @@ FAMILY = {name: str(facts["family"]) for name, facts in registry.FACTS.items() i
 """Roofline family of each operator of a table. ngram has none: it computes nothing, and no step is built from it."""
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """One operator of a table in one number format."""
 
     operator: str
@@ -95,10 +95,10 @@ class Part(NamedTuple):
         return work._replace(flops=work.flops * padding)
 
 
-def parts_of(frame: pd.DataFrame) -> Iterator[tuple[Part, pd.DataFrame]]:
+def parts_of(frame: pd.DataFrame) -> Iterator[tuple[TablePart, pd.DataFrame]]:
     """Every operator and format of a table's frame with its rows, in alphabetical order."""
     for labels, rows in frame.groupby(["operator", "dtype", "kv_dtype"]):
-        yield Part(*map(str, labels)), rows
+        yield TablePart(*map(str, labels)), rows
 
 
 def seconds_by(fit: Roofline, ceilings: tuple[float, float]) -> Seconds:
@@ -130,7 +130,7 @@ def curve_keys(operator: str, rows: Points) -> IntArray:
     return np.asarray([rows[name] for name in how.axes], np.int64).reshape(len(how.axes), len(rows[how.x])).T
 
 
-def curves_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
+def curves_of(part: TablePart, rows: Points, seconds: Seconds, group: Mapping[str, int]) -> CurveSet:
     how = CURVES[part.operator]
 
     def roofline(x: FloatArray, key: Key) -> FloatArray:
@@ -140,7 +140,7 @@ def curves_of(part: Part, rows: Points, seconds: Seconds, group: Mapping[str, in
 
 
 def grid_of(
-    part: Part, rows: Points, seconds: Seconds, group: Mapping[str, int], verify: RooflineSeconds | None = None
+    part: TablePart, rows: Points, seconds: Seconds, group: Mapping[str, int], verify: RooflineSeconds | None = None
 ) -> AttentionGrid:
     """Grid of measured points; ``verify``: what tells the ratio of several queries to one, where not the roofline."""
     roofline = roofline_of(part, group, seconds)
@@ -148,12 +148,12 @@ def grid_of(
     return grid.stretched(VERIFY_QUERIES, verify or roofline) if part.operator.endswith("decode") else grid
 
 
-def _grid_at(part: Part, rows: Points, between: RooflineSeconds) -> AttentionGrid:
+def _grid_at(part: TablePart, rows: Points, between: RooflineSeconds) -> AttentionGrid:
     """The grid of the points alone; ``between``: what fills the nodes that were not timed."""
     return AttentionGrid.from_points(grid_axes(part.operator, rows), np.asarray(rows["seconds"]), between)
 
 
-def roofline_of(part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
+def roofline_of(part: TablePart, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds:
     return lambda a, b, c: seconds(part.work({**grid_shape(part.operator, a, b, c), **group}))
 
 
@@ -179,7 +179,7 @@ class MeasuredTimes:
 
         ``without``: kernels whose name holds it do not count.
         """
-        part = Part(operator, measured_dtype(dtype))
+        part = TablePart(operator, measured_dtype(dtype))
 
         def build() -> CurveSet | None:
             rows = self._points(part, seconds, dtype=part.dtype, **group)
@@ -197,7 +197,7 @@ class MeasuredTimes:
         None: not measured at these formats. Heads that were not measured take the ratio to the roofline of those
         nearest to them, first in width, then in heads per KV head; none of their nodes is marked measured.
         """
-        part = Part(operator, measured_dtype(dtype), measured_dtype(kv_dtype))
+        part = TablePart(operator, measured_dtype(dtype), measured_dtype(kv_dtype))
         return self._once((*part, *heads.items()), lambda: self._grid(part, heads, seconds))
 
     def launches(self, dtype: str, kv_dtype: str, **heads: int) -> FloatArray | None:
@@ -205,7 +205,7 @@ class MeasuredTimes:
 
         Shape (points, 6): m, k, n, batch, context, seconds; None: not measured.
         """
-        part = Part("attention_launch", measured_dtype(dtype), measured_dtype(kv_dtype))
+        part = TablePart("attention_launch", measured_dtype(dtype), measured_dtype(kv_dtype))
 
         def read() -> FloatArray | None:
             if self.timed_by is not None:  # how its tiles fill the multiprocessors is the device's own
@@ -215,7 +215,7 @@ class MeasuredTimes:
 
         return self._once((*part, *heads.items()), read)
 
-    def _grid(self, part: Part, heads: Mapping[str, int], seconds: Seconds) -> AttentionGrid | None:
+    def _grid(self, part: TablePart, heads: Mapping[str, int], seconds: Seconds) -> AttentionGrid | None:
         # Without window or tree. The target and its draft read the points of every head shape once.
         full = {name: 0 for name in part.group if name in MAY_BE_ZERO}
         labels = {"dtype": part.dtype, "kv_dtype": part.kv_dtype}
@@ -231,7 +231,7 @@ class MeasuredTimes:
         ratio = np.log(seconds(part.work({**shape, **full, **heads}))) - np.log(seconds(part.work({**shape, **group})))
         return AttentionGrid(grid.axes, grid.log_s + ratio, np.zeros_like(grid.measured))
 
-    def _verify(self, part: Part, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds | None:
+    def _verify(self, part: TablePart, group: Mapping[str, int], seconds: Seconds) -> RooflineSeconds | None:
         """Seconds of verification as they were timed, for other heads too; None where nothing of the kind was.
 
         The queries of all heads that share a KV head are rows of tiles, and a tile's work is one of (sequence, KV
@@ -267,7 +267,7 @@ class MeasuredTimes:
 
         return verified
 
-    def _points(self, part: Part, seconds: Seconds, **labels: str | int) -> pd.DataFrame:
+    def _points(self, part: TablePart, seconds: Seconds, **labels: str | int) -> pd.DataFrame:
         """The table's rows of a part, in seconds on the profile's device."""
         rows = read_points(self.table, part.operator, **labels)
         if self.timed_by is None:

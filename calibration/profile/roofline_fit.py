@@ -24,7 +24,7 @@ from draftcast.calibration.profile import measured
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.interpolation import evenly
 from draftcast.calibration.profile.load import FIT, TABLE, assumed_profile, load_profile, read_manifest
-from draftcast.calibration.profile.measured import ATTENTION, CURVES, FAMILY, Part, Points, Seconds
+from draftcast.calibration.profile.measured import ATTENTION, CURVES, FAMILY, Points, Seconds, TablePart
 from draftcast.calibration.profile.roofline import Origin, Roofline, soft_max
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.calibration.profile.table import SHAPE_FIELDS, SHAPES, load_table
@@ -36,7 +36,7 @@ HELD_OUT_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class Errors:
+class FitErrors:
     """Relative errors ``|predicted / measured - 1|`` of held-out points; NaN where there is none."""
 
     points: int
@@ -52,7 +52,7 @@ class Errors:
         predicted: FloatArray,
         points: pd.DataFrame,
         name: Callable[[pd.Series[Any]], str] = lambda point: f"{point['source']}:{point['line']}",
-    ) -> Errors:
+    ) -> FitErrors:
         """Of ``points`` (column ``seconds``); ``name`` says which one is the worst."""
         if not len(points):
             return cls(0, math.nan, math.nan, math.nan, math.nan)
@@ -73,16 +73,16 @@ class Errors:
 class OperatorErrors:
     """Held-out errors of interpolation for one operator and number format, and the measured predictions themselves."""
 
-    part: Part
+    part: TablePart
     points: int  # of the table, held out or not
-    interpolated: Errors
+    interpolated: FitErrors
     predictions: pd.DataFrame  # held-out rows with columns ``predicted`` and ``error`` beside their shape
 
 
 def modelled(table: pd.DataFrame) -> pd.DataFrame:
     """Points of the operators that a step is built from, ``held_out`` or not; of one shape the fastest kernel's."""
     frame = table[table["operator"].isin(list(FAMILY))]
-    shape = [*Part._fields, *SHAPES]
+    shape = [*TablePart._fields, *SHAPES]
     least = frame.sort_values("seconds", kind="stable").drop_duplicates(shape).sort_index().reset_index(drop=True)
     return least.assign(held_out=held_out(least))
 
@@ -94,7 +94,7 @@ def held_out(frame: pd.DataFrame) -> BoolArray:
     so the same table is always split the same way.
     """
     inner = np.zeros(len(frame), dtype=bool)
-    hashes = pd.util.hash_pandas_object(frame[[*Part._fields, *SHAPES]], index=False).to_numpy()
+    hashes = pd.util.hash_pandas_object(frame[[*TablePart._fields, *SHAPES]], index=False).to_numpy()
     # Prefill's lines run along the chunk at one ratio of context to chunk.
     frame = frame.assign(prefix_ratio=frame["context"] / frame["q"].clip(lower=1))
     for operator in frame["operator"].unique():
@@ -103,13 +103,13 @@ def held_out(frame: pd.DataFrame) -> BoolArray:
         along = in_grid if operator in ATTENTION else CURVES[operator].x
         others = [name for name in SHAPES if name != along]
         if operator.endswith("prefill"):
-            along, others = "q", ["batch", "prefix_ratio", *Part(operator, "").group]
+            along, others = "q", ["batch", "prefix_ratio", *TablePart(operator, "").group]
         line = rows.groupby(["dtype", "kv_dtype", *others], sort=False)[along]
         inner[rows.index] = (rows[along] > line.transform("min")) & (rows[along] < line.transform("max"))
     return inner & (hashes % 1000 < HELD_OUT_SHARE * 1000)
 
 
-def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> OperatorErrors:
+def interpolation_errors(part: TablePart, points: pd.DataFrame, seconds: Seconds) -> OperatorErrors:
     """Held-out points of a part predicted from its other points, group by group."""
     # As arrays: to take a group's points from a frame of all columns costs more than to interpolate them.
     columns = {name: points[name].to_numpy() for name in (*SHAPE_FIELDS[part.operator], "seconds")}
@@ -130,10 +130,10 @@ def interpolation_errors(part: Part, points: pd.DataFrame, seconds: Seconds) -> 
     def shape(point: pd.Series[Any]) -> str:
         return " ".join(f"{name}={point[name]}" for name in SHAPE_FIELDS[part.operator] if point[name])
 
-    return OperatorErrors(part, len(points), Errors.of(tested["predicted"].to_numpy(), tested, shape), tested)
+    return OperatorErrors(part, len(points), FitErrors.of(tested["predicted"].to_numpy(), tested, shape), tested)
 
 
-def _predicted(part: Part, train: Points, test: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
+def _predicted(part: TablePart, train: Points, test: Points, seconds: Seconds, group: Mapping[str, int]) -> FloatArray:
     if part.operator in ATTENTION:
         grid = measured.grid_of(part, train, seconds, group)
         return np.asarray(np.exp(grid.log_seconds(*measured.grid_axes(part.operator, test).T)))

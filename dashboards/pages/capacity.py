@@ -13,7 +13,7 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, recognised
 from draftcast.dashboards.session.answers import answer, question_key
-from draftcast.dashboards.session.session import Number, Question, Session, View, literal, some_of
+from draftcast.dashboards.session.session import Number, ScenarioPair, Session, View, literal, some_of
 from draftcast.dashboards.widgets.controls import WORDS, control, filled, number_field, view_choice
 from draftcast.dashboards.widgets.page import Report, html_table, link, long_answer, verdict_line
 from draftcast.dashboards.widgets.tiles import number
@@ -22,8 +22,8 @@ from draftcast.scenarios.cli.options import parse_prices
 from draftcast.scenarios.compare.metric import Price
 from draftcast.scenarios.compare.slo_answer import idle_scenario, slo_answer
 from draftcast.scenarios.plan.question import GIVEN, PlanQuestion, mean_rate
-from draftcast.scenarios.plan.search import Check, cluster_scenario
-from draftcast.scenarios.plan.sizing import CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.plan.search import LoadCheck, cluster_scenario
+from draftcast.scenarios.plan.sizing import CapacityPlan, SizedCandidate, curve_frame, goodput_curve, plan, with_prices
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.changes import value_text
 from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows, sizing_figure
@@ -128,7 +128,7 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
     for sizing, cells in zip(answered.sizings, rows, strict=True):
         if sizing.feasible:
             scenario = cluster_scenario(sizing.candidate.scenario, sizing.replicas, sizing.target_rps)
-            href = Question(session.question.base, scenario).href
+            href = ScenarioPair(session.question.base, scenario).href
             cells[0] = link(cells[0], href, f"What-if of {sizing.candidate.label} at the target, in a new tab")
     st.html(html_table(head, rows, look="remarks", name="Candidates"))
     if settings.prices and settings.unpriced:
@@ -137,7 +137,9 @@ def _show_candidates(session: Session, report: Report, answered: CapacityPlan, s
         report.figure("gpus", sizing_figure(answered))
 
 
-def _curve(session: Session, report: Report, key: tuple[Any, ...], feasible: dict[str, Sizing]) -> Sequence[Check]:
+def _curve(
+    session: Session, report: Report, key: tuple[Any, ...], feasible: dict[str, SizedCandidate]
+) -> Sequence[LoadCheck]:
     text = "Goodput against load"
     st.subheader(text)
     label = view_choice(session, View.CAPACITY_CURVE, list(feasible))

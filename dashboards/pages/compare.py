@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from draftcast.dashboards.session.answers import Answer, answer, answers, together
-from draftcast.dashboards.session.session import Question, Session, View, literal, short
+from draftcast.dashboards.session.answers import SimulateAnswer, answer, answers, together
+from draftcast.dashboards.session.session import ScenarioPair, Session, View, literal, short
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import WORDS, button, label_of, uploader, view_choice
 from draftcast.dashboards.widgets.page import Html, Report, cannot_run, html_table, upload_again
-from draftcast.dashboards.widgets.tiles import Column, Figure, Pair, column_of
+from draftcast.dashboards.widgets.tiles import Pair, SettingColumn, TileFigure, column_of
 from draftcast.errors import InputError, cut
 from draftcast.scenarios.compare.comparison import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
@@ -28,8 +28,8 @@ from draftcast.sim.output.metrics import summarise
 
 FIGURES = (
     *(figure._replace(label=f"{tile.title} {figure.label}") for tile in tiles.LATENCY_TILES for figure in tile.figures),
-    Figure("request_throughput", "throughput", "req/s"),
-    Figure("output_throughput", "token goodput", "tok/s"),
+    TileFigure("request_throughput", "throughput", "req/s"),
+    TileFigure("output_throughput", "token goodput", "tok/s"),
     *tiles.THROUGHPUT_TILE.figures,
 )
 LETTERS = "ABCDEF"
@@ -41,14 +41,14 @@ MOST_SAID = 32
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparedRun:
     """One run of the comparison, simulated or measured; ``requests`` are those that its latencies describe."""
 
     letter: str
     about: str
-    column: Column
+    column: SettingColumn
     requests: pd.DataFrame
-    run: Answer | MeasuredRun
+    run: SimulateAnswer | MeasuredRun
 
     @property
     def name(self) -> str:
@@ -60,15 +60,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The runs, in order, with their differences to one of them; ``pairs``: by letter, it and the reference."""
 
-    entries: Sequence[Entry]
-    reference: Entry
+    entries: Sequence[ComparedRun]
+    reference: ComparedRun
     pairs: Mapping[str, Pair]
     confidence: float
 
-    def change(self, entry: Entry, figure: Figure) -> Difference | None:
+    def change(self, entry: ComparedRun, figure: TileFigure) -> Difference | None:
         """Of a run to the reference; None for the reference itself, and where there is none."""
         if entry is self.reference:
             return None
@@ -94,7 +94,7 @@ class Comparison:
         runs = {}
         for entry in self.entries:
             changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
-            run_hash = entry.run.hash if isinstance(entry.run, Answer) else None
+            run_hash = entry.run.hash if isinstance(entry.run, SimulateAnswer) else None
             runs[entry.letter] = {"about": entry.about, "hash": run_hash, "figures": entry.column.figures} | {
                 "differences": changes if entry is not self.reference else None
             }
@@ -105,7 +105,7 @@ class Comparison:
 def render(session: Session, report: Report) -> None:
     (current,) = answers(session.question.scenario)
     entries = _entries(session, current)
-    report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, Answer)])
+    report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, SimulateAnswer)])
     by_letter = {entry.letter: entry for entry in entries}
     _runs(session, by_letter)
     names = {letter: _name(letter, by_letter.get(letter)) for letter in _letters(session)}
@@ -116,7 +116,7 @@ def render(session: Session, report: Report) -> None:
         if letter not in by_letter:
             st.info(f"Until {letter} is available, the others are compared with {reference.letter}.")
     pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
-    comparison = Comparison(entries, reference, pairs, current.scenario.statistics.confidence)
+    comparison = RunComparison(entries, reference, pairs, current.scenario.statistics.confidence)
     report.title, report.lines = "Runs compared", [entry.name for entry in entries]
     if pairs:
         _tables(report, comparison)
@@ -129,7 +129,7 @@ def render(session: Session, report: Report) -> None:
     report.downloads(name, rows, lambda: comparison.summary(report.tables.get("Changed keys")))
 
 
-def _entries(session: Session, current: Answer) -> list[Entry]:
+def _entries(session: Session, current: SimulateAnswer) -> list[ComparedRun]:
     """The question's run first, then what was kept, then what was measured; what cannot be had is told and left out."""
     entries = [_simulated_entry(LETTERS[0], "current setting", current)]
     for letter, question in zip(LETTERS[1:], session.runs, strict=False):
@@ -144,18 +144,18 @@ def _entries(session: Session, current: Answer) -> list[Entry]:
             upload_again(name)
             continue
         run = read_measured_run(folder, slo)
-        column = Column(summarise([run.figures], current.scenario.statistics.confidence), [run.figures])
-        entries.append(Entry(letter, f"measured: {name}", column, run.requests, run))
+        column = SettingColumn(summarise([run.figures], current.scenario.statistics.confidence), [run.figures])
+        entries.append(ComparedRun(letter, f"measured: {name}", column, run.requests, run))
     return entries
 
 
-def _simulated_entry(letter: str, about: str, run: Answer) -> Entry:
+def _simulated_entry(letter: str, about: str, run: SimulateAnswer) -> ComparedRun:
     # No request's latency describes a load that the setting does not hold.
     requests = measured_requests(run.run) if run.own.has_figures else run.run.requests[:0]
-    return Entry(letter, about, column_of(run.scenario, run.own), requests, run)
+    return ComparedRun(letter, about, column_of(run.scenario, run.own), requests, run)
 
 
-def about(question: Question, run: Question) -> str:
+def about(question: ScenarioPair, run: ScenarioPair) -> str:
     """A run in few words: its scenario where that is another, then in what it differs."""
     is_other = run.base != question.base
     changes = run.link_changes if is_other else changed_keys(question.scenario, run.scenario)
@@ -180,7 +180,7 @@ def _change(key: str, value: Any) -> str:
     return f"{name}={short(value_text(value))}"
 
 
-def _pair(entry: Entry, reference: Entry) -> Pair:
+def _pair(entry: ComparedRun, reference: ComparedRun) -> Pair:
     """A run and the reference; simulated ones over the requests that both measure."""
     if isinstance(entry.run, MeasuredRun) or isinstance(reference.run, MeasuredRun):
         return entry.column, reference.column
@@ -188,11 +188,11 @@ def _pair(entry: Entry, reference: Entry) -> Pair:
     return column_of(entry.run.scenario, side), column_of(reference.run.scenario, other)
 
 
-def _runs(session: Session, by_letter: Mapping[str, Entry]) -> None:
+def _runs(session: Session, by_letter: Mapping[str, ComparedRun]) -> None:
     question = session.question
     offers = {"Add the same run": question}
     if question.scenario.speculative_config is not None:
-        offers["Add it with speculation off"] = Question(question.base, without_speculation(question.scenario))
+        offers["Add it with speculation off"] = ScenarioPair(question.base, without_speculation(question.scenario))
     with st.container(border=True, key="runs"):
         for index, letter in enumerate(_letters(session)):
             with st.container(horizontal=True, vertical_alignment="center"):
@@ -212,14 +212,14 @@ def _letters(session: Session) -> str:
     return LETTERS[: 1 + len(session.runs) + len(session.measured)]
 
 
-def _name(letter: str, entry: Entry | None) -> str:
+def _name(letter: str, entry: ComparedRun | None) -> str:
     return entry.name if entry is not None else f"{letter} · not available"
 
 
-def _run_line(letter: str, entry: Entry | None) -> str:
+def _run_line(letter: str, entry: ComparedRun | None) -> str:
     facts: Mapping[str, str] = {}
     if entry is not None:
-        facts = {"run": entry.run.hash[:12]} if isinstance(entry.run, Answer) else entry.run.facts
+        facts = {"run": entry.run.hash[:12]} if isinstance(entry.run, SimulateAnswer) else entry.run.facts
     words, colour = " · ".join(f"{name} {text}" for name, text in facts.items()), COLOURS[LETTERS.index(letter)]
     return (
         f"<span class='dc-run'><b style='color:{colour}'>●</b> <b>{escape(_name(letter, entry))}</b> "
@@ -227,8 +227,10 @@ def _run_line(letter: str, entry: Entry | None) -> str:
     )
 
 
-def _tables(report: Report, comparison: Comparison) -> None:
-    scenarios = {entry.letter: entry.run.scenario for entry in comparison.entries if isinstance(entry.run, Answer)}
+def _tables(report: Report, comparison: RunComparison) -> None:
+    scenarios = {
+        entry.letter: entry.run.scenario for entry in comparison.entries if isinstance(entry.run, SimulateAnswer)
+    }
     changed = [
         [key, *("–" if value is None else short(value_text(value)) for value in values)]
         for key, values in differing(list(scenarios.values())).items()
@@ -251,11 +253,11 @@ def _tables(report: Report, comparison: Comparison) -> None:
     report.tables |= {"Changed keys": keys, "Figures and differences": pd.DataFrame(comparison.rows())}
 
 
-def _pairing(comparison: Comparison, measured: Collection[str]) -> Iterator[str]:
+def _pairing(comparison: RunComparison, measured: Collection[str]) -> Iterator[str]:
     """Which runs, by their letters, meet the requests of the reference, and what that means for their differences."""
     reference = comparison.reference.letter
     simulated = [letter for letter in comparison.pairs if not {letter, reference} & {*measured}]
-    paired = [letter for letter in simulated if Column.is_paired(*comparison.pairs[letter])]
+    paired = [letter for letter in simulated if SettingColumn.is_paired(*comparison.pairs[letter])]
     if paired:
         what = "the same arrivals, lengths and draft tokens on both sides"
         yield f"Paired by replication with {reference}: {', '.join(paired)} ({what})."
@@ -266,7 +268,7 @@ def _pairing(comparison: Comparison, measured: Collection[str]) -> Iterator[str]
         yield "A measured run is one run: its differences have no interval and no verdict."
 
 
-def _differences_table(comparison: Comparison) -> str:
+def _differences_table(comparison: RunComparison) -> str:
     reference = comparison.reference
     head: list[str] = [Html("<th></th>")]
     for entry in comparison.entries:
@@ -285,7 +287,7 @@ def _differences_table(comparison: Comparison) -> str:
     return html_table(head, rows, look="compare", name="Differences")
 
 
-def _pictures(report: Report, comparison: Comparison) -> None:
+def _pictures(report: Report, comparison: RunComparison) -> None:
     colours = {entry.name: entry.colour for entry in comparison.entries}
     ratios = {}
     for entry in comparison.entries:

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from draftcast.dashboards.session.answers import Answer, answers, question_key
+from draftcast.dashboards.session.answers import SimulateAnswer, answers, question_key
 from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.widgets.controls import WORDS, view_choice
 from draftcast.dashboards.widgets.page import Report, asked_for, html_table, long_answer, verdict_line
@@ -58,7 +58,7 @@ def render(session: Session, report: Report) -> None:
 class _Page:
     """The parts of the page that are about one way of comparing: along ``over``, judged by ``metric``."""
 
-    def __init__(self, session: Session, report: Report, current: Answer) -> None:
+    def __init__(self, session: Session, report: Report, current: SimulateAnswer) -> None:
         self.session, self.report, self.current = session, report, current
         self.key = question_key(current.scenario)
         self.over = self.metric = ""

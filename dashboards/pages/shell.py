@@ -12,7 +12,7 @@ import streamlit as st
 
 from draftcast.dashboards.pages import capacity, compare, cutover, start, sweep, trust, what_if
 from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, write_link
-from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, Question, Session
+from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, ScenarioPair, Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
 from draftcast.dashboards.widgets import controls
@@ -89,5 +89,5 @@ def sidebar(session: Session) -> None:
 
 
 def _open(session: Session, base: str) -> None:
-    session.ask(Question.opening(base))
+    session.ask(ScenarioPair.opening(base))
     forget_receipts()

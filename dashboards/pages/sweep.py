@@ -18,7 +18,7 @@ from pathlib import Path
 import streamlit as st
 
 from draftcast.dashboards.session.answers import question_key
-from draftcast.dashboards.session.session import Question, Session, View, check_names, literal, token
+from draftcast.dashboards.session.session import ScenarioPair, Session, View, check_names, literal, token
 from draftcast.dashboards.widgets.controls import WORDS, button, control, filled, label_of, view_choice
 from draftcast.dashboards.widgets.page import Report, cannot_run, clicked, html_table, link, verdict_line
 from draftcast.errors import InputError
@@ -26,7 +26,7 @@ from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL
 from draftcast.scenarios.show import sweep_report
-from draftcast.scenarios.sweep.grid import Axis, GridPoint, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import GridPoint, SweepAxis, grid_points, parse_axis
 from draftcast.scenarios.sweep.run import SweepProgress, SweepResult, sweep
 
 JOB, GRID = "sweep-job", "sweep-grid"
@@ -45,8 +45,8 @@ PROPOSED = WORDS["values"]
 
 
 @dataclass(frozen=True)
-class Grid:
-    axes: tuple[Axis, ...]
+class SweepGrid:
+    axes: tuple[SweepAxis, ...]
     points: tuple[GridPoint, ...]
 
     @property
@@ -62,7 +62,7 @@ class SweepJob(threading.Thread):
     None while it waits for its turn; in the end ``result`` is there, complete or not, or ``error`` says why it is not.
     """
 
-    def __init__(self, key: str, owner: object, scenario: Scenario, axes: Sequence[Axis], folder: Path) -> None:
+    def __init__(self, key: str, owner: object, scenario: Scenario, axes: Sequence[SweepAxis], folder: Path) -> None:
         super().__init__(name=f"sweep-{key[:8]}", daemon=True)
         self.key = key
         self.stopping = threading.Event()
@@ -104,15 +104,15 @@ def render(session: Session, report: Report) -> None:
         report.downloads(f"draftcast-sweep-{key}", result.frame, result.summary)
 
 
-def _grid(session: Session, key: str, text: str) -> Grid:
+def _grid(session: Session, key: str, text: str) -> SweepGrid:
     """The grid of this question, its points made once."""
-    grids: dict[str, Grid] = st.session_state.get(GRID, {})
+    grids: dict[str, SweepGrid] = st.session_state.get(GRID, {})
     if key not in grids:
         grids = st.session_state[GRID] = {key: read_grid(session, text)}
     return grids[key]
 
 
-def _run(session: Session, key: str, grid: Grid) -> SweepResult | None:
+def _run(session: Session, key: str, grid: SweepGrid) -> SweepResult | None:
     """Buttons to run, cancel or resume; what was found once that has ended."""
     job = _job(session, key, grid)
     if job is not None and job.is_alive():
@@ -131,7 +131,7 @@ def _run(session: Session, key: str, grid: Grid) -> SweepResult | None:
     return dataclasses.replace(job.result, folder=None) if job is not None and job.result is not None else None
 
 
-def _job(session: Session, key: str, grid: Grid) -> SweepJob | None:
+def _job(session: Session, key: str, grid: SweepGrid) -> SweepJob | None:
     """The job of this very question; begun here when a link asks for its figures."""
     job: SweepJob | None = st.session_state.get(JOB)
     if job is not None and job.key == key:
@@ -148,7 +148,7 @@ def _job(session: Session, key: str, grid: Grid) -> SweepJob | None:
     return None
 
 
-def _start(session: Session, key: str, grid: Grid) -> None:
+def _start(session: Session, key: str, grid: SweepGrid) -> None:
     st.session_state[JOB] = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
     session.see(View.SWEEP_RUN, key)
 
@@ -169,7 +169,7 @@ def _running(session: Session, job: SweepJob) -> None:
     button("Cancel", "stop", _cancel, session, job, key="sweep.cancel", disabled=job.stopping.is_set())
 
 
-def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> None:
+def _show(session: Session, report: Report, result: SweepResult, grid: SweepGrid) -> None:
     report.badge([cell.figures for cell in result.cells])
     cells = len(result.cells)
     text = f"{len(result.pareto)} of {cells} cells are Pareto-optimal in tokens/s/user and tokens/s/GPU."
@@ -185,7 +185,7 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
     rows = []
     for cell, texts in sweep_report.sweep_rows(result):
         scenario = grid.points[numbers[id(cell)]].scenario
-        href = Question(session.question.base, scenario).href if scenario is not None else ""
+        href = ScenarioPair(session.question.base, scenario).href if scenario is not None else ""
         rows.append([*texts, link("What-if", href, cell.label) if href else "–"])
     # The style sheet counts the columns from the end: the advantage is the third, which holds words.
     head = [*grid.labels, *sweep_report.sweep_head(result)[len(grid.axes) :], "open"]
@@ -194,12 +194,12 @@ def _show(session: Session, report: Report, result: SweepResult, grid: Grid) -> 
     report.tables["Pareto front"] = frame[frame["pareto"]]
 
 
-def _pictures(session: Session, report: Report, result: SweepResult, grid: Grid) -> None:
+def _pictures(session: Session, report: Report, result: SweepResult, grid: SweepGrid) -> None:
     def open_cell() -> None:
         number = clicked(PARETO)
         scenario = grid.points[int(number)].scenario if number is not None else None
         if scenario is not None:
-            session.ask(Question(session.question.base, scenario))
+            session.ask(ScenarioPair(session.question.base, scenario))
             session.go("what-if")
 
     st.subheader("What one user sees against what a GPU delivers")
@@ -227,7 +227,7 @@ def proposed_grid(scenario: Scenario) -> str:
     return BETWEEN.join(axes)
 
 
-def read_grid(session: Session, text: str) -> Grid:
+def read_grid(session: Session, text: str) -> SweepGrid:
     """Raises InputError: no grid, too many cells for a page, or names of files or code that the session may not use."""
     scenario = session.question.scenario
     texts = _axes(text)
@@ -241,7 +241,7 @@ def read_grid(session: Session, text: str) -> Grid:
     for point in points:
         if point.scenario is not None:
             check_names(point.scenario, session.question.base, session.path)
-    return Grid(axes, points)
+    return SweepGrid(axes, points)
 
 
 def _axes(text: str) -> list[str]:

@@ -11,9 +11,9 @@ import streamlit as st
 
 from draftcast.calibration.profile.hardware import hardware_names, load_hardware
 from draftcast.calibration.profile.load import has_profile, usual_profile
-from draftcast.calibration.profile.measured import FAMILY, Part, parts_of
+from draftcast.calibration.profile.measured import FAMILY, TablePart, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors
-from draftcast.dashboards.session.answers import Answer, answers
+from draftcast.dashboards.session.answers import SimulateAnswer, answers
 from draftcast.dashboards.session.session import Session, View, literal
 from draftcast.dashboards.session.uploads import VALIDATION
 from draftcast.dashboards.widgets.controls import WORDS, uploader, view_choice
@@ -67,7 +67,7 @@ def render(session: Session, report: Report) -> None:
     report.downloads(f"draftcast-trust-{name}", lambda: table, lambda: {**facts, "device_time": trusted})
 
 
-def _coverage(report: Report, current: Answer) -> None:
+def _coverage(report: Report, current: SimulateAnswer) -> None:
     st.subheader("Coverage map", anchor="coverage")
     try:
         covered = coverage_of(current.scenario, current.deployment, current.run.requests)
@@ -86,7 +86,7 @@ _open = st.cache_resource(max_entries=8, show_spinner=False)(profile_view.open_p
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
-def _points(checksum: str, part: Part, _opened: profile_view.OpenProfile) -> OperatorErrors:
+def _points(checksum: str, part: TablePart, _opened: profile_view.OpenProfile) -> OperatorErrors:
     return profile_view.fit_points(_opened, part)
 
 
@@ -107,7 +107,7 @@ def _fit(session: Session, report: Report, opened: profile_view.OpenProfile) -> 
     st.html(html_table(head, shown, name="Held-out errors"))
 
 
-def _origin(current: Answer, opened: profile_view.OpenProfile) -> dict[str, str]:
+def _origin(current: SimulateAnswer, opened: profile_view.OpenProfile) -> dict[str, str]:
     profile, manifest = current.deployment.profile, opened.manifest
     age = ""
     with contextlib.suppress(ValueError):
@@ -150,7 +150,7 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
             st.caption("Notes  \n" + "  \n".join(map(literal, sweep.notes)))
 
 
-def _scorecard(report: Report, current: Answer) -> None:
+def _scorecard(report: Report, current: SimulateAnswer) -> None:
     """How forecasts have done beside what others measured on real GPUs; those like this scenario's stand out."""
     st.header("Forecast against measured", anchor="evidence")
     forecasts, stratum = summary.shipped_forecasts(), stratum_of(current.deployment)

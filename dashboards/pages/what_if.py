@@ -10,7 +10,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from draftcast.calibration.profile.hardware import hardware_names
-from draftcast.dashboards.session.answers import Answer, answers, together
+from draftcast.dashboards.session.answers import SimulateAnswer, answers, together
 from draftcast.dashboards.session.session import MOST_RUNS, Session, base_scenario, literal
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
@@ -95,7 +95,7 @@ def waits_for_acceptance(session: Session) -> bool:
     return bool(wanted)
 
 
-def finish(session: Session, report: Report, current: Answer) -> None:
+def finish(session: Session, report: Report, current: SimulateAnswer) -> None:
     run, point = current.run, current.point
     report.tables["Figures"] = run.frame().reset_index()
     report.footer(current.hash, session.question.command("simulate"), current)
@@ -103,7 +103,7 @@ def finish(session: Session, report: Report, current: Answer) -> None:
     report.downloads(f"draftcast-{current.hash[:12]}", lambda: run.requests, summary)
 
 
-def show_answer(report: Report, current: Answer) -> None:
+def show_answer(report: Report, current: SimulateAnswer) -> None:
     """Verdict, what limits, SLO and state, on the page and in the report."""
     scenario, run, verdict = current.scenario, current.run, current.point.verdict
     bottleneck = f"Bottleneck - {current.limits.sentence}"
@@ -136,7 +136,7 @@ def show_answer(report: Report, current: Answer) -> None:
             st.caption(literal(note))
 
 
-def _tiles(current: Answer, baselines: list[Answer]) -> None:
+def _tiles(current: SimulateAnswer, baselines: list[SimulateAnswer]) -> None:
     """Values as the command line gives them; differences over the requests that both measure."""
     scenario, verdict = current.scenario, current.point.verdict
     column = column_of(scenario, current.own)
@@ -160,7 +160,7 @@ def _buttons(session: Session) -> None:
         button("Add to Compare", "add", session.add_run, session.question, disabled=session.room <= 0, help=hint)
 
 
-def _pictures(report: Report, current: Answer, runs: dict[str, RunResult]) -> None:
+def _pictures(report: Report, current: SimulateAnswer, runs: dict[str, RunResult]) -> None:
     """Of latencies only where they hold for the load."""
     right = st.container()
     if runs:

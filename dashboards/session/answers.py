@@ -17,9 +17,9 @@ from draftcast.scenarios.compare.comparison import RatePoint, point_of
 from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.kept import Kept
-from draftcast.scenarios.run.simulate import RunResult, Served, measure, serve
+from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.kept import AnswerCache
+from draftcast.scenarios.run.simulate import RunResult, ServedScenario, measure, serve
 from draftcast.scenarios.run.timeline import Timeline, timeline
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, to_mapping, without_speculation
@@ -35,7 +35,7 @@ _LOOK_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
-class Answer:
+class SimulateAnswer:
     """What ``draftcast simulate`` answers, with what the pictures need."""
 
     scenario: Scenario
@@ -58,22 +58,22 @@ class Answer:
         estimates = self.run.summary["figures"] if self.own.has_figures else {}
         figures = {name: estimate.mean for name, estimate in estimates.items()}
         rate = self.scenario.rate_rps if self.own.state != "overloaded" else None
-        return limits_at(self.scenario, Fluid.of(self.scenario), figures, rate)
+        return limits_at(self.scenario, SteadyState.of(self.scenario), figures, rate)
 
 
 # Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must
 # be gone afterwards, or in a thread that draws nothing.
-_served: Kept[tuple[Served, Timeline]] = Kept(MOST_KEPT)
-_answers: Kept[Answer] = Kept(MOST_KEPT)
-_pairs: Kept[tuple[Side, Side]] = Kept(MOST_KEPT)
+_served: AnswerCache[tuple[ServedScenario, Timeline]] = AnswerCache(MOST_KEPT)
+_answers: AnswerCache[SimulateAnswer] = AnswerCache(MOST_KEPT)
+_pairs: AnswerCache[tuple[Side, Side]] = AnswerCache(MOST_KEPT)
 
 
-def answer(scenario: Scenario) -> Answer:
+def answer(scenario: Scenario) -> SimulateAnswer:
     """Simulate, or take what was simulated. Raises InputError: the scenario cannot be run."""
     return _answers.get(question_key(scenario), lambda: _simulated(scenario))
 
 
-def answers(*scenarios: Scenario) -> list[Answer]:
+def answers(*scenarios: Scenario) -> list[SimulateAnswer]:
     """`answer` of several scenarios, simulated side by side: the engine runs without Python's lock."""
     with ThreadPoolExecutor(len(scenarios)) as threads:
         futures = [threads.submit(answer, scenario) for scenario in scenarios]
@@ -103,7 +103,7 @@ def simulating() -> Iterator[Callable[[], None]]:
         note.empty()
 
 
-def together(first: Answer, second: Answer) -> tuple[Side, Side]:
+def together(first: SimulateAnswer, second: SimulateAnswer) -> tuple[Side, Side]:
     """Two settings measured over the same requests, to be compared; as they are where they serve different numbers."""
 
     def measured() -> tuple[Side, Side]:
@@ -137,19 +137,19 @@ _set_engine_aside = functools.cache(set_aside)
 """Once: the first answer has loaded the compiled engine."""
 
 
-def _simulated(scenario: Scenario) -> Answer:
+def _simulated(scenario: Scenario) -> SimulateAnswer:
     sides = [scenario, *([without_speculation(scenario)] if scenario.speculative_config is not None else [])]
     with ThreadPoolExecutor(len(sides)) as threads:
         served = list(threads.map(_serve, sides))
     runs = measure([run for run, _ in served])
     deployment, key = served[0][0].deployments[0], question_key(scenario)
-    return Answer(scenario, point_of(scenario, runs), served[0][1], deployment, key[0])
+    return SimulateAnswer(scenario, point_of(scenario, runs), served[0][1], deployment, key[0])
 
 
-def _serve(scenario: Scenario) -> tuple[Served, Timeline]:
+def _serve(scenario: Scenario) -> tuple[ServedScenario, Timeline]:
     """The requests served, for whatever they are compared with."""
 
-    def make() -> tuple[Served, Timeline]:
+    def make() -> tuple[ServedScenario, Timeline]:
         deployment = cached_deployment(scenario)
         recorded = serve(scenario, record_steps="first", deployment=deployment)
         first = recorded.replications[0]

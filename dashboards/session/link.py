@@ -9,7 +9,7 @@ import streamlit as st
 
 from draftcast.dashboards.session import session as questions
 from draftcast.dashboards.session.answers import set_aside
-from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, SCENARIO, Question, Session, View, short
+from draftcast.dashboards.session.session import FIRST_PAGE, MOST_RUNS, SCENARIO, ScenarioPair, Session, View, short
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import assignments, changed_keys
@@ -29,7 +29,7 @@ def bases() -> list[str]:
 def current_session() -> Session:
     """This browser session; read from the link when it is new, or when the reader went back or forward."""
     if "session" not in st.session_state:
-        st.session_state["session"] = Session(Question.opening(DEFAULT_SCENARIO))
+        st.session_state["session"] = Session(ScenarioPair.opening(DEFAULT_SCENARIO))
     session: Session = st.session_state["session"]
     if not session.touched and _text(_query()) != session.written:
         read_link(session, _query())
@@ -89,7 +89,7 @@ def _has_room(session: Session, key: str) -> bool:
     return False
 
 
-def _read_stored(session: Session, key: str, text: str) -> Question | None:
+def _read_stored(session: Session, key: str, text: str) -> ScenarioPair | None:
     """A question inside a link, as `link_of` wrote it."""
     values = None
     with contextlib.suppress(ValueError):
@@ -107,7 +107,7 @@ def _unknown(base: str) -> str:
     return f"{SCENARIO} = {base!r}: unknown scenario; choose from {', '.join(bases())}"
 
 
-def _read_question(session: Session, query: Mapping[str, str], where: str = "") -> Question:
+def _read_question(session: Session, query: Mapping[str, str], where: str = "") -> ScenarioPair:
     """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning.
 
     ``where``: what a warning begins with.
@@ -119,7 +119,7 @@ def _read_question(session: Session, query: Mapping[str, str], where: str = "") 
         base = DEFAULT_SCENARIO
     while True:
         try:
-            return Question.of(base, _scenario_of(session, base, values), own_length=questions.gives_length(values))
+            return ScenarioPair.of(base, _scenario_of(session, base, values), own_length=questions.gives_length(values))
         except InputError as error:
             guilty = _guilty_key(session, base, values, error)
             text = short(error).removeprefix("--set: ").removeprefix("--set ")

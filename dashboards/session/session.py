@@ -36,7 +36,7 @@ SCENARIO, NUM_REQUESTS, UPLOADED = "scenario", "workload.num_requests", "upload:
 
 
 @dataclass(frozen=True)
-class Question:
+class ScenarioPair:
     """A scenario and the named one that it is compared with."""
 
     base: str
@@ -156,10 +156,10 @@ class View(StrEnum):
 class Session:
     """Everything a browser session keeps. One per session, never shared."""
 
-    question: Question  # what all pages show
+    question: ScenarioPair  # what all pages show
     page: str = FIRST_PAGE
-    baseline: Question | None = None  # what What-if shows differences to
-    runs: list[Question] = field(default_factory=list)  # what Compare shows besides the question
+    baseline: ScenarioPair | None = None  # what What-if shows differences to
+    runs: list[ScenarioPair] = field(default_factory=list)  # what Compare shows besides the question
     measured: list[str] = field(default_factory=list)  # names of live run directories in the own folder, for Compare
     validation: str = ""  # an uploaded report of a validated sweep, a file in the own folder
     views: dict[str, str] = field(default_factory=dict)  # settings of pages, by `View`, that differ from their default
@@ -183,7 +183,7 @@ class Session:
     def room(self) -> int:
         return MOST_RUNS - 1 - len(self.runs) - len(self.measured)
 
-    def missing_of(self, *questions: Question) -> list[str]:
+    def missing_of(self, *questions: ScenarioPair) -> list[str]:
         """Files that questions take from this session's folder and that are not there: links carry none."""
         names = [name for question in questions for name in outside_names(to_mapping(question.scenario)).values()]
         return [Path(name).name for name in names if Path(name).parent == self.path and not Path(name).exists()]
@@ -201,7 +201,7 @@ class Session:
         except InputError as error:
             self.refused = short(error)
         else:
-            self.question = Question.of(old.base, scenario, own_length=old.own_length or gives_length(changes))
+            self.question = ScenarioPair.of(old.base, scenario, own_length=old.own_length or gives_length(changes))
             self.refused = ""
 
     def want_method(self, method: str) -> None:
@@ -246,7 +246,7 @@ class Session:
         if not self.refused:
             self.wanted_method = ""
 
-    def ask(self, question: Question) -> None:
+    def ask(self, question: ScenarioPair) -> None:
         self.question, self.refused, self.warnings, self.touched = question, "", [], True
         self.wanted_method, self.before_off = "", {}
 
@@ -261,11 +261,11 @@ class Session:
         self.turns.update(self.turns.keys() - self.drawn)
         self.typed = ""
 
-    def pin(self, baseline: Question | None) -> None:
+    def pin(self, baseline: ScenarioPair | None) -> None:
         """Show differences to ``baseline`` on What-if; None: to nothing."""
         self.baseline, self.touched = baseline, True
 
-    def add_run(self, run: Question) -> None:
+    def add_run(self, run: ScenarioPair) -> None:
         self.runs, self.touched = [*self.runs, run], True
 
     def remove_run(self, index: int) -> None:

@@ -21,7 +21,7 @@ from draftcast.calibration.acceptance.measure import measure_ngram, measure_suff
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.run_directory import CHUNKS, JOURNAL, MANIFEST, REQUESTS
-from draftcast.dashboards.session.session import Question, Session, check_names, short
+from draftcast.dashboards.session.session import ScenarioPair, Session, check_names, short
 from draftcast.errors import DraftcastError, InputError
 from draftcast.files import parse_json, write_bytes
 from draftcast.kernels.model.catalog import load_model
@@ -52,7 +52,7 @@ class Upload:
     several: bool = False  # files that belong together
 
 
-class Receipt(NamedTuple):
+class UploadResult(NamedTuple):
     """What became of an upload: a line for the page."""
 
     text: str
@@ -65,7 +65,7 @@ def forget_receipts() -> None:
         st.session_state.pop(f"{upload.key}:receipt", None)
 
 
-def receive(session: Session, upload: Upload, files: Files) -> Receipt:
+def receive(session: Session, upload: Upload, files: Files) -> UploadResult:
     """Take files; one that a question already names is served as that says, and changes no question."""
     question, baseline = session.question, session.baseline
     missing = session.missing_of(question, *session.runs, *([baseline] if baseline is not None else []))
@@ -80,14 +80,14 @@ def receive(session: Session, upload: Upload, files: Files) -> Receipt:
         if awaited := [place.name for place in places if place.name in missing]:
             session.ask(question)
             text = f"{', '.join(awaited)}: taken for the scenario that names it"
-        return Receipt(text, True)
+        return UploadResult(text, True)
     except DraftcastError as error:
         for place, content in before.items():  # a bad file takes no good one of its name away
             if content is None:
                 place.unlink(missing_ok=True)
             else:
                 write_bytes(place, content)
-        return Receipt(short(error), False)
+        return UploadResult(short(error), False)
 
 
 def keep(session: Session, name: str, content: bytes) -> Path:
@@ -106,7 +106,7 @@ def _take_scenario(session: Session, files: Files) -> str:
     ((name, content),) = files.items()
     scenario = load_scenario(keep(session, name, content))
     check_names(scenario, DEFAULT_SCENARIO, session.path)
-    session.ask(Question(DEFAULT_SCENARIO, scenario))
+    session.ask(ScenarioPair(DEFAULT_SCENARIO, scenario))
     return f"{name}: {scenario.name or 'scenario'} loaded"
 
 
@@ -126,7 +126,7 @@ def _take_trace(session: Session, files: Files) -> str:
             values |= with_arrivals(scenario, "poisson", 1.0)
         values["workload.lengths"] = {"path": str(path)}
     scenario = with_values(scenario, values)
-    session.ask(Question(session.question.base, scenario))
+    session.ask(ScenarioPair(session.question.base, scenario))
     notes = "".join(f" {note}." for note in trace_notes(scenario))
     when = f"over {table.span_s:,.0f} s" if table.has_arrivals else "without times: its lengths are used"
     return short(
@@ -167,7 +167,7 @@ def _take_acceptance(session: Session, files: Files) -> str:
 def _take(session: Session, changes: Mapping[str, Any]) -> None:
     """Change the question; raises InputError where that is no valid one."""
     old = session.question
-    session.ask(Question.of(old.base, with_values(old.scenario, changes), own_length=old.own_length))
+    session.ask(ScenarioPair.of(old.base, with_values(old.scenario, changes), own_length=old.own_length))
 
 
 def trace_notes(scenario: Scenario) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import streamlit as st
 from pydantic import BaseModel
 
 from draftcast.dashboards.session.session import Session, View, literal, one_of
-from draftcast.dashboards.session.uploads import Receipt, Upload, receive
+from draftcast.dashboards.session.uploads import Upload, UploadResult, receive
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.schema import Scenario
 from draftcast.yaml_text import yaml_beside
@@ -155,7 +155,7 @@ def uploader(session: Session, upload: Upload) -> None:
 
     options: dict[str, Any] = {"accept_multiple_files": upload.several, "max_upload_size": upload.limit_mb}
     st.file_uploader(key=key, type=list(upload.types), on_change=received, **LOOKS[upload.key], **options)
-    receipt: Receipt | None = st.session_state.get(f"{upload.key}:receipt")
+    receipt: UploadResult | None = st.session_state.get(f"{upload.key}:receipt")
     if receipt is not None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
 

@@ -17,14 +17,14 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from draftcast import __version__
-from draftcast.dashboards.session.answers import Answer
-from draftcast.dashboards.session.session import Question, Session, View, literal, short, token
+from draftcast.dashboards.session.answers import SimulateAnswer
+from draftcast.dashboards.session.session import ScenarioPair, Session, View, literal, short, token
 from draftcast.dashboards.session.uploads import trace_notes
 from draftcast.dashboards.widgets.controls import WORDS, button
 from draftcast.errors import InputError
 from draftcast.scenarios.compare.slo_answer import BOUNDS
 from draftcast.scenarios.run.coverage import fidelity
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.schema.load import dump_scenario
 from draftcast.scenarios.show.run_report import LATENCIES, colour_of, latency_figure
 from draftcast.scenarios.show.tables import MISSED, Rows, html_report, json_bytes
@@ -33,7 +33,7 @@ from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 T = TypeVar("T")
-LONG: Kept[Any] = Kept(96)
+LONG: AnswerCache[Any] = AnswerCache(96)
 """What `long_answer` has, by its key."""
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
@@ -51,7 +51,7 @@ def banner(session: Session) -> None:
         st.warning(literal(note), icon=":material/content_cut:")
 
 
-def cannot_run(session: Session, error: InputError, question: Question | None = None, name: str = "This") -> None:
+def cannot_run(session: Session, error: InputError, question: ScenarioPair | None = None, name: str = "This") -> None:
     """In place of an answer to ``question`` (None: that of the page), by its ``name``: why there is none."""
     if missing := session.missing_of(question or session.question):
         upload_again(" and ".join(missing), session.page)
@@ -238,7 +238,7 @@ class Report:
         dotted = "; dotted: the SLO" if any(bounds.values()) else ""
         st.caption(f"Share of requests that are at least this fast, all replications together{dotted}.")
 
-    def footer(self, run: str, command: str, answer: Answer | None = None) -> None:
+    def footer(self, run: str, command: str, answer: SimulateAnswer | None = None) -> None:
         """The facts in one line, with the hash ``run`` of all that the page depends on, and the command to copy."""
         statistics = self.session.question.scenario.statistics
         facts = {"run": run[:12], "seed": statistics.seed, "replications": statistics.replications}

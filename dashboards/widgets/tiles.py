@@ -23,7 +23,7 @@ Doubts = Mapping[str, float]  # by figure, as of `difference`
 NO_DOUBTS: Doubts = MappingProxyType({})
 
 
-class Figure(NamedTuple):
+class TileFigure(NamedTuple):
     """One line of a tile: a figure of a run's summary, its label, the shown unit and the factor to it."""
 
     name: str
@@ -37,17 +37,17 @@ class Tile(NamedTuple):
 
     title: str
     explained: str
-    figures: tuple[Figure, ...]
+    figures: tuple[TileFigure, ...]
 
 
 *LATENCY_TILES, THROUGHPUT_TILE = (
-    Tile(tile["title"], tile["explained"], tuple(Figure(*row) for row in tile["figures"]))
+    Tile(tile["title"], tile["explained"], tuple(TileFigure(*row) for row in tile["figures"]))
     for tile in yaml_beside(__file__, "tiles.yaml")
 )
 
 
 @dataclass(frozen=True)
-class Column:
+class SettingColumn:
     """What a table says of one setting at one load."""
 
     figures: Mapping[str, Estimate]
@@ -70,11 +70,11 @@ class Column:
         return difference(figure, *values, confidence, as_offered=as_offered, paired=paired, doubt=doubt)
 
 
-Pair = tuple[Column, Column]
+Pair = tuple[SettingColumn, SettingColumn]
 """A run and another one, measured together."""
 
 
-def column_of(scenario: Scenario, side: Side) -> Column:
+def column_of(scenario: Scenario, side: Side) -> SettingColumn:
     """A setting's figures for tables, with tokens per second and device."""
     run = side.run
     assert run is not None
@@ -85,7 +85,9 @@ def column_of(scenario: Scenario, side: Side) -> Column:
     # What of a class changes neither when its requests arrive nor how long they are.
     workload = scenario.workload.model_dump(exclude={"classes": {"__all__": {"acceptance", "slo", "speculation"}}})
     served = workload, scenario.statistics.seed, len(run.requests)
-    return Column(figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives, served)
+    return SettingColumn(
+        figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives, served
+    )
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -97,7 +99,7 @@ def number(value: float, like: float | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def tiles(run: Column, pairs: Mapping[str, Pair], confidence: float, doubts: Mapping[str, Doubts]) -> str:
+def tiles(run: SettingColumn, pairs: Mapping[str, Pair], confidence: float, doubts: Mapping[str, Doubts]) -> str:
     """Cards as HTML; ``pairs`` and ``doubts``: of the run and each other, by the name of the other."""
     heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
     cards = []
@@ -127,7 +129,7 @@ def doubts_of(scenario: Scenario, verdict: Verdict) -> dict[str, float]:
     return doubts
 
 
-def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
+def value_cell(figure: TileFigure, column: SettingColumn, missing: str = "") -> str:
     """A figure with its interval, as `show` says it, or why there is none (``missing``: beside the column's state)."""
     value = column.figures.get(figure.name)
     if value is None or not math.isfinite(value.mean):
@@ -148,7 +150,7 @@ def value_cell(figure: Figure, column: Column, missing: str = "") -> str:
 
 
 def difference_cell(
-    figure: Figure, name: str, pair: Pair, confidence: float, doubts: Doubts = NO_DOUBTS, *, words: bool = False
+    figure: TileFigure, name: str, pair: Pair, confidence: float, doubts: Doubts = NO_DOUBTS, *, words: bool = False
 ) -> str:
     """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
 

@@ -26,8 +26,8 @@ from draftcast.scenarios.compare.verdict import BY_SIGN, Verdict
 from draftcast.scenarios.cutover.probe import step_level_rate_rps
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
-from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import advantage_figure, headline
@@ -66,7 +66,7 @@ class StepEstimate:
         return rate if self.ratios[0] > 1.0 and not math.isnan(rate) else None
 
 
-_estimates: Kept[StepEstimate | None] = Kept(96)
+_estimates: AnswerCache[StepEstimate | None] = AnswerCache(96)
 
 
 def step_estimate(scenario: Scenario) -> StepEstimate | None:
@@ -98,7 +98,7 @@ class DraftLength:
     is_given: bool  # else the acceptance is continued beyond the rates that were given
 
 
-_lengths: Kept[tuple[DraftLength, ...]] = Kept(96)
+_lengths: AnswerCache[tuple[DraftLength, ...]] = AnswerCache(96)
 
 
 def draft_lengths(scenario: Scenario) -> tuple[DraftLength, ...]:
@@ -113,7 +113,7 @@ def draft_lengths(scenario: Scenario) -> tuple[DraftLength, ...]:
     first = with_values(scenario, {K: 1})
 
     def length(k: int) -> DraftLength:
-        fluid = Fluid.of(with_values(scenario, {K: k}) if k else without_speculation(scenario))
+        fluid = SteadyState.of(with_values(scenario, {K: k}) if k else without_speculation(scenario))
         if scenario.rate_rps is not None:
             latency_s = fluid.in_system(scenario.rate_rps) / scenario.rate_rps
         else:

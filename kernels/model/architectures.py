@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, Config, usual_words
+from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, ConfigReader, usual_words
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats, weight_block
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
@@ -37,7 +37,7 @@ _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "r
 _WHOLE_RATIO = 128  # of DeepSeek-V4: tokens of a compressed entry that no indexer chooses
 
 
-def decoder_values(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def decoder_values(config: ConfigReader, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """``ModelSpec``'s values of a decoder by its config's fields; ``overrides`` replaces values."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     blocks, positions = _blocks(config), config.integer("max_position_embeddings")
@@ -87,7 +87,7 @@ def decoder_values(config: Config, overrides: Mapping[str, Any]) -> dict[str, An
     return {**values, **overrides}
 
 
-def _shared_layers(config: Config, layers: int) -> dict[str, int]:
+def _shared_layers(config: ConfigReader, layers: int) -> dict[str, int]:
     """Layers at the end that read the K and V of an earlier one, and embeddings of each layer's own (Gemma 4)."""
     shared, width = config.count("num_kv_shared_layers"), config.count("hidden_size_per_layer_input")
     if width and config.integer("vocab_size_per_layer_input") != config.integer("vocab_size"):
@@ -104,7 +104,7 @@ def _shared_layers(config: Config, layers: int) -> dict[str, int]:
     }
 
 
-def _ngrams(config: Config, layers: int) -> dict[str, int]:
+def _ngrams(config: ConfigReader, layers: int) -> dict[str, int]:
     """Layers that add embeddings of n-grams, the last tokens together (Qwen3.8-Flash-Next), and rows of their table.
 
     Each of several hashes finds a row of its own part of the table, which is a part of the embedding's width.
@@ -119,7 +119,7 @@ def _ngrams(config: Config, layers: int) -> dict[str, int]:
     return {"num_ngram_layers": count, "ngram_size": width, "ngram_rows": config.integer("ngram_vocab_size_base")}
 
 
-def _formats(config: Config, model: ModelSpec) -> ModelSpec:
+def _formats(config: ConfigReader, model: ModelSpec) -> ModelSpec:
     """The model with the formats in which its checkpoint stores it."""
     if config.values.get("quantization_config") is None:
         return model
@@ -145,7 +145,7 @@ def _formats(config: Config, model: ModelSpec) -> ModelSpec:
     )
 
 
-def _blocks(config: Config) -> list[str]:
+def _blocks(config: ConfigReader) -> list[str]:
     """What each block is where blocks are one half of a layer (Nemotron-H); else nothing.
 
     A layer that runs attention and a state side by side (Falcon-H1) counts as a block with the state and a whole layer.
@@ -161,7 +161,7 @@ def _blocks(config: Config) -> list[str]:
     return config.strings("layers_block_type", tuple(_BLOCKS.values()))
 
 
-def _is_gated(config: Config) -> bool:
+def _is_gated(config: ConfigReader) -> bool:
     """Whether the MLP has a gate matrix; the activation tells, but for GELU."""
     key = config.first("hidden_act")
     activation = config.values.get(key)
@@ -172,7 +172,7 @@ def _is_gated(config: Config) -> bool:
     return bool(gated)
 
 
-def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
+def _attention(config: ConfigReader, hidden: int, heads: int) -> dict[str, Any]:
     """Head sizes of MHA, GQA or MLA."""
     if config.values.get("compress_ratios"):
         # Keys and values are one latent, which queries of its width attend to; the cache is in fp8 (vLLM 0.32).
@@ -195,7 +195,7 @@ def _attention(config: Config, hidden: int, heads: int) -> dict[str, Any]:
     return {"head_dim": head_dim, "v_head_dim": values if values != head_dim else 0}
 
 
-def _sliding(config: Config, layers: int) -> dict[str, Any]:
+def _sliding(config: ConfigReader, layers: int) -> dict[str, Any]:
     """Window in tokens and number of layers that use it; zeros where attention is full everywhere."""
     none = {"sliding_window": 0, "num_sliding_layers": 0}
     if config.values.get("use_sliding_window") is False:
@@ -225,7 +225,7 @@ def _sliding(config: Config, layers: int) -> dict[str, Any]:
     return {"sliding_window": window, "num_sliding_layers": sliding_layers, "window_kind": kind}
 
 
-def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
+def _window_heads(config: ConfigReader, values: Mapping[str, Any]) -> dict[str, int]:
     """Heads where those of full and of sliding layers differ."""
     sizes = ("num_attention_heads", "num_key_value_heads", "head_dim")
     windowed = {f"window_{name}": config.integer(WINDOW_HEADS[name], values[name]) for name in sizes}
@@ -237,7 +237,7 @@ def _window_heads(config: Config, values: Mapping[str, Any]) -> dict[str, int]:
     return {} if same else {**windowed, **full}
 
 
-def _states(config: Config, layers: int) -> dict[str, Any]:
+def _states(config: ConfigReader, layers: int) -> dict[str, Any]:
     """Kind, sizes and number of layers with a state; nothing where every layer has full or sliding attention."""
     if config.values.get("linear_attn_config"):
         kda = config.section("linear_attn_config")
@@ -265,7 +265,7 @@ def _states(config: Config, layers: int) -> dict[str, Any]:
     return {**values, **dict(zip(LINEAR_SIZES, sizes, strict=True))}
 
 
-def _indexers(config: Config, layers: int) -> dict[str, Any]:
+def _indexers(config: ConfigReader, layers: int) -> dict[str, Any]:
     """Layers of sparse attention, those of them with an indexer, and its sizes (vLLM 0.32, ``models/deepseek_v32``)."""
     if config.values.get("sparse_attention_config"):  # whole blocks of tokens by their best token's score (MiniMax-M3)
         sparse = config.section("sparse_attention_config")
@@ -298,7 +298,7 @@ def _top_k(heads: int, size: int, window: int, layers: int, indexed: int) -> dic
     return {**values, "sliding_window": window, "num_sliding_layers": layers, "window_kind": "top_k"}
 
 
-def _compressed(config: Config, layers: int) -> dict[str, Any]:
+def _compressed(config: ConfigReader, layers: int) -> dict[str, Any]:
     """DeepSeek-V4's layers: an indexer chooses among entries of 4 tokens; entries of 128 are all read.
 
     The few layers that see the last tokens alone count as the latter, whose entries are few.
@@ -315,7 +315,7 @@ def _compressed(config: Config, layers: int) -> dict[str, Any]:
     return {**ratio, **_top_k(heads, size, window, indexed, indexed)}
 
 
-def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
+def _feed_forward(config: ConfigReader, layers: int) -> dict[str, Any]:
     """Widths of dense and routed feed-forward layers, and how many layers are dense."""
     width = config.first("intermediate_size")
     num_experts, blocks = config.count("num_experts"), _blocks(config)
@@ -346,7 +346,7 @@ def _feed_forward(config: Config, layers: int) -> dict[str, Any]:
     }
 
 
-def _moe_layers(config: Config, layers: int) -> int:
+def _moe_layers(config: ConfigReader, layers: int) -> int:
     """Layers with routed experts: those that every rule of the config allows."""
     kinds = config.strings("mlp_layer_types", ("dense", "sparse"))
     if kinds:
@@ -388,8 +388,8 @@ def spec_from_config(values: Mapping[str, Any], name: str) -> ModelSpec:
             tied = {field: outer[field] for field in _OUTER[:1] if field in outer}
             values, where = {**outer, **values[key], **tied}, f"{where}: {key}"
     fields = {key: value for key, value in values.items() if value is not None}
-    fields = {**_IMPLIED.get(str(fields.get("model_type")), {}), **usual_words(Config(fields, where))}
-    config = Config(fields, where)
+    fields = {**_IMPLIED.get(str(fields.get("model_type")), {}), **usual_words(ConfigReader(fields, where))}
+    config = ConfigReader(fields, where)
     config.refuse_other_layers()
     labels = [*config.strings("architectures"), str(config.values.get("model_type", ""))]
     if re.search(_NO_TEXT, labels[0]):

@@ -26,7 +26,7 @@ _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|
 
 
 @dataclass(frozen=True)
-class Config:
+class ConfigReader:
     """Typed look-ups in a parsed config, by any of a field's names; every failure names the file and the key."""
 
     values: Mapping[str, Any]
@@ -86,12 +86,12 @@ class Config:
                 raise ModelError(f"not known; allowed: {', '.join(allowed)}", file=self.name, key=key, value=item)
         return value
 
-    def section(self, key: str) -> Config:
+    def section(self, key: str) -> ConfigReader:
         """The object under ``key``. Raises ModelError: it is none."""
         value = self.values.get(key)
         if not isinstance(value, Mapping):
             raise self.refusal(key, "an object is needed")
-        return Config(value, f"{self.name}: {key}")
+        return ConfigReader(value, f"{self.name}: {key}")
 
     def per_layer(self, key: str, entries: Any, layers: int) -> None:
         """Refuse what is no list with one entry for each of ``layers``."""
@@ -152,7 +152,7 @@ class Config:
                 raise self.refusal(key, "what it says of the layers is not known; only absent, null or 0 is read")
 
 
-def usual_words(config: Config) -> dict[str, Any]:
+def usual_words(config: ConfigReader) -> dict[str, Any]:
     """The fields as `draftcast.kernels.model.architectures` reads them; lists of layers without MTP layers."""
     fields = dict(config.values)
     layers = config.integer("num_hidden_layers", 0, minimum=0)
@@ -171,7 +171,7 @@ def usual_words(config: Config) -> dict[str, Any]:
     return fields
 
 
-def _kinds_of_layers(config: Config, fields: dict[str, Any]) -> None:
+def _kinds_of_layers(config: ConfigReader, fields: dict[str, Any]) -> None:
     for key, names in _FIELDS["kinds"].items():
         if isinstance(fields.get(key), list):
             mamba = key == "layer_types" and not fields.keys().isdisjoint(("mamba_num_heads", "mamba_n_heads"))
@@ -181,7 +181,7 @@ def _kinds_of_layers(config: Config, fields: dict[str, Any]) -> None:
     if isinstance(blocks, list) and not {"mlp", "moe"} & set(map(str, blocks)):  # of whole layers
         fields.setdefault("layer_types", fields.pop("layers_block_type"))
     if fields.get("mamba_d_head") == "auto":  # Bamba
-        heads = Config(fields, config.name).integer("mamba_n_heads")
+        heads = ConfigReader(fields, config.name).integer("mamba_n_heads")
         fields["mamba_d_head"] = config.integer("mamba_expand", 2) * config.integer("hidden_size") // heads
     kinds = fields.get("layer_types")
     rates = fields.get("compress_rates")
@@ -203,7 +203,7 @@ def _kinds_of_layers(config: Config, fields: dict[str, Any]) -> None:
             fields["sparse_attention_config"] = {**sizes, "sparse_attention_freq": sparse}
 
 
-def _heads_of_layers(config: Config, fields: dict[str, Any]) -> None:
+def _heads_of_layers(config: ConfigReader, fields: dict[str, Any]) -> None:
     """Sizes of layers of one kind: Step's, and those that transformers 5 lists by layer."""
     other = fields.pop("attention_other_setting", None)
     if other is not None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeGuard
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.config import Config
+from draftcast.kernels.model.config import ConfigReader
 from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
 Stored = tuple[str, float]  # A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales.
@@ -32,7 +32,7 @@ ONLY_4_BITS = "only 4 bits are known"  # of AWQ and GPTQ
 
 
 def stored_formats(
-    section: Config, num_layers: int, groups: Mapping[str, int], modules: Mapping[str, list[str]]
+    section: ConfigReader, num_layers: int, groups: Mapping[str, int], modules: Mapping[str, list[str]]
 ) -> dict[str, Stored]:
     """Format of each group of matrices that is not in 16 bits, by ``quantization_config``.
 
@@ -70,7 +70,7 @@ def stored_formats(
     return formats
 
 
-def kv_cache_format(section: Config) -> str:
+def kv_cache_format(section: ConfigReader) -> str:
     """Format in which a checkpoint asks for its KV cache (ModelOpt's or compressed-tensors' word); empty: none."""
     key = section.first("kv_cache_quant_algo", "kv_cache_scheme")
     algorithm = section.values.get(key)
@@ -82,7 +82,7 @@ def kv_cache_format(section: Config) -> str:
     return formats[algorithm]
 
 
-def weight_block(section: Config) -> tuple[int, int] | None:
+def weight_block(section: ConfigReader) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale, where weights in fp8 have such."""
     blocks = [section.values.get("weight_block_size")]
     if section.values.get("quant_method") == "compressed-tensors":
@@ -95,7 +95,7 @@ def _is_block(block: Any) -> TypeGuard[list[int]]:
     return isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
 
 
-def _schemes(section: Config) -> Iterable[Scheme]:
+def _schemes(section: ConfigReader) -> Iterable[Scheme]:
     method, algorithm = section.values.get("quant_method"), section.values.get("quant_algo")
     if algorithm is not None and method in (None, "modelopt", "modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8"):
         return _modelopt(section, algorithm)
@@ -113,7 +113,7 @@ def _schemes(section: Config) -> Iterable[Scheme]:
     raise ModelError(f"known: {', '.join(_METHODS)}", file=section.name, key="quant_method", value=method)
 
 
-def _modelopt(section: Config, algorithm: Any) -> Iterator[Scheme]:
+def _modelopt(section: ConfigReader, algorithm: Any) -> Iterator[Scheme]:
     def stored(name: Any, key: str) -> Stored:
         dtype = _MODELOPT.get(str(name).upper())
         if dtype is None:
@@ -128,7 +128,7 @@ def _modelopt(section: Config, algorithm: Any) -> Iterator[Scheme]:
         yield [module], stored(layers.section(module).values.get("quant_algo"), module)
 
 
-def _fp8(section: Config) -> Stored:
+def _fp8(section: ConfigReader) -> Stored:
     block = section.values.get("weight_block_size")
     if block is None:
         return "fp8", WEIGHT_BYTES["fp8"]
@@ -139,17 +139,17 @@ def _fp8(section: Config) -> Stored:
     return "fp8", WEIGHT_BYTES["fp8"] + 4.0 / (block[0] * block[1])
 
 
-def _dynamic(section: Config) -> Config:
+def _dynamic(section: ConfigReader) -> ConfigReader:
     """GPTQ's rules by a pattern of modules: ``-:`` leaves them in 16 bits, another prefix or none changes fields."""
-    return section.section("dynamic") if section.values.get("dynamic") else Config({}, section.name)
+    return section.section("dynamic") if section.values.get("dynamic") else ConfigReader({}, section.name)
 
 
-def _gptq(section: Config) -> Iterator[Scheme]:
+def _gptq(section: ConfigReader) -> Iterator[Scheme]:
     usual, rules = _int4(section, False), _dynamic(section)
     for rule in rules.values:
         if not rule.startswith("-:"):
             changed = rules.section(rule)
-            stored = _int4(Config({**section.values, **changed.values}, changed.name), False)
+            stored = _int4(ConfigReader({**section.values, **changed.values}, changed.name), False)
             if stored != usual:
                 yield [f"re:{rule.removeprefix('+:')}"], stored
     key = "modules_in_block_to_quantize"
@@ -163,7 +163,7 @@ def _gptq(section: Config) -> Iterator[Scheme]:
         yield [], usual
 
 
-def _int4(section: Config, zero_points: bool) -> Stored:
+def _int4(section: ConfigReader, zero_points: bool) -> Stored:
     """AWQ's and GPTQ's: groups with a 16-bit scale, and AWQ's with a zero point of 4 bits."""
     key = section.first("bits", "w_bit")
     if section.integer(key) != 4:
@@ -179,7 +179,7 @@ def _grouped(dtype: str, group: int, zero_points: bool) -> Stored:
     return dtype, 0.5 + ((2.5 if zero_points else 2.0) / group if group > 0 else 0.0)
 
 
-def _compressed(section: Config) -> Iterator[Scheme]:
+def _compressed(section: ConfigReader) -> Iterator[Scheme]:
     """(targets, format) of each of ``config_groups``."""
     groups = section.section("config_groups")
     for group in map(groups.section, groups.values):
@@ -191,9 +191,9 @@ def _compressed(section: Config) -> Iterator[Scheme]:
         yield group.strings("targets"), _scheme(weights, "num_bits", scheme, bits, size, not symmetric)
 
 
-def _quark(section: Config) -> Iterator[Scheme]:
+def _quark(section: ConfigReader) -> Iterator[Scheme]:
     """Of ``global_quant_config`` for all modules, of ``layer_quant_config`` for those that its patterns name."""
-    schemes: list[tuple[list[str], Config]] = []
+    schemes: list[tuple[list[str], ConfigReader]] = []
     if section.values.get("layer_quant_config"):
         layers = section.section("layer_quant_config")
         schemes = [([pattern], layers.section(pattern)) for pattern in layers.values]
@@ -211,7 +211,9 @@ def _quark(section: Config) -> Iterator[Scheme]:
         yield targets, _scheme(weights, "dtype", _QUARK[dtype], bits, size, False)
 
 
-def _scheme(weights: Config, key: str, scheme: tuple[Any, int], act_bits: Any, group: int, zero_points: bool) -> Stored:
+def _scheme(
+    weights: ConfigReader, key: str, scheme: tuple[Any, int], act_bits: Any, group: int, zero_points: bool
+) -> Stored:
     wanted = [*scheme, act_bits]
     dtype = next((dtype for *row, dtype in FORMATS["schemes"] if row == wanted), None)
     if scheme == ("float", 4) and group == 32:

@@ -18,7 +18,7 @@ from draftcast.errors import ModelError
 from draftcast.files import read_json
 from draftcast.kernels.model.architectures import decoder_values
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model
-from draftcast.kernels.model.config import Config
+from draftcast.kernels.model.config import ConfigReader
 from draftcast.kernels.model.drafters import DFLASH2_SIZES, MLP_SPECULATOR_INNER, HeadConfig, mtp_head
 from draftcast.kernels.model.spec import ModelSpec
 
@@ -154,7 +154,7 @@ def read_head(values: Mapping[str, Any], name: str) -> HeadConfig:
     layer = values.get("transformer_layer_config")
     if isinstance(layer, Mapping):  # speculators: the layer's own config, and what concerns the head around it
         values = {**layer, **{key: value for key, value in values.items() if value is not None}}
-    config = Config(values, name)
+    config = ConfigReader(values, name)
     kind = _kind(config)
     assumed: tuple[str, ...] = ()
     if values.get("quantization_config"):
@@ -199,7 +199,7 @@ def read_head(values: Mapping[str, Any], name: str) -> HeadConfig:
     )
 
 
-def _kind(config: Config) -> str:
+def _kind(config: ConfigReader) -> str:
     architectures = config.strings("architectures")
     key = "speculators_model_type" if config.values.get("speculators_model_type") else "architectures"
     label = config.values[key] if key != "architectures" else next(iter(architectures), None)
@@ -214,7 +214,7 @@ def _kind(config: Config) -> str:
     return str(kinds[label])
 
 
-def _without_layers(config: Config, kind: str) -> HeadConfig:
+def _without_layers(config: ConfigReader, kind: str) -> HeadConfig:
     """Medusa (``medusa_num_heads`` or vLLM's ``num_heads``) and the MLP speculator (``n_predict``, ``inner_dim``)."""
     if kind == "medusa":
         # vLLM 0.32 takes the target's vocabulary for Medusa, whose old configs lack it.
@@ -230,7 +230,7 @@ def _without_layers(config: Config, kind: str) -> HeadConfig:
     )
 
 
-def _captured(sections: list[Config]) -> int | None:
+def _captured(sections: list[ConfigReader]) -> int | None:
     """Number of captured layers; None where the config names none."""
     if any(section.values.get("use_aux_hidden_state") is False for section in sections):
         return 0

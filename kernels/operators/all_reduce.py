@@ -53,7 +53,7 @@ def _supports(shape: Shape, dtype: str, kv_dtype: str, device: str) -> str:
     return f"{shape['ranks']} ranks need as many {what}; there are {count}" if shape["ranks"] > count else ""
 
 
-class Team:
+class RankGroup:
     """``ranks`` processes that reduce the same messages again and again; this process is rank 0.
 
     The others reduce in a loop as soon as they have messages, so a launch tells them nothing; before they get other
@@ -133,16 +133,16 @@ class Team:
             pipe.recv()  # has left its loop
 
 
-_TEAMS: dict[tuple[int, str], Team] = {}
+_TEAMS: dict[tuple[int, str], RankGroup] = {}
 
 
-def team(ranks: int, device: str) -> Team:
+def team(ranks: int, device: str) -> RankGroup:
     """The processes for ``ranks`` on "cpu" or "cuda", started if there are none."""
     running = _TEAMS.get((ranks, device))
     if running is None or not running.is_alive:
         if running is not None:
             running.close()
-        running = _TEAMS[ranks, device] = Team(ranks, device)
+        running = _TEAMS[ranks, device] = RankGroup(ranks, device)
     return running
 
 

@@ -24,7 +24,7 @@ app = Commands(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Output:
+class OutputOptions:
     as_json: bool = False
     out: Path | None = None
 
@@ -78,7 +78,7 @@ def measure(
     model: Literal["ngram", "along_output", "per_position"] = "ngram",
     search: SearchOptions,
     sampling: Sampling,
-    output: Output,
+    output: OutputOptions,
 ) -> None:
     """Run the real matcher over logged prompts and outputs: exact for greedy decoding, no model needed."""
     from draftcast.calibration.acceptance import fit
@@ -135,7 +135,7 @@ def measure(
 
 
 @app.command("fit")
-def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: Output) -> None:
+def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_eagle", output: OutputOptions) -> None:
     """Fit rates, spread between requests and stretches to a recorded acceptance."""
     from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments
     from draftcast.sim.workload.traces import TraceSpec, load_trace
@@ -160,7 +160,7 @@ def fit_record(file: Path, *, num_speculative_tokens: int, record: str = "acc_ea
 
 
 @app.command("from-metrics")
-def from_metrics(file: Path, output: Output, before: Path | None = None) -> None:
+def from_metrics(file: Path, output: OutputOptions, before: Path | None = None) -> None:
     """Read acceptance rates from a server's spec_decode counters."""
     from draftcast.calibration.acceptance import fit
     from draftcast.calibration.acceptance.metrics import read_metrics

@@ -23,11 +23,11 @@ from draftcast.scenarios.cli.terminal import INTERRUPTED, print_json, print_line
 
 if TYPE_CHECKING:
     from draftcast.calibration.engine_log.fit import EngineLogFit
-    from draftcast.calibration.microbench.runner import Result
+    from draftcast.calibration.microbench.runner import RunnerResult
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceOptions:
     device: Literal["cpu", "cuda"] | None = None
     engine_log: list[Path] | None = None
     import_from: Literal["aiconfigurator", "vidur", "llmservingsim"] | None = None
@@ -107,7 +107,7 @@ _IN_MS = ("fixed_s", "draft_fixed_s", "draft_pass_s", "ngram_step_s")
 def calibrate(
     context: typer.Context,
     *,
-    source: Source,
+    source: SourceOptions,
     profile: ProfileOptions,
     seed: int = 0,
     timing: DeviceOptions,
@@ -117,7 +117,7 @@ def calibrate(
 ) -> None:
     """Make a profile of step times: from this machine's kernels, a server's log, or another tool's tables."""
     chosen = source.chosen()
-    fitting = OPTIONS[chosen] | _names(Source)
+    fitting = OPTIONS[chosen] | _names(SourceOptions)
     for parameter, value in context.params.items():
         came_from = context.get_parameter_source(parameter)
         if parameter not in fitting and came_from is not None and came_from.name != "DEFAULT":
@@ -138,7 +138,7 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     """
     from draftcast.calibration.microbench import shapes
     from draftcast.calibration.microbench.device import find_device, hardware_of
-    from draftcast.calibration.microbench.runner import Calibration, Status, check_folder
+    from draftcast.calibration.microbench.runner import Calibration, RunnerStatus, check_folder
     from draftcast.kernels.model.catalog import load_model
     from draftcast.kernels.operators.registry import operator
 
@@ -171,7 +171,7 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
     plan = shapes.plan(models, settings, grid, kernels, machine)
     with progress_bar("calibrating") as shown:
 
-        def progress(status: Status) -> None:
+        def progress(status: RunnerStatus) -> None:
             state = f"{status.measured} of {status.points} points measured, {status.settled} settled"
             shown(min(status.spent_s / budget_s, 1.0), f"{state}, now {status.now.partition('/')[0]}")
 
@@ -215,7 +215,7 @@ def _noise_lines(noise: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _operator_rows(result: "Result") -> list[dict[str, Any]]:
+def _operator_rows(result: "RunnerResult") -> list[dict[str, Any]]:
     """A row an operator and format: points, how many settled, their intervals, errors on the held-out ones."""
     from draftcast.calibration.profile.measured import parts_of
 

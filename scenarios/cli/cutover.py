@@ -7,12 +7,12 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import options
-from draftcast.scenarios.cli.options import Question, values_of
+from draftcast.scenarios.cli.options import QuestionOptions, values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, progress_bar
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class CutoverOptions:
     over: str = "rate"
     metric: str = "e2e"
     at: str | None = None
@@ -22,8 +22,8 @@ class Search:
 
 
 def cutover(
-    question: Question,
-    search: Search,
+    question: QuestionOptions,
+    search: CutoverOptions,
     k: str | None = None,
     candidate: list[str] | None = None,
     map_against: str | None = None,

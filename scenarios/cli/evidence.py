@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class PointFilter:
     """Which points; a text is looked for in the row's field, in any case."""
 
     model: str | None = None
@@ -55,7 +55,7 @@ def _has(point: "EvidencePoint", name: str, text: str) -> bool:
     return value == text if name in ("method", "load") else text.lower() in value.lower()
 
 
-def evidence(choice: Choice, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:
+def evidence(choice: PointFilter, markdown: bool = False, plot: Path | None = None, as_json: bool = False) -> None:
     """Forecast what others measured on real GPUs, and show the errors and the points that cannot be expressed."""
     from draftcast.scenarios.evidence.forecast import SIDES, forecast_points
     from draftcast.scenarios.evidence.summary import by_kind, errors, signs

@@ -25,7 +25,7 @@ from draftcast.scenarios.cli.validate import summary as report_summary
 
 if TYPE_CHECKING:
     from draftcast.calibration.live.run_directory import LiveRun
-    from draftcast.scenarios.live.run import LiveOptions, Progress
+    from draftcast.scenarios.live.run import LiveOptions, LiveProgress
     from draftcast.scenarios.live.sweep import SweepPlan
 
 
@@ -101,8 +101,8 @@ def stoppable(out: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def live_progress(shown: ShownProgress) -> Progress:
-    from draftcast.scenarios.live.run import Progress
+def live_progress(shown: ShownProgress) -> LiveProgress:
+    from draftcast.scenarios.live.run import LiveProgress
 
     def load(total: int, state: dict[str, Any]) -> None:
         ended = state["done"] + state["failed"]
@@ -110,7 +110,7 @@ def live_progress(shown: ShownProgress) -> Progress:
         requests = f"{state['done']} of {total} requests, {state['sent'] - ended} running"
         shown(ended / total, f"{requests}, {state['tokens']} tokens{failed}")
 
-    return Progress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
+    return LiveProgress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
 
 
 class _Terminated(KeyboardInterrupt):
@@ -159,14 +159,16 @@ def checkpoint(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Endpoint:
+class EndpointOptions:
     url: str | None = None
     server_log: Path | None = None
     port: int | None = None
 
 
 @app.command()
-def run(subject: options.Subject, out: Path, endpoint: Endpoint, server: ServerOptions, as_json: bool = False) -> None:
+def run(
+    subject: options.ScenarioOptions, out: Path, endpoint: EndpointOptions, server: ServerOptions, as_json: bool = False
+) -> None:
     """Start the scenario's server, send its requests, record everything, stop the server."""
     from draftcast.scenarios.live.run import live_run
 

@@ -25,7 +25,7 @@ from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
 from draftcast.scenarios.cli.cutover import cutover
 from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import Commands, Subject
+from draftcast.scenarios.cli.options import Commands, ScenarioOptions
 from draftcast.scenarios.cli.plan import plan
 from draftcast.scenarios.cli.recommend import recommend
 from draftcast.scenarios.cli.simulate import compare, simulate
@@ -44,7 +44,7 @@ app = Commands(
 
 
 def serve(
-    subject: Subject,
+    subject: ScenarioOptions,
     port: int = 8000,
     host: str = "127.0.0.1",
     speed: float = 1.0,

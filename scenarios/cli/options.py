@@ -69,7 +69,7 @@ def complete_key(incomplete: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Subject:
+class ScenarioOptions:
     scenario: str
     overrides: list[str] | None = None
     speculative_config: str | None = None
@@ -133,7 +133,7 @@ class Subject:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Subject):
+class QuestionOptions(ScenarioOptions):
     replications: int | None = None
     calibrate_to: list[str] | None = None
     as_json: bool = False
@@ -222,7 +222,7 @@ def whole_values_of(text: str | None, option: str) -> list[int]:
     return [int(value) for value in values]
 
 
-def check_target(option: str, path: Path | None, question: Question) -> None:
+def check_target(option: str, path: Path | None, question: QuestionOptions) -> None:
     """Refuse a file to be written that is a folder, has none, or is one that the question was read from."""
     if path is None:
         return

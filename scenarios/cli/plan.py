@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import typer
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.options import Question, method_of, parse_prices
+from draftcast.scenarios.cli.options import QuestionOptions, method_of, parse_prices
 from draftcast.scenarios.cli.terminal import SLO_UNMET, progress_bar
 
 
@@ -19,7 +19,7 @@ class Candidates:
 
 
 def plan(
-    question: Question,
+    question: QuestionOptions,
     candidates: Candidates,
     rate: float | None = None,
     slo: str | None = None,

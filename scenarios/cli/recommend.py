@@ -7,12 +7,12 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import write_text
-from draftcast.scenarios.cli.options import Question, check_target, method_of, values_of, whole_values_of
+from draftcast.scenarios.cli.options import QuestionOptions, check_target, method_of, values_of, whole_values_of
 from draftcast.scenarios.cli.terminal import UNDECIDED, UNSTABLE, progress_bar
 
 
 def recommend(
-    question: Question,
+    question: QuestionOptions,
     rates: str | None = None,
     concurrency: str | None = None,
     metric: str = "e2e",

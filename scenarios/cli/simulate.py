@@ -9,12 +9,12 @@ import typer
 from draftcast.errors import InputError
 from draftcast.files import check_output, write_bytes
 from draftcast.kernels.extras import require
-from draftcast.scenarios.cli.options import Question, check_target, values_of
+from draftcast.scenarios.cli.options import QuestionOptions, check_target, values_of
 from draftcast.scenarios.cli.terminal import SLO_UNMET, exit_without_figures, progress_bar
 
 
 def simulate(
-    question: Question,
+    question: QuestionOptions,
     rates: str | None = None,
     compare_off: bool | None = None,
     out: Path | None = None,
@@ -68,7 +68,7 @@ def simulate(
         raise typer.Exit(SLO_UNMET)
 
 
-def _check_exports(exports: Mapping[str, Path | None], question: Question, *, single: bool) -> bool:
+def _check_exports(exports: Mapping[str, Path | None], question: QuestionOptions, *, single: bool) -> bool:
     """Whether one goes to standard output. Raises InputError: nothing of one run, no file, or two to one output."""
     paths = {option: str(path) for option, path in exports.items() if path is not None}
     for option, path in paths.items():
@@ -91,7 +91,7 @@ def _export(content: bytes, path: Path) -> None:
         write_bytes(path, content)
 
 
-def compare(question: Question, policies: str | None = None, metric: str = "e2e") -> None:
+def compare(question: QuestionOptions, policies: str | None = None, metric: str = "e2e") -> None:
     """Compare draft-length policies on the same requests: paired differences, gap to the oracle, ranking with ties."""
     from draftcast.scenarios.compare.policy_comparison import compare_policies
     from draftcast.scenarios.show.recommend_report import policies_table, ranking_lines

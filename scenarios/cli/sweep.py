@@ -8,7 +8,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import written
-from draftcast.scenarios.cli.options import Question, check_target
+from draftcast.scenarios.cli.options import QuestionOptions, check_target
 from draftcast.scenarios.cli.terminal import CELLS_FAILED, INTERRUPTED, exit_without_figures, progress_bar
 
 
@@ -17,7 +17,7 @@ def sweep(
     grid: list[str],
     workers: int | None = None,
     cluster: str | None = None,
-    question: Question,
+    question: QuestionOptions,
     out: Path = Path("draftcast-sweep"),
     csv: Path | None = None,
     plot: Path | None = None,

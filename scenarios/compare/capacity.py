@@ -20,8 +20,8 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario, members, to_mapping, with_values, without_speculation
@@ -53,11 +53,11 @@ MOST_REPLICATIONS = 20
 SEED = 0
 MOST_KEPT = 256 * MOST_REPLICATIONS
 # Requests per second and replica, and requests simulated, by setting and number of the replication.
-_known: Kept[tuple[float, int]] = Kept(MOST_KEPT)
+_known: AnswerCache[tuple[float, int]] = AnswerCache(MOST_KEPT)
 
 
 @dataclass(frozen=True)
-class Capacity:
+class CapacityEstimate:
     """Requests per second, one figure a replication."""
 
     rates: tuple[float, ...]
@@ -71,7 +71,9 @@ class Capacity:
         return replication_interval(self.rates, self.confidence)
 
 
-def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None) -> Capacity | None:
+def capacity(
+    scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None
+) -> CapacityEstimate | None:
     """What the scenario's cluster completes per second when saturated.
 
     ``rate_rps``: the load in question: as long as it lies inside the interval, replications are added.
@@ -102,7 +104,7 @@ def capacity(scenario: Scenario, rate_rps: float | None = None, *, progress: Pro
             replica_rates = [rate for (rate, _), size in zip(replication, sizes, strict=True) for _ in range(size)]
             rates.append(cluster_capacity(cluster.router, replica_rates))
             requests.append(sum(simulated for _, simulated in replication))
-        answer = Capacity(tuple(rates), tuple(requests), setting, scenario.statistics.confidence)
+        answer = CapacityEstimate(tuple(rates), tuple(requests), setting, scenario.statistics.confidence)
         if rate_rps is None or not answer.estimate.contains(rate_rps) or count >= MOST_REPLICATIONS:
             return answer
         count *= 2
@@ -146,7 +148,9 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     variant = with_values(scenario, {"cluster.replicas": replicas})
     guess_rps = 0.0
     if think_s:
-        guess_rps = first_rps * replicas if first_rps is not None else Fluid.of(variant, deployment).capacity_rps()
+        guess_rps = (
+            first_rps * replicas if first_rps is not None else SteadyState.of(variant, deployment).capacity_rps()
+        )
     simulated = 0
     for _ in range(MOST_CROWDS):
         users = min(math.ceil(waiting + guess_rps * think_s), MAX_USERS)
@@ -209,7 +213,7 @@ def settling_requests(scenario: Scenario) -> int:
 
 
 def _needed(scenario: Scenario, rate_rps: float) -> float:
-    fluid = Fluid.of(scenario)
+    fluid = SteadyState.of(scenario)
     capacity_rps = fluid.capacity_rps()
     utilisation = min(rate_rps / capacity_rps, HIGHEST_UTILISATION)
     ramp = fluid.session_requests(rate_rps)

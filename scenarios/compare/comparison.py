@@ -22,7 +22,7 @@ from draftcast.scenarios.compare.model_error import near_capacity
 from draftcast.scenarios.compare.verdict import SIGNS, Side, Verdict, advantage_of, judge, paired_probe, side
 from draftcast.scenarios.run.deployment import Deployment
 from draftcast.scenarios.run.run_directory import write_run_directory
-from draftcast.scenarios.run.simulate import Plotted, RunResult, measure, serve, simulate_together
+from draftcast.scenarios.run.simulate import HasPicture, RunResult, measure, serve, simulate_together
 from draftcast.scenarios.schema import Scenario, with_rate, without_speculation
 from draftcast.sim.output.results import TIME_PARTS
 from draftcast.sim.progress import Progress, part_of, parts_of
@@ -166,7 +166,7 @@ class RatePoint:
 
 
 @dataclass(frozen=True)
-class Comparison(Plotted):
+class Comparison(HasPicture):
     """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates).
 
     Of the crossing only the signs are to be shown: between rates this far apart no line can be drawn;

@@ -22,7 +22,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import E2E, Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.fluid import SteadyState
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
@@ -102,7 +102,7 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
                 other = cached_deployment(with_values(side, {"profile": name}))
             except InputError:
                 break  # not made for this model, format, method or number of GPUs
-            fluid = Fluid.of(side)
+            fluid = SteadyState.of(side)
             elsewhere = dataclasses.replace(fluid, deployment=other, _steps={})
             profiles = (deployment.profile, other.profile)
             fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
@@ -156,7 +156,7 @@ def _normal_draws() -> FloatArray:
     return np.asarray(ndtri((0.5 + np.outer(steps, np.arange(1, DRAWS + 1))) % 1.0))
 
 
-def latency_curve(fluid: Fluid, capacity_rps: float | None) -> Curve:
+def latency_curve(fluid: SteadyState, capacity_rps: float | None) -> Curve:
     """Latency of one side over its rate, by the fluid estimate: log of seconds, infinite from the capacity on.
 
     ``capacity_rps``: as simulated, which the estimate's is scaled to; None: its own.
@@ -202,10 +202,10 @@ class Prediction:
 
 def near_capacity(scenario: Scenario) -> bool:
     """As `Response.near_capacity`, of a setting that is compared with nothing."""
-    return _is_near(scenario.rate_rps, setting_error(scenario), Fluid.of(scenario))
+    return _is_near(scenario.rate_rps, setting_error(scenario), SteadyState.of(scenario))
 
 
-def _is_near(rate_rps: float | None, error: float, fluid: Fluid) -> bool:
+def _is_near(rate_rps: float | None, error: float, fluid: SteadyState) -> bool:
     if rate_rps is None or not error:
         return False
     return rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * fluid.capacity_rps()
@@ -234,7 +234,7 @@ class Response:
     """How the advantage of one scenario answers to the errors of the model."""
 
     error: RelativeErrors
-    fluids: tuple[Fluid, Fluid]  # with and without speculation
+    fluids: tuple[SteadyState, SteadyState]  # with and without speculation
     rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
     busy: float = 1.0  # of a closed loop as of `_busy`; 0 where requests arrive by themselves
 
@@ -378,7 +378,7 @@ def _busy(scenario: Scenario, latency_s: float) -> float:
 
 
 @dataclass(frozen=True)
-class Reach:
+class RunAtBounds:
     """What the longest times, the forecast's and the shortest, of the prediction interval, do to a run, shape [3]."""
 
     longer: FloatArray  # logarithm of how much longer a request takes
@@ -395,7 +395,7 @@ class Reach:
             return None
         slower = normal_quantile(scenario.statistics.confidence) * error * np.array([1.0, 0.0, -1.0])
         if rate_rps is not None and run.state == "steady":
-            fluid = Fluid.of(scenario)
+            fluid = SteadyState.of(scenario)
             most = max(capacity_rps or fluid.capacity_rps(), 1.001 * rate_rps)
             latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
             return cls(slower + latency - latency[1], np.minimum(1.0, most / rate_rps * np.exp(-slower)))
@@ -445,7 +445,7 @@ def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) ->
     return estimate.within(max(0.0, estimate.mean - below), min(estimate.mean + above, most))
 
 
-def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> Response | None:
+def response(scenario: Scenario, fluids: tuple[SteadyState, SteadyState] | None = None) -> Response | None:
     """Of a scenario with speculation; None where it takes its step times for exact.
 
     ``fluids``: with and without speculation, where they are known.
@@ -455,7 +455,7 @@ def response(scenario: Scenario, fluids: tuple[Fluid, Fluid] | None = None) -> R
     if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
         return None
     if fluids is None:
-        fluids = Fluid.of(scenario), Fluid.of(without_speculation(scenario))
+        fluids = SteadyState.of(scenario), SteadyState.of(without_speculation(scenario))
     errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
     largest = max(errors, key=lambda error: error.with_speculation)
     return Response(largest, fluids, None).at(scenario)

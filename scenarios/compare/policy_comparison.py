@@ -33,7 +33,7 @@ _INNERMOST = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|{[^()\[\]{}]*}")
 
 
 @dataclass(frozen=True)
-class AskedPolicy:
+class PolicyCandidate:
     """A policy by registered name or import path, with its parameters; ``batch_schedule`` takes ``schedule``."""
 
     name: str
@@ -47,10 +47,10 @@ class AskedPolicy:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedPolicy:
     """One policy among the others."""
 
-    policy: AskedPolicy  # name and parameters as asked
+    policy: PolicyCandidate  # name and parameters as asked
     side: Side  # its simulation and where the load stands towards its capacity
     # The metric with its interval; None where it is undefined, and where the figures do not hold for the load
     # (overloaded, at its capacity, not settled)
@@ -70,7 +70,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PolicyPair:
     """Two policies: the metric of ``first`` less that of ``second``, paired by replication.
 
     ``difference`` has the scenario's confidence for this pair alone. ``better`` (a label, or None: a tie) comes from
@@ -91,8 +91,8 @@ class PolicyComparison:
     scenario: Scenario
     metric: Metric
     baseline: str
-    standings: tuple[Standing, ...]
-    pairs: tuple[Pair, ...]
+    standings: tuple[RankedPolicy, ...]
+    pairs: tuple[PolicyPair, ...]
     no_oracle: str = ""  # why the oracle does not run
 
     @property
@@ -123,7 +123,7 @@ class PolicyComparison:
 
 def compare_policies(
     scenario: Scenario,
-    policies: str | Sequence[str | AskedPolicy] = (),
+    policies: str | Sequence[str | PolicyCandidate] = (),
     *,
     metric: str = "e2e",
     progress: Progress | None = None,
@@ -148,7 +148,7 @@ def compare_policies(
         message = "must be at least 2: without a spread no difference can be told from chance"
         raise InputError(message, key="statistics.replications", value=scenario.statistics.replications)
     items = ([policies] if policies else []) if isinstance(policies, str) else policies
-    named = ([item] if isinstance(item, AskedPolicy) else parse_policies(item) for item in items)
+    named = ([item] if isinstance(item, PolicyCandidate) else parse_policies(item) for item in items)
     compared = list(itertools.chain(*named)) or applicable_policies(scenario)
     labels = [policy.label for policy in compared]
     for label in labels:
@@ -165,13 +165,13 @@ def compare_policies(
                 raise
             raise error.at(file=PLACE, key=key) from None
     if ORACLE not in labels:
-        oracle = with_policy(scenario, AskedPolicy(ORACLE))
+        oracle = with_policy(scenario, PolicyCandidate(ORACLE))
         try:
             deployments_of(oracle)
         except ScenarioError as error:
             no_oracle = error.message
         else:
-            compared.append(AskedPolicy(ORACLE))
+            compared.append(PolicyCandidate(ORACLE))
             variants.append(oracle)
     if len(compared) < 2:
         message = f"needs a second policy, as the oracle cannot run here: {no_oracle}"
@@ -181,20 +181,20 @@ def compare_policies(
     return _rank(scenario, chosen, compared, sides, no_oracle)
 
 
-def applicable_policies(scenario: Scenario) -> list[AskedPolicy]:
+def applicable_policies(scenario: Scenario) -> list[PolicyCandidate]:
     """``fixed``, and every built-in policy that the engine runs and for which the scenario says enough.
 
     That is a schedule, a confidence or a TPOT.
     """
-    policies = [AskedPolicy("fixed")]
-    for policy in map(AskedPolicy, (name for name in POLICIES if name != "fixed")):
+    policies = [PolicyCandidate("fixed")]
+    for policy in map(PolicyCandidate, (name for name in POLICIES if name != "fixed")):
         with suppress(ScenarioError):
             deployments_of(with_policy(scenario, policy))
             policies.append(policy)
     return policies
 
 
-def with_policy(scenario: Scenario, policy: AskedPolicy) -> Scenario:
+def with_policy(scenario: Scenario, policy: PolicyCandidate) -> Scenario:
     """The scenario under one policy. A schedule is vLLM's key: it goes there, and away for every other policy."""
     config = speculative_values(scenario)
     parameters = dict(policy.parameters)
@@ -207,7 +207,7 @@ def with_policy(scenario: Scenario, policy: AskedPolicy) -> Scenario:
 
 
 def _rank(
-    scenario: Scenario, metric: Metric, policies: Sequence[AskedPolicy], sides: Sequence[Side], no_oracle: str = ""
+    scenario: Scenario, metric: Metric, policies: Sequence[PolicyCandidate], sides: Sequence[Side], no_oracle: str = ""
 ) -> PolicyComparison:
     confidence = scenario.statistics.confidence
     labels = [policy.label for policy in policies]
@@ -225,11 +225,11 @@ def _rank(
             losers.append(loser)
         elif better == 0:
             tied |= {names, names[::-1]}
-        pairs.append(Pair(*names, _difference(values[a], values[b], confidence), winner if better else None))
+        pairs.append(PolicyPair(*names, _difference(values[a], values[b], confidence), winner if better else None))
     best = values[labels.index(ORACLE)] if ORACLE in labels else []
     all_told = all(map(_is_ranked, sides)) or any(values)
     standings = [
-        Standing(
+        RankedPolicy(
             policy=policy,
             side=side,
             value=side.figures[metric.figure] if side.figures is not None and measured else None,
@@ -241,7 +241,7 @@ def _rank(
         for policy, side, measured in zip(policies, sides, values, strict=True)
     ]
 
-    def order(standing: Standing) -> tuple[float, ...]:
+    def order(standing: RankedPolicy) -> tuple[float, ...]:
         mean = standing.value.mean if standing.value is not None else math.nan
         worse = math.inf if math.isnan(mean) else mean if metric.less_is_better else -mean
         return (math.inf if standing.rank is None else standing.rank, worse)
@@ -284,7 +284,7 @@ def _better(
     return -sign if metric.less_is_better else sign
 
 
-def parse_policies(text: str) -> list[AskedPolicy]:
+def parse_policies(text: str) -> list[PolicyCandidate]:
     """Names separated by commas, each followed by its parameters in brackets if any; values are read as YAML.
 
     Raises InputError: no text, an empty name, brackets that do not match, or a parameter without a value.
@@ -305,7 +305,7 @@ def parse_policies(text: str) -> list[AskedPolicy]:
             if key in parameters:
                 raise InputError(f"gives {key} twice", file=PLACE, value=written)
             parameters[key] = parse_yaml(value, f"{PLACE} {name.strip()} {key}")
-        policies.append(AskedPolicy(name.strip(), parameters))
+        policies.append(PolicyCandidate(name.strip(), parameters))
     return policies
 
 

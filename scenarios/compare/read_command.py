@@ -20,7 +20,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
-from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Words
+from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, ServerField, ServerTable, Words
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
 from draftcast.yaml_text import parse_yaml, validated
 
@@ -303,7 +303,7 @@ class _Reader:
     model: str | None
 
     @property
-    def table(self) -> Server:
+    def table(self) -> ServerTable:
         return TABLES[self.server]
 
     def answer(self) -> ReadCommand:
@@ -343,7 +343,9 @@ class _Reader:
                 return (f"the command gives no {limit}: requests are limited to the {step} tokens of a step",)
         return ()
 
-    def _take(self, name: str, row: Row, word: Any, units: Mapping[str, float], into: Words, read: set[str]) -> None:
+    def _take(
+        self, name: str, row: ServerField, word: Any, units: Mapping[str, float], into: Words, read: set[str]
+    ) -> None:
         if word is None and not (row.resolved and row.values):
             return
         if row.times:

@@ -20,7 +20,7 @@ from draftcast.files import picked
 from draftcast.kernels.model.catalog import published_id, published_ids
 from draftcast.kernels.model.heads import says_kind
 from draftcast.scenarios.compare.candidate import SCHEDULE, SPEC
-from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, Row, Server, Units, Words
+from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, ServerField, ServerTable, Units, Words
 from draftcast.scenarios.run.deployment import cached_deployment, policy_of
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.speculation import RESEARCH, cannot_run
@@ -259,7 +259,7 @@ def bench_note(server: str, rates: Sequence[float], *, is_tree: bool) -> str:
     return f"On a test bench, {how} forces the forecast's acceptance."
 
 
-def _engine_words(table: Server, scenario: Scenario) -> tuple[Words, list[str]]:
+def _engine_words(table: ServerTable, scenario: Scenario) -> tuple[Words, list[str]]:
     """Words of the engine's fields, and notes on those that have none."""
     engine, settings = scenario.engine, cached_deployment(scenario).settings
     words, notes = Words(), list[str]()
@@ -320,7 +320,9 @@ def _draft_words(server: str, scenario: Scenario, draft: str | None) -> tuple[Wo
     return words, notes
 
 
-def _write(table: Server, row: Row | None, key: str, value: Any, units: Units, words: Words, notes: list[str]) -> None:
+def _write(
+    table: ServerTable, row: ServerField | None, key: str, value: Any, units: Units, words: Words, notes: list[str]
+) -> None:
     """Write one value, or note that it has no counterpart."""
     try:
         if row is None:

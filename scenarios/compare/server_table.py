@@ -22,7 +22,7 @@ COMMANDS: dict[str, Any] = yaml_beside(__file__, "commands.yaml")
 _TERM = re.compile(r"(k|width|nodes|lookup|narrowest)(\+1)?")
 
 
-class Row(Frozen):
+class ServerField(Frozen):
     """The server's word for one field of the scenario; see ``servers.yaml``."""
 
     name: str
@@ -48,13 +48,13 @@ class Row(Frozen):
         return round(value / units[self.times]) if self.times else value
 
 
-class Server(Frozen):
+class ServerTable(Frozen):
     """One server's table; see ``servers.yaml``."""
 
     version: str
     source: str
-    engine: dict[str, Row]
-    speculation: dict[str, Row]
+    engine: dict[str, ServerField]
+    speculation: dict[str, ServerField]
     methods: dict[str, Words]
     method_notes: dict[str, str] = Field(default_factory=dict)
     ngram_defaults: Words = Field(default_factory=dict)
@@ -108,5 +108,5 @@ class Server(Frozen):
         return [f"{name} {json.dumps(fixed[name])}" if name in fixed else name for name in needed]
 
 
-TABLES = TypeAdapter(dict[str, Server]).validate_python(yaml_beside(__file__, "servers.yaml"))
+TABLES = TypeAdapter(dict[str, ServerTable]).validate_python(yaml_beside(__file__, "servers.yaml"))
 """Every server's by its name: sglang, trtllm."""

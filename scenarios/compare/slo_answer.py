@@ -25,7 +25,7 @@ IDLE_REQUESTS = 400
 
 
 @dataclass(frozen=True)
-class Bound:
+class SloBound:
     """One bound of one class's SLO, and how the run stands to it."""
 
     class_name: str | None  # None where there is one class only
@@ -47,8 +47,8 @@ class SloAnswer:
 
     met: bool  # all classes attain their SLO as often as it asks
     feasible: bool | None  # whether an idle server attains it; None when that was not asked because it is met
-    tightest: Bound  # of the class that is furthest from its SLO the bound that the fewest requests meet
-    idle: Bound | None  # the same bound on an idle server
+    tightest: SloBound  # of the class that is furthest from its SLO the bound that the fewest requests meet
+    idle: SloBound | None  # the same bound on an idle server
     is_open: bool = False  # as of `Side.slo_is_open`
 
     @property
@@ -89,9 +89,9 @@ def slo_answer(scenario: Scenario, side: Side, idle: RunResult | None = None) ->
     return SloAnswer(run.slo_met, feasible, _tightest(scenario, run), alone, side.slo_is_open)
 
 
-def _tightest(scenario: Scenario, run: RunResult) -> Bound:
+def _tightest(scenario: Scenario, run: RunResult) -> SloBound:
     """Of the measured requests that finished, all replications together; a TPOT of one token is 0."""
-    requests, bounds, slos = measured_requests(run), list[Bound](), scenario.slos
+    requests, bounds, slos = measured_requests(run), list[SloBound](), scenario.slos
     used = {name: of_limits for name, of_limits in run.slo_use.items() if name in slos}
     spare = {name: float(np.mean(of_limits <= 1.0)) - slos[name].attainment for name, of_limits in used.items()}
     least = min(spare.values(), default=None)  # None: the run does not tell, and all classes are looked at
@@ -106,7 +106,7 @@ def _tightest(scenario: Scenario, run: RunResult) -> Bound:
             if limit is not None:
                 met = float(np.mean(values <= limit)) if values.size else math.nan
                 reached = float(np.quantile(values, slo.attainment)) if values.size else math.nan
-                bounds.append(Bound(whose, key, limit, slo.attainment, met, reached))
+                bounds.append(SloBound(whose, key, limit, slo.attainment, met, reached))
     # The smallest share met beyond what is asked, then the latency that is furthest beyond its limit.
     return min(bounds, key=lambda bound: (bound.met - bound.attainment, -bound.reached_ms / bound.limit_ms))
 

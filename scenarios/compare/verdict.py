@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.compare.capacity import Capacity, capacity
+from draftcast.scenarios.compare.capacity import CapacityEstimate, capacity
 from draftcast.scenarios.compare.metric import E2E, Metric
-from draftcast.scenarios.compare.model_error import Prediction, Reach, Response, SloUse, predicted, response
+from draftcast.scenarios.compare.model_error import Prediction, Response, RunAtBounds, SloUse, predicted, response
 from draftcast.scenarios.run.simulate import RunResult, State
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.progress import Progress, part_of
@@ -37,7 +37,7 @@ class Side:
     run: RunResult | None  # its simulation; None where the capacity alone was asked
     position: Position  # of the load towards the capacity's interval
     # Requests per second; None where the run alone tells that it is far below, and without a single rate
-    capacity: Capacity | None = None
+    capacity: CapacityEstimate | None = None
     scenario: Scenario | None = None  # of the run
 
     @property
@@ -74,15 +74,17 @@ class Side:
 
     @functools.cached_property
     def predicted_figures(self) -> dict[str, Estimate]:
-        """Those of `Reach.predicted_figures` with their prediction intervals; none where the run's do not hold."""
+        """Those of `RunAtBounds.predicted_figures` with their prediction intervals; none where the run has none."""
         return self.reach.predicted_figures(self.run) if self.run is not None and self.reach is not None else {}
 
     @functools.cached_property
-    def reach(self) -> Reach | None:
+    def reach(self) -> RunAtBounds | None:
         """What the errors of step times and acceptance do to the run; None where its figures do not hold."""
         if self.run is None or self.figures is None or self.scenario is None:
             return None
-        return Reach.of(self.scenario, self.run, self.capacity_rps.mean if self.capacity_rps is not None else None)
+        return RunAtBounds.of(
+            self.scenario, self.run, self.capacity_rps.mean if self.capacity_rps is not None else None
+        )
 
     @property
     def slo_is_open(self) -> bool:
@@ -123,7 +125,7 @@ def side(
     return placed
 
 
-def side_by_capacity(rate_rps: float, saturated: Capacity) -> Side:
+def side_by_capacity(rate_rps: float, saturated: CapacityEstimate) -> Side:
     """Where a load stands towards a capacity, before any run of it."""
     low, high = saturated.estimate.low, saturated.estimate.high
     return Side(None, "above" if rate_rps > high else "below" if rate_rps < low else "at", saturated)

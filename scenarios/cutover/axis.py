@@ -20,7 +20,7 @@ ALPHAS = [0.05, 0.2, 0.4, 0.6, 0.8, 0.98]
 
 
 @dataclass(frozen=True)
-class Axis:
+class CutoverAxis:
     name: str
     unit: str  # what x counts
     # The scenario at x, the number of requests left as it is; raises InputError where it has nothing to vary
@@ -110,21 +110,23 @@ def _lengths(least: int, most: float = math.inf) -> Callable[[float, int], list[
     return lambda slots, longest: _whole_looks(min(least, longest), min(longest, most), 6)
 
 
-AXES: Mapping[str, Axis] = {
+AXES: Mapping[str, CutoverAxis] = {
     axis.name: axis
     for axis in (
         # Over rates the first looks follow from the capacity, see `draftcast.scenarios.cutover.search.first_looks`.
-        Axis("rate", "req/s", _at_rate, lambda slots, longest: []),
-        Axis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
-        Axis("batch", "requests", _at_batch, _loads, is_whole=True),
-        Axis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _lengths(32), is_whole=True),
-        Axis("acceptance", "acceptance per draft token", _at_acceptance, lambda slots, longest: ALPHAS, largest=1.0),
-        Axis("output", "output tokens", _at_length("output", "output_tokens"), _lengths(8, 2048), is_whole=True),
+        CutoverAxis("rate", "req/s", _at_rate, lambda slots, longest: []),
+        CutoverAxis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
+        CutoverAxis("batch", "requests", _at_batch, _loads, is_whole=True),
+        CutoverAxis("context", "prompt tokens", _at_length("context", "prompt_tokens"), _lengths(32), is_whole=True),
+        CutoverAxis(
+            "acceptance", "acceptance per draft token", _at_acceptance, lambda slots, longest: ALPHAS, largest=1.0
+        ),
+        CutoverAxis("output", "output tokens", _at_length("output", "output_tokens"), _lengths(8, 2048), is_whole=True),
     )
 }
 
 
-def axis_named(name: str) -> Axis:
+def axis_named(name: str) -> CutoverAxis:
     """The axis of this name. Raises InputError: there is none."""
     if name not in AXES:
         raise InputError(f"must be one of {', '.join(AXES)}", file=AXIS_OPTION, value=name)

@@ -17,7 +17,7 @@ from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_len
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
 from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label, settings
-from draftcast.scenarios.run.simulate import Plotted
+from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
 from draftcast.sim.statistics.crossing import Crossing, Probe, locate
@@ -55,7 +55,7 @@ class MapCell:
 
 
 @dataclass(frozen=True)
-class SpeedupMap(Plotted):
+class SpeedupMap(HasPicture):
     """Advantage by load and draft length or acceptance."""
 
     picture = "cutover_report.map_figure"

@@ -18,9 +18,9 @@ from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity, slo_use_of
-from draftcast.scenarios.cutover.axis import Axis
-from draftcast.scenarios.run.fluid import Fluid
-from draftcast.scenarios.run.simulate import Served, State, measure, serve
+from draftcast.scenarios.cutover.axis import CutoverAxis
+from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.simulate import ServedScenario, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_values, without_speculation
 from draftcast.scenarios.schema.load import scenario_hash
 from draftcast.sim.output.steady_state import shortfall
@@ -67,7 +67,7 @@ class _Half:
     """One side of the question at x, before anything but its capacity is simulated."""
 
     scenario: Scenario
-    fluid: Fluid
+    fluid: SteadyState
     known: Side
 
     def shortfall(self, rate_rps: float) -> float:
@@ -84,17 +84,19 @@ class Prober:
     """Answers a `draftcast.sim.statistics.crossing.CrossingSearch` for one scenario with speculation."""
 
     scenario: Scenario
-    axis: Axis
+    axis: CutoverAxis
     metric: Metric
     # Simulated in all, over both sides, replications and saturated runs; a run counts as at least `LEAST_BILLED`
     budget_requests: int
     progress: Progress | None = None  # called with the share of the budget that is spent
     spent_requests: int = field(default=0, init=False)
     looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
-    _fluids: dict[float | None, tuple[Fluid, Fluid]] = field(default_factory=dict, init=False)
+    _fluids: dict[float | None, tuple[SteadyState, SteadyState]] = field(default_factory=dict, init=False)
     _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
-    _off: tuple[str, Served] | None = field(default=None, init=False)  # the last run without speculation, by its key
+    _off: tuple[str, ServedScenario] | None = field(
+        default=None, init=False
+    )  # the last run without speculation, by its key
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         on, off = self.sides(x)
@@ -162,14 +164,14 @@ class Prober:
         """What tells engines and mixes of requests apart: all rates, clients and batches have one."""
         return None if self.axis.name in ("rate", "concurrency", "batch") else x
 
-    def fluids(self, x: float | None = None) -> tuple[Fluid, Fluid]:
+    def fluids(self, x: float | None = None) -> tuple[SteadyState, SteadyState]:
         """The fluid estimates at x (None: of the scenario as it is), with and without speculation."""
         place = self._place(x)
         if place not in self._fluids:
             scenarios = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
             # No axis touches the engine: each side is resolved once.
             deployments = next(([fluid.deployment for fluid in both] for both in self._fluids.values()), (None, None))
-            on, off = map(Fluid.of, scenarios, deployments)
+            on, off = map(SteadyState.of, scenarios, deployments)
             self._fluids[place] = (on, off)
         return self._fluids[place]
 
@@ -290,14 +292,14 @@ class Prober:
         return None
 
 
-def step_level_rate_rps(on: Fluid, off: Fluid) -> float:
+def step_level_rate_rps(on: SteadyState, off: SteadyState) -> float:
     """Request rate where mean steps put the crossing in latency; NaN where there is none up to the larger capacity."""
     most = max(on.capacity_rps(), off.capacity_rps())
     rates = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
     return _crossing(rates, lambda rate: _log_advantage_at(rate, on, off))
 
 
-def _log_advantage_at(rate_rps: float, on: Fluid, off: Fluid) -> float:
+def _log_advantage_at(rate_rps: float, on: SteadyState, off: SteadyState) -> float:
     """At one rate latencies are as the requests in the system; far from 0 where one side saturates."""
     in_system, without = on.in_system(rate_rps), off.in_system(rate_rps)
     advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0

@@ -19,15 +19,15 @@ from draftcast.scenarios.compare.candidate import with_length, with_methods
 from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.metric import COST, METRICS, Metric, Price, check_slo
 from draftcast.scenarios.compare.model_error import Source
-from draftcast.scenarios.cutover.axis import Axis, axis_named
+from draftcast.scenarios.cutover.axis import CutoverAxis, axis_named
 from draftcast.scenarios.cutover.probe import FIRST_SHORTFALL, MAX_REQUESTS, PairedRun, Prober
 from draftcast.scenarios.run.deployment import assumptions
-from draftcast.scenarios.run.simulate import Plotted
+from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import gpus_by_device
 from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.sim.progress import Progress, parts_of
-from draftcast.sim.statistics.crossing import CrossingKind, CrossingSearch, Found, Probe, between, locate
+from draftcast.sim.statistics.crossing import CrossingKind, CrossingResult, CrossingSearch, Probe, between, locate
 from draftcast.sim.statistics.intervals import Estimate
 
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
@@ -81,7 +81,7 @@ class CutoverQuestion:
             raise InputError(message, key="statistics.replications", value=replications)
 
     @property
-    def axis(self) -> Axis:
+    def axis(self) -> CutoverAxis:
         return axis_named(self.over)
 
     @property
@@ -94,7 +94,7 @@ class CutoverQuestion:
 
 
 @dataclass(frozen=True)
-class Place:
+class Observation:
     """What limits both sides at one x looked at, and the advantage there (None: a side is overloaded)."""
 
     x: float
@@ -127,7 +127,7 @@ class PredictedCutover:
 
 
 @dataclass(frozen=True)
-class Cutover(Found, Plotted):
+class Cutover(CrossingResult, HasPicture):
     """The answer for one method and draft length: what the search found, and what it means."""
 
     picture = "cutover_report.cutover_figure"
@@ -145,8 +145,8 @@ class Cutover(Found, Plotted):
     estimate: float | None
     here: float | None  # where the scenario itself stands on the axis; None where that is no single number
     # lower, upper: what limits on either side of the crossing, or at the ends of what was looked at
-    lower: Place | None
-    upper: Place | None
+    lower: Observation | None
+    upper: Observation | None
     costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
     requests: int  # simulated in all
     # Where it pays and costs with the errors of step times and acceptance counted in; None as of a verdict's
@@ -329,7 +329,7 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
 
 
 def _predicted(
-    prober: Prober, result: Found, capacities: tuple[Estimate | None, Estimate | None]
+    prober: Prober, result: CrossingResult, capacities: tuple[Estimate | None, Estimate | None]
 ) -> PredictedCutover | None:
     """Where the probability that speculation is better is high, and where it is low."""
     axis, probes = prober.axis, result.probes
@@ -359,7 +359,7 @@ def _longest(signs: Mapping[float, int], sign: int) -> tuple[float, float] | Non
     return max(((run[0], run[-1]) for run in runs), key=lambda ends: ends[1] / ends[0], default=None)
 
 
-def _either_side(prober: Prober, result: Found) -> tuple[Place | None, Place | None]:
+def _either_side(prober: Prober, result: CrossingResult) -> tuple[Observation | None, Observation | None]:
     """What limits at the nearest probes on either side of the crossing, or at the ends of what was looked at."""
     probes, crossing = result.probes, result.crossing
     if not probes:
@@ -374,11 +374,11 @@ def _either_side(prober: Prober, result: Found) -> tuple[Place | None, Place | N
             limits_at(variant, fluid, figures, variant.rate_rps if state != "overloaded" else None)
             for variant, fluid, figures, state in sides
         )
-        places.append(Place(x, probe.advantage(crossing.confidence), on, off))
+        places.append(Observation(x, probe.advantage(crossing.confidence), on, off))
     return places[0], places[1]
 
 
-def _costs(prober: Prober, result: Found, price: Price) -> tuple[TokenCost, ...]:
+def _costs(prober: Prober, result: CrossingResult, price: Price) -> tuple[TokenCost, ...]:
     """Of all GPUs, at each x with values."""
     per_s = price.per_gpu_hour * sum(gpus_by_device(prober.scenario).values()) / 3600
     rows = []

@@ -30,7 +30,7 @@ import pandas as pd
 
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.engine_log.steps import timed_steps, with_kv_tokens
-from draftcast.calibration.live.off_runs import OffRun, Tokens, is_engine_log, local_copy, read_off_runs
+from draftcast.calibration.live.off_runs import OffRun, RunLengths, is_engine_log, local_copy, read_off_runs
 from draftcast.calibration.measured_model import check_model, check_model_of_logs
 from draftcast.errors import InputError
 from draftcast.files import picked
@@ -139,7 +139,7 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
     return with_values(scenario, values)
 
 
-def _lengths(tokens: Tokens | None, scenario: Scenario, key: str) -> Any:
+def _lengths(tokens: RunLengths | None, scenario: Scenario, key: str) -> Any:
     """The run's lengths; where it tells but their mean, spread as the scenario's if those have that mean."""
     distribution = getattr(scenario.workload.lengths, key, None)
     if tokens is None:

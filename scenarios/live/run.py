@@ -19,7 +19,7 @@ from draftcast.calibration.live.continuation import Continuation, DraftLayout, N
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.record import record
 from draftcast.calibration.live.run_directory import SERVER_LOG, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Endpoint, Server, ServerFlags
+from draftcast.calibration.live.server import EngineServer, RunningServer, ServerFlags
 from draftcast.errors import LiveError, ScenarioError
 from draftcast.files import write_text
 from draftcast.kernels.arrays import IntArray
@@ -58,7 +58,7 @@ class LiveOptions:
 
 
 @dataclass(frozen=True)
-class Progress:
+class LiveProgress:
     """What a live run tells of itself while it goes on."""
 
     say: Callable[[str], None] = lambda _: None  # called with a line for people
@@ -139,7 +139,9 @@ def ngram_target(scenario: Scenario) -> NgramTarget | None:
     return NgramTarget(acceptance.match_probability, tuple(acceptance.unconditional(spec.k).tolist()), lookup_min)
 
 
-def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed: int, options: LiveOptions) -> LoadPlan:
+def load_plan(
+    scenario: Scenario, endpoint: RunningServer, table: RequestTable, seed: int, options: LiveOptions
+) -> LoadPlan:
     (prompts, answers), loop = live_prompts(scenario, table, seed), scenario.workload.arrivals
     closed: dict[str, Any] = {"due_s": table.arrival_s.tolist()}
     if isinstance(loop, ClosedLoopArrivals):
@@ -160,13 +162,13 @@ def load_plan(scenario: Scenario, endpoint: Endpoint, table: RequestTable, seed:
 
 def record_scenario(
     scenario: Scenario,
-    endpoint: Endpoint,
+    endpoint: RunningServer,
     writer: LiveRunWriter,
     options: LiveOptions,
     *,
     seed: int | None = None,
     warm: bool = True,
-    progress: Progress = Progress(),  # frozen
+    progress: LiveProgress = LiveProgress(),  # frozen
 ) -> LiveRun:
     """Record the scenario on a server that answers.
 
@@ -195,7 +197,7 @@ def live_run(
     scenario: Scenario,
     out: Path,
     options: LiveOptions = LiveOptions(),  # frozen
-    progress: Progress = Progress(),  # frozen
+    progress: LiveProgress = LiveProgress(),  # frozen
 ) -> LiveRun:
     """Start the scenario's server (or take the one at ``options.url``), record the scenario, stop the server.
 
@@ -211,13 +213,13 @@ def live_run(
     with ExitStack() as running:
         with writer.noting():
             if options.url is not None:
-                endpoint = Endpoint.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log)
+                endpoint = RunningServer.of(options.url.rstrip("/").removesuffix("/v1"), options.server_log)
             else:
-                server = running.enter_context(Server.start(flags, writer.folder / SERVER_LOG))
+                server = running.enter_context(EngineServer.start(flags, writer.folder / SERVER_LOG))
                 for line in (*served_models(scenario).notes, server.shown):
                     progress.say(line)
                 server.wait_ready(options.start_timeout_s, progress.waiting)
-                endpoint = Endpoint.of(server.url, server.log, server)
+                endpoint = RunningServer.of(server.url, server.log, server)
         return record_scenario(scenario, endpoint, writer, options, progress=progress)
 
 

@@ -27,13 +27,13 @@ from typing import Any
 from draftcast.calibration.live.checkpoint import draft_folder
 from draftcast.calibration.live.continuation import DraftLayout
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter, is_live_run
-from draftcast.calibration.live.server import Endpoint, Server
+from draftcast.calibration.live.server import EngineServer, RunningServer
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.files import is_inside, made, picked, read_json, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.compare.candidate import method_values, speculative_values
 from draftcast.scenarios.live import run as live
-from draftcast.scenarios.live.run import LiveOptions, Progress, live_requests, server_flags
+from draftcast.scenarios.live.run import LiveOptions, LiveProgress, live_requests, server_flags
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import scenario_hash, with_values
 
@@ -120,7 +120,7 @@ def live_sweep(
     out: Path,
     plan: SweepPlan = SweepPlan(),  # frozen
     options: LiveOptions = LiveOptions(),  # noqa: B008  # frozen
-    progress: Progress = Progress(),  # noqa: B008  # frozen
+    progress: LiveProgress = LiveProgress(),  # noqa: B008  # frozen
 ) -> dict[str, Any]:
     """Run every cell that ``out`` does not hold yet; returns the index.
 
@@ -153,7 +153,7 @@ class _Sweep:
     scenario: Scenario
     plan: SweepPlan
     options: LiveOptions
-    progress: Progress
+    progress: LiveProgress
     modes: dict[str, Scenario]
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class _Sweep:
         begun: dict[str, Any] = {"complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
         self.index = _known_index(self.out, header) or {**header, **begun}
         self._running = ExitStack()
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, RunningServer] = {}
         self.write()
 
     def loads(self, kind: str) -> list[float]:
@@ -257,15 +257,15 @@ class _Sweep:
         number = len(_KINDS) * self.loads(cell.kind).index(cell.load) + _KINDS.index(cell.kind)
         return self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
 
-    def _endpoint(self, name: str) -> Endpoint:
+    def _endpoint(self, name: str) -> RunningServer:
         if name not in self._endpoints:
             flags = server_flags(self.modes[name], self.options)
             logs = made(self.out / "servers", LiveError)
             number = sum(1 for _ in logs.glob(f"{name}-*.log"))
-            server = self._running.enter_context(Server.start(flags, logs / f"{name}-{number}.log"))
+            server = self._running.enter_context(EngineServer.start(flags, logs / f"{name}-{number}.log"))
             self.progress.say(server.shown)
             server.wait_ready(self.options.start_timeout_s, self.progress.waiting)
-            self._endpoints[name] = Endpoint.of(server.url, server.log, server)
+            self._endpoints[name] = RunningServer.of(server.url, server.log, server)
         return self._endpoints[name]
 
     def close(self) -> None:

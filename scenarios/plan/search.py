@@ -14,7 +14,7 @@ import numpy as np
 from draftcast.scenarios.compare.model_error import latency_curve
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
-from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.fluid import SteadyState
 from draftcast.scenarios.run.simulate import RunResult, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
@@ -50,7 +50,7 @@ class Constraint:
 
 
 @dataclass(frozen=True)
-class Check:
+class LoadCheck:
     """One simulated load."""
 
     rate_rps: float
@@ -89,13 +89,13 @@ class SimulatedCluster:
     scenario: Scenario  # with arrivals that have a single rate
     objectives: tuple[Objective, ...]  # none: the scenario's own ``slo``
     progress: Progress | None = None  # called after every simulation, with a share that nears 1
-    _checks: dict[tuple[int, float], Check] = field(default_factory=dict, init=False)
+    _checks: dict[tuple[int, float], LoadCheck] = field(default_factory=dict, init=False)
 
     @functools.cached_property
-    def replica(self) -> Fluid:
-        return Fluid.of(with_values(self.scenario, {"cluster.replicas": 1}))
+    def replica(self) -> SteadyState:
+        return SteadyState.of(with_values(self.scenario, {"cluster.replicas": 1}))
 
-    def check(self, replicas: int, rate_rps: float) -> Check:
+    def check(self, replicas: int, rate_rps: float) -> LoadCheck:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""
         key = (replicas, rate_rps)
         if key not in self._checks:
@@ -155,7 +155,7 @@ def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scen
     return with_values(with_rate(scenario, rate_rps), values)
 
 
-def check_load(scenario: Scenario, side: Side, objectives: tuple[Objective, ...]) -> Check:
+def check_load(scenario: Scenario, side: Side, objectives: tuple[Objective, ...]) -> LoadCheck:
     """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much.
 
     What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
@@ -183,7 +183,7 @@ def check_load(scenario: Scenario, side: Side, objectives: tuple[Objective, ...]
         limits.sort(key=lambda limit: -limit.used)
         reached = (float(np.quantile(used, required[name], method="inverted_cdf")) for name, used in sent.items())
         time_used = max(reached, default=0.0)
-    return Check(rate_rps, met, side.state, completed, tuple(limits), figures, time_used)
+    return LoadCheck(rate_rps, met, side.state, completed, tuple(limits), figures, time_used)
 
 
 def _attainment(run: RunResult, scenario: Scenario, name: str) -> Constraint:

@@ -24,12 +24,12 @@ from draftcast.scenarios.plan.search import (
     BEYOND_IS_UNSETTLED,
     IDLE_SHARE,
     STEADY_STATE,
-    Check,
     LargestRate,
+    LoadCheck,
     SimulatedCluster,
 )
 from draftcast.scenarios.run.deployment import assumptions, cached_deployment, check_alike
-from draftcast.scenarios.run.simulate import Plotted
+from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario, with_rate
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, normal_quantile
@@ -43,7 +43,7 @@ UNSETTLED_TRIES = 3
 
 
 @dataclass(frozen=True)
-class Sizing:
+class SizedCandidate:
     """A candidate, sized for the target."""
 
     candidate: Candidate
@@ -51,7 +51,7 @@ class Sizing:
     spare: int  # replicas beyond those, so that as many may fail
     # ``replicas`` at the target and its headroom; of an infeasible candidate the run that shows why; None when the
     # engine cannot even be started
-    check: Check | None
+    check: LoadCheck | None
     largest: LargestRate | None  # rate up to which ``replicas`` meet the objectives
     reason: str  # why it is infeasible; empty when it is not
     target_rps: float
@@ -134,16 +134,16 @@ class Sizing:
 
 
 @dataclass(frozen=True)
-class CapacityPlan(Plotted):
+class CapacityPlan(HasPicture):
     """Every candidate sized, the best first: least cost where prices are given, else fewest GPUs."""
 
     picture = "plan_report.sizing_figure"
     question: PlanQuestion
     target_rps: float
-    sizings: tuple[Sizing, ...]
+    sizings: tuple[SizedCandidate, ...]
 
     @property
-    def best(self) -> Sizing | None:
+    def best(self) -> SizedCandidate | None:
         """The first feasible candidate; None when there is none."""
         return self.sizings[0] if self.sizings[0].feasible else None
 
@@ -159,7 +159,7 @@ class CapacityPlan(Plotted):
         }
 
     def frame(self) -> pd.DataFrame:
-        """One row a candidate, the best first, with the plain values of `Sizing.summary`."""
+        """One row a candidate, the best first, with the plain values of `SizedCandidate.summary`."""
         left_out = ("replicas_interval", "figures", "notes", "price", "limit_beyond", "tightest_constraint")
         rows = []
         for sizing in self.sizings:
@@ -201,9 +201,11 @@ def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPl
     return replace(answer, sizings=tuple(sorted(sizings, key=_rank)))
 
 
-def _sized(candidate: Candidate, question: PlanQuestion, target_rps: float, progress: Progress | None) -> Sizing:
+def _sized(
+    candidate: Candidate, question: PlanQuestion, target_rps: float, progress: Progress | None
+) -> SizedCandidate:
     tolerance, max_gpus = question.tolerance, question.max_gpus
-    infeasible = Sizing(candidate, 0, question.spare, None, None, "", target_rps)
+    infeasible = SizedCandidate(candidate, 0, question.spare, None, None, "", target_rps)
     try:
         deployment = cached_deployment(candidate.scenario)
     except (CapacityError, ModelError) as refusal:
@@ -291,7 +293,7 @@ def replicas_text(count: int) -> str:
     return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
-def _broken(check: Check) -> str:
+def _broken(check: LoadCheck) -> str:
     limit = check.tightest
     if limit.name == STEADY_STATE:
         return "the run did not reach a steady state"
@@ -313,7 +315,7 @@ def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[
     return by_device
 
 
-def _rank(sizing: Sizing) -> tuple[float, ...]:
+def _rank(sizing: SizedCandidate) -> tuple[float, ...]:
     """Feasible ones by cost, GPUs, and headroom; then those that need more GPUs than are allowed, by how many; then the
     others by how far the tightest constraint is missed; last those that cannot start."""
     if sizing.feasible:
@@ -322,7 +324,7 @@ def _rank(sizing: Sizing) -> tuple[float, ...]:
     return (1.0, sizing.gpus_beyond, math.inf if math.isnan(used) else used, 0.0)
 
 
-def goodput_curve(sizing: Sizing, *, progress: Progress | None = None) -> tuple[Check, ...]:
+def goodput_curve(sizing: SizedCandidate, *, progress: Progress | None = None) -> tuple[LoadCheck, ...]:
     """The replicas of a sizing, spare ones not counted, under `SHARES` of their largest rate and at the target.
 
     By rising rate, held to the scenario's ``slo``; empty for an infeasible sizing.
@@ -334,7 +336,7 @@ def goodput_curve(sizing: Sizing, *, progress: Progress | None = None) -> tuple[
     return tuple(cluster.check(sizing.replicas, rate) for rate, _ in parts_of(progress, rates))
 
 
-def delivered(check: Check) -> dict[str, Estimate]:
+def delivered(check: LoadCheck) -> dict[str, Estimate]:
     """Requests/s `COMPLETED` and, of them, `WITHIN` the scenario's ``slo`` (absent without one).
 
     With a steady state what comes in goes out, so completed is the load and goodput the attained share of it; above the
@@ -350,7 +352,7 @@ def delivered(check: Check) -> dict[str, Estimate]:
     return rates
 
 
-def curve_frame(checks: Sequence[Check]) -> pd.DataFrame:
+def curve_frame(checks: Sequence[LoadCheck]) -> pd.DataFrame:
     """One row a load: ``rate_rps``, ``verdict``, ``met``, and `delivered` as ``completed_rps`` and ``goodput_rps`` with
     their ``_low`` and ``_high``."""
     rows = []

@@ -25,10 +25,10 @@ from draftcast.kernels.model.dtypes import COMPUTE_DTYPE, NEEDS_UNITS, WEIGHT_BY
 from draftcast.kernels.model.heads import Head, has_head, is_bundled_head, resolve_head
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.fp8_blocks import check_blocks, cut_expert
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.workload_spec import confidences
 from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
-from draftcast.scenarios.schema import Policy as PolicyConfig
+from draftcast.scenarios.schema import PolicySpec as PolicyConfig
 from draftcast.scenarios.schema.correction import MEASURED_DEGREES, Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
@@ -56,7 +56,7 @@ MODEL, DRAFT_MODEL = "engine.model", "engine.speculative_config.model"
 # Errors about these name the model they do not go with as their file.
 _NEVER_IN_A_FILE = ("tensor_parallel_size", "draft_tensor_parallel_size")
 
-_profiles: Kept[HardwareProfile] = Kept(MOST_KEPT)
+_profiles: AnswerCache[HardwareProfile] = AnswerCache(MOST_KEPT)
 
 
 def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> HardwareProfile:
@@ -86,7 +86,7 @@ class Deployment:
     cost: StepCost
 
 
-deployments: Kept[Deployment] = Kept(MOST_KEPT)
+deployments: AnswerCache[Deployment] = AnswerCache(MOST_KEPT)
 
 
 def engine_key(data: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class AnswerCache(Generic[T]):
     """The answers used last, by their question. Whoever asks for one that is being made waits for it."""
 
     def __init__(self, most: int) -> None:

@@ -63,7 +63,7 @@ def _estimate(values: Mapping[str, Any]) -> Estimate:
     return Estimate(**numbers)
 
 
-class Plotted:
+class HasPicture:
     """An answer with a picture; ``picture`` is the function of ``scenarios/show`` that draws it."""
 
     picture: ClassVar[str]
@@ -80,7 +80,7 @@ class Plotted:
 
 
 @dataclass(frozen=True, repr=False)
-class RunResult(Plotted):
+class RunResult(HasPicture):
     """A simulated scenario.
 
     ``requests`` (and ``steps``, when recorded) contain all replications, distinguished by the column ``replication``.
@@ -269,7 +269,7 @@ def replicate(
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedScenario:
     """A scenario whose requests were all served; `measure` makes its figures, as often as asked."""
 
     scenario: Scenario
@@ -316,7 +316,7 @@ def simulate_together(
     return measure([serve(scenario, progress=part, record_steps=record_steps) for scenario, part in parts])
 
 
-def measure(served: Sequence[Served], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
+def measure(served: Sequence[ServedScenario], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
     """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
 
     ``alone``: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
@@ -353,7 +353,7 @@ def serve(
     progress: Progress | None = None,
     record_steps: bool | Literal["first"] = False,
     deployment: Deployment | None = None,
-) -> Served:
+) -> ServedScenario:
     """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`.
 
     ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
@@ -382,7 +382,7 @@ def serve(
         recorded = replication == 0 if record_steps == "first" else record_steps
         counted_late_s = late_s[: table.num_counted]
         done.append(replicate(scenario, loop, deployments, table, seed, part, recorded, counted_late_s))
-    return Served(scenario, deployments, done, table.notes)
+    return ServedScenario(scenario, deployments, done, table.notes)
 
 
 def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
@@ -431,7 +431,7 @@ def _engine_summary(deployment: Deployment, mean_tokens: float) -> dict[str, Any
     }
 
 
-def _result(served: Served, cut: int | None) -> RunResult:
+def _result(served: ServedScenario, cut: int | None) -> RunResult:
     scenario, deployments, done = served.scenario, served.deployments, served.replications
     state, warmup = served.state, served.warmup
     shortfall = warmup.shortfall(cut) if warmup is not None and cut is not None else 0.0

@@ -5,7 +5,7 @@ What arrives and how much of it is accepted are records of the simulator (``sim/
 
 from draftcast.scenarios.schema.engine import Engine, batch_defaults
 from draftcast.scenarios.schema.load import members, to_mapping, with_rate, with_values, without_speculation
-from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, Group, Policy, Scenario
+from draftcast.scenarios.schema.scenario import POLICIES, ROUTERS, PolicySpec, ReplicaGroup, Scenario
 from draftcast.scenarios.schema.speculation import METHODS, SpeculativeConfig
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "POLICIES",
     "ROUTERS",
     "Engine",
-    "Group",
-    "Policy",
+    "PolicySpec",
+    "ReplicaGroup",
     "Scenario",
     "SpeculativeConfig",
     "batch_defaults",

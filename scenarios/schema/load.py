@@ -19,7 +19,7 @@ from draftcast.errors import ScenarioError
 from draftcast.files import digest, parse_json, read_text
 from draftcast.scenarios.schema.raw import MESSAGES, NAMES, assign, copied, sections, value_at
 from draftcast.scenarios.schema.references import outside_names, put_checksums, resolve_paths
-from draftcast.scenarios.schema.scenario import MATCHING_METHODS, Group, Scenario
+from draftcast.scenarios.schema.scenario import MATCHING_METHODS, ReplicaGroup, Scenario
 from draftcast.scenarios.schema.speculation import SpeculativeConfig
 from draftcast.sim.acceptance.model import Trace
 from draftcast.yaml_text import parse_yaml, write_yaml
@@ -289,7 +289,7 @@ def members(scenario: Scenario) -> tuple[Scenario, ...]:
     return by_group or (scenario,)
 
 
-def _member(scenario: Scenario, group: Group, place: str) -> Scenario:
+def _member(scenario: Scenario, group: ReplicaGroup, place: str) -> Scenario:
     def refuse(key: str, why: str) -> ScenarioError:
         return ScenarioError(why, key=f"{place}.engine.{key}", value=group.engine.get(key))
 
@@ -327,7 +327,7 @@ def key_in_group(place: str, key: str | None) -> str:
     """For messages: a key of the engine of a group, ``place`` as cluster.groups.0; or, of what all share, both keys."""
     if key is None:
         return place
-    return f"{place}.{key}" if key.partition(".")[0] in Group.model_fields else f"{place}: {key}"
+    return f"{place}.{key}" if key.partition(".")[0] in ReplicaGroup.model_fields else f"{place}: {key}"
 
 
 def gpus_by_device(scenario: Scenario) -> dict[str, int]:

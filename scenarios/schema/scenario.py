@@ -32,7 +32,7 @@ PolicyName = Annotated[NonEmpty, OneOf("policy", POLICIES, ", or give module:Cla
 Replicas = Annotated[int, Field(ge=1, le=1024)]
 
 
-class Group(Frozen):
+class ReplicaGroup(Frozen):
     """Replicas of one kind: how many, and what they have instead of the scenario's engine, hardware and acceptance."""
 
     replicas: Replicas = 1
@@ -51,7 +51,7 @@ class Cluster(Frozen):
 
     replicas: Replicas = 1
     router: Annotated[str, OneOf("router", ROUTERS)] = "round_robin"
-    groups: Annotated[tuple[Group, ...], Field(strict=False)] = ()
+    groups: Annotated[tuple[ReplicaGroup, ...], Field(strict=False)] = ()
     """Replicas of unlike hardware or settings; their number is then the groups' sum."""
 
     @model_validator(mode="after")
@@ -64,7 +64,7 @@ class Cluster(Frozen):
         return self
 
 
-class Policy(Frozen):
+class PolicySpec(Frozen):
     """Who decides how many tokens to draft: a built-in name, or ``package.module:Class`` or ``path/file.py:Class``."""
 
     name: PolicyName
@@ -112,7 +112,7 @@ class Scenario(Frozen):
     workload: Workload
     acceptance: Acceptance | None = None
     """Which drafts are accepted, from your traffic (draftcast acceptance) or {reference: NAME}; no default fits all."""
-    policy: Policy | None = None
+    policy: PolicySpec | None = None
     """Policy that decides the draft length, {name: ...}; null: vLLM's own fixed k or schedule."""
     slo: Slo | None = None
     """Objectives of a request in milliseconds: {ttft_ms: 500, tpot_ms: 30, attainment: 0.99}."""
@@ -168,16 +168,16 @@ class Scenario(Frozen):
         return {name: slo for name, slo in objectives.items() if slo is not None}
 
     @property
-    def resolved_policy(self) -> Policy:
+    def resolved_policy(self) -> PolicySpec:
         """The policy that runs: the given one, else vLLM's own (adaptive verification, batch schedule, or fixed k)."""
         if self.speculative_config is None:
-            return Policy(name="off")
+            return PolicySpec(name="off")
         if self.policy is not None:
             return self.policy
         if self.speculative_config.enable_adaptive_verification:
-            return Policy(name="adaptive_verification")
+            return PolicySpec(name="adaptive_verification")
         scheduled = self.speculative_config.num_speculative_tokens_per_batch_size is not None
-        return Policy(name="batch_schedule" if scheduled else "fixed")
+        return PolicySpec(name="batch_schedule" if scheduled else "fixed")
 
     def with_(self, **values: Any) -> "Scenario":
         """A copy with other values, for example ``scenario.with_(k=5, rate=40, tp=2)``.
@@ -235,7 +235,7 @@ class Scenario(Frozen):
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
 
-    def _schedule_has_one_place(self, policy: Policy) -> None:
+    def _schedule_has_one_place(self, policy: PolicySpec) -> None:
         """A schedule stands in vLLM's dictionary, and the policy that follows it runs."""
         place = "engine.speculative_config.num_speculative_tokens_per_batch_size"
         if policy.name == "batch_schedule" and policy.parameters:

@@ -45,7 +45,7 @@ Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 ERRORS = {404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
 
 
-class Tokens:
+class TokenCounter:
     """Counts the tokens of texts, and makes those of answers; without a tokenizer four bytes of UTF-8 are a token.
 
     Raises InputError: no ``tokenizer.json`` at the path, or none that can be read.
@@ -92,7 +92,7 @@ class Completion(Body):
     prompt: str | list[Annotated[int, Field(ge=0)]]
     max_tokens: Count | None = 16
 
-    def prompt_tokens(self, tokens: Tokens) -> int:
+    def prompt_tokens(self, tokens: TokenCounter) -> int:
         return tokens.count(self.prompt) if isinstance(self.prompt, str) else len(self.prompt)
 
 
@@ -100,7 +100,7 @@ class TextPart(BaseModel):
     text: str
 
 
-class Message(BaseModel):
+class ChatMessage(BaseModel):
     role: str
     content: str | list[TextPart] | None = None
 
@@ -111,11 +111,11 @@ class Message(BaseModel):
 
 
 class Chat(Body):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
 
-    def prompt_tokens(self, tokens: Tokens) -> int:
+    def prompt_tokens(self, tokens: TokenCounter) -> int:
         return sum(tokens.count(message.text) + MESSAGE_TOKENS for message in self.messages)
 
 
@@ -132,10 +132,10 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-class Server:
+class ApiFrontEnd:
     """Starts the answers to requests and writes them down as OpenAI's objects."""
 
-    def __init__(self, fleet: Fleet, tokens: Tokens) -> None:
+    def __init__(self, fleet: Fleet, tokens: TokenCounter) -> None:
         self._fleet, self._tokens = fleet, tokens
         self._model = fleet.scenario.engine.model
 
@@ -291,7 +291,7 @@ def run_server(
     # A stream is a file; the soft limit is often 1,024.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    tokens = Tokens(tokenizer)
+    tokens = TokenCounter(tokenizer)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         place = socket.create_server((host, port), family=family, backlog=BACKLOG)
@@ -303,9 +303,9 @@ def run_server(
         os._exit(INTERRUPTED)  # to take down compiled code in order takes a second
 
 
-async def _serve(fleet: Fleet, tokens: Tokens, place: socket.socket, tell: Callable[[str], None]) -> None:
+async def _serve(fleet: Fleet, tokens: TokenCounter, place: socket.socket, tell: Callable[[str], None]) -> None:
     config = uvicorn.Config(
-        Server(fleet, tokens).app(),
+        ApiFrontEnd(fleet, tokens).app(),
         lifespan="off",
         log_level="critical",
         access_log=False,

@@ -22,7 +22,7 @@ from draftcast.scenarios.run.deployment import Deployment, deployments_of
 from draftcast.scenarios.run.simulate import front_end_servers, front_end_work_s
 from draftcast.scenarios.schema import Scenario, members
 from draftcast.scenarios.serve.engine import ring_table
-from draftcast.scenarios.serve.metrics import Metrics
+from draftcast.scenarios.serve.metrics import ServerMetrics
 from draftcast.sim.cluster.routers import ROUTERS
 
 COUNTS_TIMEOUT_S = 1.0
@@ -100,7 +100,7 @@ class _Link:
         self.process.wait()
 
 
-class FrontEnd:
+class FrontEndQueue:
     """`front_end_s` for requests that come one by one."""
 
     def __init__(self, scenario: Scenario, deployments: Sequence[Deployment]) -> None:
@@ -136,12 +136,12 @@ class Fleet:
         self._priorities = table.priority.tolist()
         self._router = ROUTERS[scenario.cluster.router](table, len(self._replicas), scenario.statistics.seed)
         self._routes = self._router.assign().tolist() if self._router.is_static else None
-        self._front_end = FrontEnd(scenario, deployments)
+        self._front_end = FrontEndQueue(scenario, deployments)
         self._answers: dict[int, Answer] = {}  # by row; a row is free when its replica says so
         self._number = 0  # of the next request
         self._start_s = 0.0
         engines = [deployment.settings for member, deployment in groups for _ in range(member.cluster.replicas)]
-        self.metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
+        self.metrics = ServerMetrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
         self._links: list[_Link] = []
         self._listeners: list[asyncio.Task[None]] = []
 

@@ -24,7 +24,7 @@ _WORDS: dict[str, Any] = yaml_beside(__file__, "metrics.yaml")
 _KINDS = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
 
 
-class Metrics(Collector):
+class ServerMetrics(Collector):
     """Counters and histograms of the front end, and what each engine counted when it was last asked (``counts``)."""
 
     def __init__(self, model: str, engines: Sequence[EngineConfig], *, speculates: bool) -> None:
@@ -83,7 +83,7 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
     figures = run.replications[0]
     deployment = cached_deployment(scenario)
     engines = [deployment.settings] * scenario.cluster.replicas
-    metrics = Metrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
+    metrics = ServerMetrics(scenario.engine.model, engines, speculates=scenario.speculative_config is not None)
     requests = run.requests[(run.requests["replication"] == 0) & np.isfinite(run.requests["finish_s"])]
     # vLLM's queue begins in the engine, behind the front end's work.
     work_s = front_end_work_s(deployment, requests["prompt_tokens"]) + scenario.more_front_end_s

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from draftcast.scenarios.plan.search import ATTAINMENT, BEYOND_IS_UNSETTLED, STEADY_STATE, Check, Constraint
-from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, Sizing, delivered, replicas_text
+from draftcast.scenarios.plan.search import ATTAINMENT, BEYOND_IS_UNSETTLED, STEADY_STATE, Constraint, LoadCheck
+from draftcast.scenarios.plan.sizing import COMPLETED, WITHIN, CapacityPlan, SizedCandidate, delivered, replicas_text
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show.plots import OFF, ON, panels, styled
 
@@ -22,7 +22,7 @@ def sizing_figure(answer: CapacityPlan) -> Any:
     return styled(figure, height=120 + 40 * len(shown))
 
 
-def goodput_figure(sizing: Sizing, checks: Sequence[Check]) -> Any:
+def goodput_figure(sizing: SizedCandidate, checks: Sequence[LoadCheck]) -> Any:
     """SLO goodput and completed requests against load; the target and the knee; open markers: overloaded, at capacity.
 
     A load whose run did not reach a steady state has neither. ``checks``: of `goodput_curve`.
@@ -79,7 +79,7 @@ def answer_line(answer: CapacityPlan) -> str:
     return f"{text} At the upper end of the step times, no number of replicas meets the SLO." if endless else text
 
 
-def _needed(sizing: Sizing) -> str:
+def _needed(sizing: SizedCandidate) -> str:
     """The interval of the replicas in words; empty where it is one number."""
     fewest, most = sizing.replicas_interval or (sizing.replicas, sizing.replicas)
     if most is None:
@@ -105,7 +105,7 @@ def basis_line(answer: CapacityPlan) -> str:
     )
 
 
-def _cells(sizing: Sizing) -> list[str]:
+def _cells(sizing: SizedCandidate) -> list[str]:
     candidate = sizing.candidate
     cells = [candidate.hardware.name, str(candidate.scenario.engine.tensor_parallel_size), candidate.method]
     if not sizing.feasible or sizing.largest is None or sizing.check is None:
@@ -128,7 +128,7 @@ def _constraint(limit: Constraint) -> str:
     return f"{limit.name} at {1e3 * limit.value:.4g} ms"
 
 
-def _beyond(sizing: Sizing) -> str:
+def _beyond(sizing: SizedCandidate) -> str:
     assert sizing.largest is not None
     limit = sizing.largest.limit
     if limit is None:

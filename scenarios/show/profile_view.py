@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from draftcast.calibration.profile import load
 from draftcast.calibration.profile.engines import DEFAULT_VERSION, graphs_hold_prompts
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
-from draftcast.calibration.profile.measured import Part, parts_of
+from draftcast.calibration.profile.measured import TablePart, parts_of
 from draftcast.calibration.profile.roofline_fit import OperatorErrors, interpolation_errors, modelled
 from draftcast.calibration.profile.spec import HardwareProfile, RooflineProfile
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, load_table
@@ -49,7 +49,7 @@ class OpenProfile:
     profile: HardwareProfile
     hardware: HardwareSpec
     folder: Path | None  # None for a profile without a table
-    manifest: load.Manifest | None  # None for a profile that is one YAML file
+    manifest: load.ProfileManifest | None  # None for a profile that is one YAML file
 
     @functools.cached_property
     def table(self) -> pd.DataFrame:
@@ -130,13 +130,13 @@ def held_out_predictions(opened: OpenProfile) -> Iterator[OperatorErrors]:
         yield _predictions(opened, part, rows)
 
 
-def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
+def fit_points(opened: OpenProfile, part: TablePart) -> OperatorErrors:
     """Predictions of the held-out points of one operator; of a large one every so manyth curve.
 
     Raises HardwareError: the profile has no measured table, or nothing of this part.
     """
     frame = opened.table
-    points = frame[(frame[list(Part._fields)] == list(part)).all(axis=1)]
+    points = frame[(frame[list(TablePart._fields)] == list(part)).all(axis=1)]
     if points.empty:
         raise HardwareError(f"has no measured points of {part}", key="profile", value=opened.profile.name)
     rows = modelled(points.reset_index(drop=True))
@@ -147,7 +147,7 @@ def fit_points(opened: OpenProfile, part: Part) -> OperatorErrors:
     return _predictions(opened, part, rows)
 
 
-def _predictions(opened: OpenProfile, part: Part, rows: pd.DataFrame) -> OperatorErrors:
+def _predictions(opened: OpenProfile, part: TablePart, rows: pd.DataFrame) -> OperatorErrors:
     assert isinstance(opened.profile, RooflineProfile)  # as every profile with a table
     return interpolation_errors(part, rows, opened.profile.seconds_of(*part.roofline))
 

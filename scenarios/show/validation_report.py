@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from draftcast import __version__
 from draftcast.calibration.live.step_profile import LiveCalibration
-from draftcast.calibration.profile.roofline_fit import Errors
+from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.calibration.profile.spec import AffineProfile, HardwareProfile
 from draftcast.files import made, picked, write_text
 from draftcast.kernels.arrays import FloatArray
@@ -117,7 +117,7 @@ def bars(validation: Validation) -> dict[str, float]:
     return CLOSED_LOOP_BARS if validation.question.loop is not None else OPEN_LOOP_BARS
 
 
-def steps_hold(errors: Errors) -> bool:
+def steps_hold(errors: FitErrors) -> bool:
     return errors.median <= STEP_BARS["median"] and errors.p90 <= STEP_BARS["p90"]
 
 

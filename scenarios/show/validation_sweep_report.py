@@ -18,7 +18,14 @@ from draftcast import __version__
 from draftcast.errors import InputError
 from draftcast.files import parse_json, picked, plain, read_text
 from draftcast.scenarios.live.validate.comparison import CAUSES
-from draftcast.scenarios.live.validate.sweep import Accepted, Cell, Cutover, Effect, ModeSteps, SweepValidation
+from draftcast.scenarios.live.validate.sweep import (
+    Cell,
+    Effect,
+    MeasuredCutover,
+    ModeAcceptance,
+    ModeSteps,
+    SweepValidation,
+)
 from draftcast.scenarios.show import plots
 from draftcast.scenarios.show import validation_report as one_run
 from draftcast.scenarios.show.plots import series, write_figure
@@ -49,7 +56,7 @@ class Bar(BaseModel, frozen=True):
         return f"{self.held} of {self.of}"
 
 
-class Continuation(BaseModel, frozen=True):
+class ContinuationSummary(BaseModel, frozen=True):
     checked_tokens: int
     wrong_tokens: int
 
@@ -67,9 +74,9 @@ class SweepSummary(BaseModel, frozen=True):
     # The figures forecast with what was measured in each run; absent in reports of an earlier version.
     verdicts_with_own_step_times: dict[str, Bar] = {}
     steps: Annotated[dict[str, ModeSteps], BeforeValidator(_with_nan)]
-    known_continuation: Continuation
-    acceptance: Annotated[tuple[Accepted, ...], BeforeValidator(_with_nan)]
-    cutovers: Annotated[tuple[Cutover, ...], BeforeValidator(_with_nan)]
+    known_continuation: ContinuationSummary
+    acceptance: Annotated[tuple[ModeAcceptance, ...], BeforeValidator(_with_nan)]
+    cutovers: Annotated[tuple[MeasuredCutover, ...], BeforeValidator(_with_nan)]
     effects: Annotated[tuple[Effect, ...], BeforeValidator(_with_nan)]
     notes: tuple[str, ...] = ()
 

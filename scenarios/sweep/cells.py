@@ -51,7 +51,7 @@ _TRIES = 5
 
 
 @dataclass(frozen=True)
-class Address:
+class CellKey:
     """What a cell's figures depend on."""
 
     scenario: str
@@ -69,13 +69,13 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Task:
-    address: Address
+class CellTask:
+    address: CellKey
     scenario: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """What a worker sends back: rows for the data set, or why there are none (which another try may change)."""
 
     key: str
@@ -100,19 +100,19 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def address_of(scenario: Scenario) -> Address:
+def address_of(scenario: Scenario) -> CellKey:
     """The address of a scenario's results. Raises InputError: an unknown device or profile."""
     used = dict.fromkeys((member.profile, member.hardware) for member in members(scenario))
     profiles = [cached_profile(profile, load_hardware(hardware)).checksum() for profile, hardware in used]
-    return Address(scenario_hash(scenario), "+".join(profiles), code_digest())
+    return CellKey(scenario_hash(scenario), "+".join(profiles), code_digest())
 
 
-def task_of(scenario: Scenario) -> Task:
+def task_of(scenario: Scenario) -> CellTask:
     """What to send for ``scenario``; errors as of `address_of`."""
-    return Task(address_of(scenario), to_mapping(scenario))
+    return CellTask(address_of(scenario), to_mapping(scenario))
 
 
-def run_task(task: Task) -> Outcome:
+def run_task(task: CellTask) -> CellOutcome:
     """Compute a cell in this process: the figures of every replication, or the error that the input has.
 
     What the input cannot help (a bug, no memory) is a failure, not an error: nothing is kept of it.
@@ -122,20 +122,20 @@ def run_task(task: Task) -> Outcome:
         scenario = load_scenario(task.scenario)
         address = address_of(scenario)
         if address != task.address:
-            return Outcome(key, failure=f"the worker has another state of: {task.address.difference(address)}")
-        return Outcome(key, tuple(_rows(scenario, task)))
+            return CellOutcome(key, failure=f"the worker has another state of: {task.address.difference(address)}")
+        return CellOutcome(key, tuple(_rows(scenario, task)))
     except InputError as error:
-        return Outcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
+        return CellOutcome(key, ({**_head(task), REPLICATION: 0, STATUS: ERROR, MESSAGE: str(error)},))
     except Exception as error:
-        return Outcome.failed(key, error)
+        return CellOutcome.failed(key, error)
 
 
-def _head(task: Task) -> dict[str, Any]:
+def _head(task: CellTask) -> dict[str, Any]:
     contents = (json.dumps(task.scenario, sort_keys=True), *astuple(task.address), __version__)
     return {KEY: task.address.key, **dict(zip(SCENARIO, contents, strict=True))}
 
 
-def _rows(scenario: Scenario, task: Task) -> list[dict[str, Any]]:
+def _rows(scenario: Scenario, task: CellTask) -> list[dict[str, Any]]:
     (point,) = compare(scenario).points
     run, side, verdict = point.on, point.own, point.verdict
     slo_met = run.slo_met if side.has_figures else None

@@ -23,7 +23,7 @@ _WHOLE = ("concurrency", "k")
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     name: str
     values: tuple[Any, ...]
 
@@ -37,7 +37,7 @@ class GridPoint:
     error: str = ""
 
 
-def parse_axis(text: str, scenario: Scenario) -> Axis:
+def parse_axis(text: str, scenario: Scenario) -> SweepAxis:
     """``NAME=VALUES`` as an axis.
 
     VALUES are YAML scalars and ranges separated by commas, or one YAML list in brackets. ``1..20:8`` is 8 evenly spaced
@@ -61,7 +61,7 @@ def parse_axis(text: str, scenario: Scenario) -> Axis:
     return axis_of(name, items, scenario)
 
 
-def axis_of(name: str, values: Any, scenario: Scenario) -> Axis:
+def axis_of(name: str, values: Any, scenario: Scenario) -> SweepAxis:
     """Of a list or an array, each value once, or of a text as of `parse_axis`. Raises InputError: no list, or empty."""
     if isinstance(values, str):
         return parse_axis(f"{name}={values}", scenario)
@@ -71,10 +71,10 @@ def axis_of(name: str, values: Any, scenario: Scenario) -> Axis:
     if not items:
         raise InputError("needs at least one value", file=PLACE, key=name)
     unique = {(type(value), repr(value)): value for value in items}
-    return Axis(name, tuple(unique.values()))
+    return SweepAxis(name, tuple(unique.values()))
 
 
-def grid_points(scenario: Scenario, axes: Sequence[Axis]) -> list[GridPoint]:
+def grid_points(scenario: Scenario, axes: Sequence[SweepAxis]) -> list[GridPoint]:
     """All combinations, the last axis fastest. Raises InputError: an axis twice, too many points, all impossible."""
     names = [axis.name for axis in axes]
     keys = [SHORT.get(name, name) for name in names]

@@ -14,10 +14,10 @@ import pandas as pd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import BoolArray, FloatArray
-from draftcast.scenarios.run.simulate import Plotted
+from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.sweep.cells import ENGINE, ERROR, KEY, MESSAGE, PREDICTED, REPLICATION, SCENARIO, STATUS
-from draftcast.scenarios.sweep.grid import Axis
+from draftcast.scenarios.sweep.grid import SweepAxis
 from draftcast.sim.output.metrics import summarise
 from draftcast.sim.statistics.intervals import Estimate, student_t
 
@@ -186,12 +186,12 @@ class SweepCell:
 
 
 @dataclass(frozen=True)
-class SweepResult(Plotted):
+class SweepResult(HasPicture):
     """A sweep; ``cells`` in the grid's order, the last axis fastest."""
 
     picture = "sweep_report.sweep_figure"
     scenario: Scenario
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     cells: tuple[SweepCell, ...]
     folder: Path | None  # the data set, or None when it was not to be kept
     computed: int  # cells simulated in this run

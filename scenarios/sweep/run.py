@@ -23,8 +23,8 @@ from typing import Any
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import engine_key
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.sweep.cells import Outcome, ResultStore, Task, task_of
-from draftcast.scenarios.sweep.grid import Axis, GridPoint, axis_of, grid_points, parse_axis
+from draftcast.scenarios.sweep.cells import CellOutcome, CellTask, ResultStore, task_of
+from draftcast.scenarios.sweep.grid import GridPoint, SweepAxis, axis_of, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import SweepCell, SweepProgress, SweepResult
 from draftcast.scenarios.sweep.workers import ClusterWorkers, LocalWorkers
 
@@ -72,14 +72,14 @@ def sweep(
 @dataclass
 class _Run:
     scenario: Scenario
-    axes: Sequence[Axis]
+    axes: Sequence[SweepAxis]
     folder: Path
     progress: Callable[[SweepProgress], None] | None
     stop: Callable[[], bool] | None
 
     def __post_init__(self) -> None:
         self.began_s = time.monotonic()
-        self.tasks: dict[str, Task] = {}  # by key: several points may ask the same question (k = 0 of two methods)
+        self.tasks: dict[str, CellTask] = {}  # by key: several points may ask the same question (k = 0 of two methods)
         self.points = [self._asked(point) for point in grid_points(self.scenario, self.axes)]
         if not self.tasks:
             raise InputError(f"no point of the grid can be asked; the first: {self.points[0].error}", file="--grid")
@@ -129,9 +129,9 @@ class _Run:
             elapsed_s=time.monotonic() - self.began_s,
         )
 
-    def _drive(self, workers: LocalWorkers | ClusterWorkers, waiting: list[Task]) -> bool:
+    def _drive(self, workers: LocalWorkers | ClusterWorkers, waiting: list[CellTask]) -> bool:
         """Submit and collect until all is done (True) or the caller has enough (False)."""
-        running: dict[Future[Outcome], str] = {}
+        running: dict[Future[CellOutcome], str] = {}
         try:
             while waiting or running:
                 if self.stop is not None and self.stop():
@@ -153,7 +153,7 @@ class _Run:
             self._keep([_outcome(f, key) for f, key in running.items() if f.done() and not f.cancelled()])
         return True
 
-    def _keep(self, outcomes: Sequence[Outcome]) -> None:
+    def _keep(self, outcomes: Sequence[CellOutcome]) -> None:
         rows = [row for outcome in outcomes for row in outcome.rows]
         if rows:
             self.store.append(rows)
@@ -188,8 +188,8 @@ class _Run:
         )
 
 
-def _outcome(future: Future[Outcome], key: str) -> Outcome:
+def _outcome(future: Future[CellOutcome], key: str) -> CellOutcome:
     try:
         return future.result()
     except Exception as error:  # what `run_task` does not catch: a lost worker, code that the worker lacks
-        return Outcome.failed(key, error)
+        return CellOutcome.failed(key, error)

@@ -19,7 +19,7 @@ from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.kernels.extras import require
-from draftcast.scenarios.sweep.cells import Outcome, Task, run_task
+from draftcast.scenarios.sweep.cells import CellOutcome, CellTask, run_task
 from draftcast.sim.compiled.cache import tell_of_compiling
 
 TRIES = 3
@@ -41,7 +41,7 @@ class LocalWorkers:
         """How many tasks to have under way at once."""
         return self.count
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: CellTask) -> Future[CellOutcome]:
         return self._threads.submit(self._compute, task)
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class LocalWorkers:
         for process in self._running:
             process.stop()
 
-    def _compute(self, task: Task) -> Outcome:
+    def _compute(self, task: CellTask) -> CellOutcome:
         """The outcome, from the process of this thread; a new process after a death."""
         code = 0
         for _ in range(TRIES):
@@ -67,7 +67,7 @@ class LocalWorkers:
                     self._running.remove(process)
                 self._own.process = None
                 code = process.stop()
-        return Outcome(task.address.key, failure=f"its worker died {TRIES} times (exit code {code})")
+        return CellOutcome(task.address.key, failure=f"its worker died {TRIES} times (exit code {code})")
 
     def _start(self) -> "_Process":
         with self._lock:
@@ -97,10 +97,10 @@ class _Process:
         )
         theirs.close()
 
-    def ask(self, task: Task) -> Outcome:
+    def ask(self, task: CellTask) -> CellOutcome:
         """Compute a task. Raises EOFError or OSError if the worker dies."""
         self._pipe.send(task)
-        outcome: Outcome = self._pipe.recv()
+        outcome: CellOutcome = self._pipe.recv()
         return outcome
 
     def stop(self) -> int:
@@ -151,8 +151,8 @@ class ClusterWorkers:
             raise gone from None
         return max(1, 2 * self.count)
 
-    def submit(self, task: Task) -> Future[Outcome]:
-        future: Future[Outcome] = self._executor.submit(run_task, task)
+    def submit(self, task: CellTask) -> Future[CellOutcome]:
+        future: Future[CellOutcome] = self._executor.submit(run_task, task)
         return future
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.engine import schedule, step
 from draftcast.sim.engine.replica import Replica
-from draftcast.sim.state.engine import FINISHED, STOP_FINISHED, STOP_IDLE, STOP_TIME, Engine
+from draftcast.sim.state.engine import FINISHED, STOP_FINISHED, STOP_IDLE, STOP_TIME, EngineState
 
 SYNC_INTERVAL = 16  # ``dp_sync_interval``; the ranks also agree in the first step of a wave
 PUBLISH_MS = 100
@@ -133,7 +133,7 @@ class DataParallel:
             self._dummy_s = float(times["target_s"] + times["draft_s"])
 
     @property
-    def state(self) -> Engine:
+    def state(self) -> EngineState:
         """The first rank's arrays; the request rows are all ranks'."""
         return self.ranks[0].state
 
@@ -287,7 +287,7 @@ class DataParallel:
             due[rank] = self._due(rank)
 
     @staticmethod
-    def _slot(state: Engine) -> int:
+    def _slot(state: EngineState) -> int:
         """Where the batch stands that is scheduled next, or was and is not launched."""
         e = state.engine[0]
         return int((e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"])

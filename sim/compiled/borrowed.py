@@ -7,7 +7,7 @@ operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer
 - every function below takes ``ref`` as it would the NamedTuple: attribute access, each field loaded where it is used,
   owned by nobody; a NamedTuple inside the bundle comes as a reference again.
 
-Python, which calls one compiled function over and over, holds the bundle in a :class:`Held` and passes its address.
+Python, which calls one compiled function again and again, holds the bundle in a `PinnedBundle` and passes its address.
 
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
@@ -38,7 +38,7 @@ AttributeTemplate: Any = _AttributeTemplate
 _lower_attributes: Any = lower_getattr_generic
 
 
-class Reference(types.Type):
+class ReferenceType(types.Type):
     """The address of a NamedTuple of arrays whose type is ``record``."""
 
     def __init__(self, record: types.NamedTuple) -> None:
@@ -50,7 +50,7 @@ class Reference(types.Type):
         return self.dtype
 
 
-register_model(Reference)(PointerModel)
+register_model(ReferenceType)(PointerModel)
 
 
 def reference(record: RecordT) -> RecordT:
@@ -107,20 +107,20 @@ def _reference_typed(typingctx: Any, record: Any) -> Any:
         kind = address.type
         return builder.asm(ir.FunctionType(kind, [kind]), "", "=r,0,~{memory}", [address], side_effect=True)
 
-    return Reference(record)(record), codegen
+    return ReferenceType(record)(record), codegen
 
 
 _reference: Any = intrinsic(_reference_typed)
 
 
-@extending.unbox(Reference)
+@extending.unbox(ReferenceType)
 def _unbox_reference(kind: Any, address: Any, c: Any) -> Any:
     pointer = c.builder.bitcast(c.pyapi.long_as_voidptr(address), c.context.get_value_type(kind))
     return extending.NativeValue(pointer, is_error=c.pyapi.c_api_error())
 
 
 Compiled = dict[tuple[Hashable, ...], Callable[..., Any]]
-_references: dict[Hashable, tuple[Reference, Compiled]] = {}
+_references: dict[Hashable, tuple[ReferenceType, Compiled]] = {}
 """By layout: the type of a bundle's address, and functions compiled for it by themselves and their other types.
 
 numba takes 6 ms to describe the engine's arrays, and longer to look the type up than a replica to be built; layouts
@@ -146,7 +146,7 @@ def _words(part: Any) -> list[int]:
     return [word for inner in part for word in _words(inner)]
 
 
-class Held:
+class PinnedBundle:
     """A bundle whose references stand in memory of its own, for compiled functions that Python calls often.
 
     A call with the bundle itself takes some 30 us: numba looks up the type of every array and unpacks it. Keeps the
@@ -157,7 +157,7 @@ class Held:
         self._record = record
         layout = _layout(record)
         if layout not in _references:
-            _references[layout] = Reference(typeof(record)), {}
+            _references[layout] = ReferenceType(typeof(record)), {}
         self._kind, self._compiled = _references[layout]
         self._memory = np.array(_words(record), np.int64)
 
@@ -196,24 +196,24 @@ def _call_at_typed(typingctx: Any, address: Any, ref: Any, argument: Any) -> Any
 
 
 call_at: Any = intrinsic(_call_at_typed)
-"""``call_at(address, ref, integer)`` in compiled code calls the function at an address of `Held.address`."""
+"""``call_at(address, ref, integer)`` in compiled code calls the function at an address of `PinnedBundle.address`."""
 
 
 @infer_getattr
 class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]
     """Types of a reference's attributes: those of the NamedTuple, references for the NamedTuples inside it."""
 
-    key = Reference
+    key = ReferenceType
 
-    def generic_resolve(self, ref: Reference, name: str) -> Any:
+    def generic_resolve(self, ref: ReferenceType, name: str) -> Any:
         if name not in ref.dtype.fields:
             return None
         part = ref.dtype.types[ref.dtype.fields.index(name)]
-        return Reference(part) if isinstance(part, types.NamedTuple) else part
+        return ReferenceType(part) if isinstance(part, types.NamedTuple) else part
 
 
-@_lower_attributes(Reference)
-def _reference_attribute(context: Any, builder: Any, ref: Reference, value: Any, name: str) -> Any:
+@_lower_attributes(ReferenceType)
+def _reference_attribute(context: Any, builder: Any, ref: ReferenceType, value: Any, name: str) -> Any:
     index = ref.dtype.fields.index(name)
     part = ref.dtype.types[index]
     address = cgutils.gep_inbounds(builder, value, 0, index)
@@ -233,6 +233,6 @@ def _reference_overload(record: Any) -> Any:
     def itself(record: Any) -> Any:
         return record
 
-    if isinstance(record, Reference):
+    if isinstance(record, ReferenceType):
         return itself
     return address if isinstance(record, types.NamedTuple) else None

@@ -79,7 +79,7 @@ launches were not timed takes the middle. Provisional: two devices."""
 PREFIX_OFFSET = 16.0  # added to a prompt's earlier tokens on their axis, whose logs are taken
 
 
-class Sums(NamedTuple):
+class KvSums(NamedTuple):
     """What attends to what over a batch, from `sums_of`: several kinds of layers attend over the same."""
 
     qkv: float  # (query, context token) pairs
@@ -91,7 +91,7 @@ class Sums(NamedTuple):
     log_seqs: float
 
 
-class Spot(NamedTuple):
+class Position(NamedTuple):
     """Where a number stands on an axis, from `spot`."""
 
     low: int  # the nodes on either side, one node twice where it stands on that or beyond the axis
@@ -121,48 +121,48 @@ def stretch_contexts(flat: FloatArray, times: int) -> None:
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def sums_of(grids: FloatArray, qkv: float, kv: float, rows: float, seqs: float) -> Sums:
-    """`Sums` of a batch; logs are a good part of what a step takes to compute, and zeros where no kind has a grid."""
+def sums_of(grids: FloatArray, qkv: float, kv: float, rows: float, seqs: float) -> KvSums:
+    """`KvSums` of a batch; logs are a good part of what a step takes to compute, and zeros where no kind has a grid."""
     log_kv = log_rows = log_seqs = 0.0
     if grids.size > 0 and rows > 0.0:
         log_kv, log_rows = math.log(kv), math.log(rows)
         log_seqs = log_rows if rows == seqs else math.log(max(seqs, 1.0))
-    return Sums(float(qkv), float(kv), float(rows), float(seqs), log_kv, log_rows, log_seqs)
+    return KvSums(float(qkv), float(kv), float(rows), float(seqs), log_kv, log_rows, log_seqs)
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def spot(grids: FloatArray, start: int, size: int, log_value: float) -> Spot:
-    """`Spot` of ``log_value`` on the axis of ``size`` nodes that starts at ``start``."""
+def spot(grids: FloatArray, start: int, size: int, log_value: float) -> Position:
+    """`Position` of ``log_value`` on the axis of ``size`` nodes that starts at ``start``."""
     # Differences of logs may miss a node by some ulps: within NEAR of it they are taken for the node.
     if log_value <= grids[start] + NEAR:
-        return Spot(0, 0, 0.0, log_value > grids[start] - NEAR)
+        return Position(0, 0, 0.0, log_value > grids[start] - NEAR)
     last = start + size - 1
     if log_value >= grids[last] - NEAR:
-        return Spot(size - 1, size - 1, 0.0, log_value < grids[last] + NEAR)
+        return Position(size - 1, size - 1, 0.0, log_value < grids[last] + NEAR)
     i = start
     while grids[i + 1] <= log_value + NEAR:
         i += 1
     above = log_value - grids[i]
     if above <= NEAR:
-        return Spot(i - start, i - start, 0.0, True)
-    return Spot(i - start, i + 1 - start, above / (grids[i + 1] - grids[i]), True)
+        return Position(i - start, i - start, 0.0, True)
+    return Position(i - start, i + 1 - start, above / (grids[i + 1] - grids[i]), True)
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def _on_line(grids: FloatArray, start: int, z: Spot) -> float:
+def _on_line(grids: FloatArray, start: int, z: Position) -> float:
     low = grids[start + z.low]
     return float(low + z.share * (grids[start + z.up] - low))
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def on_plane(grids: FloatArray, start: int, nz: int, y: Spot, z: Spot) -> float:
+def on_plane(grids: FloatArray, start: int, nz: int, y: Position, z: Position) -> float:
     """What stands at the spots of two axes, the latter of ``nz`` nodes, interpolated linearly."""
     low = _on_line(grids, start + y.low * nz, z)
     return float(low + y.share * (_on_line(grids, start + y.up * nz, z) - low))
 
 
 @njit(cache=True, error_model="numpy", forceinline=True)
-def _in_grid(grids: FloatArray, start: int, ny: int, nz: int, x: Spot, y: Spot, z: Spot) -> float:
+def _in_grid(grids: FloatArray, start: int, ny: int, nz: int, x: Position, y: Position, z: Position) -> float:
     low = on_plane(grids, start + x.low * ny * nz, nz, y, z)
     return float(low + x.share * (on_plane(grids, start + x.up * ny * nz, nz, y, z) - low))
 
@@ -173,7 +173,7 @@ def _roofline(kind: Any, qkv: float, kv: float, rows: float) -> float:
 
 
 @njit(cache=True, error_model="numpy")
-def _grid_seconds(kind: Any, grids: FloatArray, batch: Sums) -> tuple[float, bool]:
+def _grid_seconds(kind: Any, grids: FloatArray, batch: KvSums) -> tuple[float, bool]:
     """Seconds from the kind's grid and whether they lie between measured nodes."""
     prefill = kind.is_prefill > 0.0
     log_per_seq = batch.log_rows - batch.log_seqs
@@ -212,7 +212,7 @@ def _grid_seconds(kind: Any, grids: FloatArray, batch: Sums) -> tuple[float, boo
 
 
 @njit(cache=True, error_model="numpy")
-def attention_seconds(kind: Any, grids: FloatArray, batch: Sums, times: float, out: Any) -> float:
+def attention_seconds(kind: Any, grids: FloatArray, batch: KvSums, times: float, out: Any) -> float:
     """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``.
 
     No time passes when the model has no such layer or no row attends. ``kind`` and ``grids`` as in `StepCost`.
@@ -224,7 +224,7 @@ def attention_seconds(kind: Any, grids: FloatArray, batch: Sums, times: float, o
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
         kv = seqs * kind.window
         qkv = batch.qkv * (kv / batch.kv)
-        batch = Sums(qkv, kv, rows, seqs, math.log(kv), batch.log_rows, batch.log_seqs)
+        batch = KvSums(qkv, kv, rows, seqs, math.log(kv), batch.log_rows, batch.log_seqs)
     if kind.grid >= 0.0:
         seconds, measured = _grid_seconds(kind, grids, batch)
         origin = INTERPOLATED if measured else EXTRAPOLATED
@@ -330,7 +330,7 @@ def _log_ratio(grids: FloatArray, start: int, m: float, prefix: float, seqs: flo
 
 @njit(cache=True, error_model="numpy")
 def launch_seconds(
-    kind: Any, grids: FloatArray, decode_s: float, decode: Sums, longest: float, prefill_s: float, prompts: Sums
+    kind: Any, grids: FloatArray, decode_s: float, decode: KvSums, longest: float, prefill_s: float, prompts: KvSums
 ) -> float:
     """Seconds of the attention of one kind of layers in a step, from those of its decodes and prompts launched apart.
 

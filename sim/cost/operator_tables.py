@@ -11,7 +11,7 @@ import numpy as np
 
 from draftcast.calibration.profile.engines import is_since
 from draftcast.calibration.profile.interpolation import AttentionGrid, CurveSet
-from draftcast.calibration.profile.measured import Part
+from draftcast.calibration.profile.measured import TablePart
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.spec import RooflineProfile
 from draftcast.kernels.arrays import FloatArray, IntArray
@@ -151,7 +151,7 @@ class OperatorTables:
         return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origin)
 
     def _published_all_reduce(self, message: FloatArray) -> FloatArray:
-        part, latency = Part("all_reduce", self.wide_dtype), self.profile.hardware.link_latency_s
+        part, latency = TablePart("all_reduce", self.wide_dtype), self.profile.hardware.link_latency_s
         fitted = self.profile.seconds_of(*part.roofline)
 
         def roofline(size: FloatArray, _: tuple[int, ...]) -> FloatArray:

@@ -18,11 +18,11 @@ from draftcast.kernels.arrays import FloatArray, record_type
 from draftcast.kernels.model.spec import WINDOWS
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost import attention_time as at
-from draftcast.sim.cost.attention_time import Sums, attention_seconds, launch_seconds, sums_of
+from draftcast.sim.cost.attention_time import KvSums, attention_seconds, launch_seconds, sums_of
 from draftcast.sim.cost.methods import DraftPlan
 
 Record = Any  # one row of a structured array: numba's fields are attributes, NumPy's are items
-NO_SUMS = Sums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NO_SUMS = KvSums(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 # What one step consists of. S is the context a request attends to, its new tokens included.
 FEATURES = record_type(
@@ -273,7 +273,7 @@ def _experts(table: FloatArray, p: Record, f: Record, rows: float, times: float,
 
 
 @njit(cache=True, error_model="numpy")
-def _prefill_attention(cost: StepCost, row: int, prompts: Sums, new_prefill: float, out: Record) -> float:
+def _prefill_attention(cost: StepCost, row: int, prompts: KvSums, new_prefill: float, out: Record) -> float:
     """Seconds of prompts in layers of kind ``row``; those of the call before where they are not new."""
     if new_prefill > 0.0:
         out.prefill_attention_s[row] = attention_seconds(cost.attention[row], cost.attention_grids, prompts, 1.0, out)
@@ -282,7 +282,7 @@ def _prefill_attention(cost: StepCost, row: int, prompts: Sums, new_prefill: flo
 
 @njit(cache=True, error_model="numpy")
 def _target_attention(
-    cost: StepCost, row: int, decode: Sums, longest: float, prompts: Sums, new_prefill: float, out: Record
+    cost: StepCost, row: int, decode: KvSums, longest: float, prompts: KvSums, new_prefill: float, out: Record
 ) -> tuple[float, float]:
     """Seconds of the target's layers of kind ``row`` (of decodes): with the prompts, and without."""
     kind = cost.attention[row]
@@ -296,7 +296,9 @@ def _target_attention(
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _target_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> None:
+def _target_seconds(
+    cost: StepCost, f: Record, decode: KvSums, prompts: KvSums, new_prefill: float, out: Record
+) -> None:
     p = cost.params[0]
     grids = cost.attention_grids
     rows = f.tokens
@@ -365,7 +367,9 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _draft_seconds(cost: StepCost, f: Record, decode: Sums, prompts: Sums, new_prefill: float, out: Record) -> float:
+def _draft_seconds(
+    cost: StepCost, f: Record, decode: KvSums, prompts: KvSums, new_prefill: float, out: Record
+) -> float:
     p = cost.params[0]
     plan = p.plan
     seqs = f.draft_seqs

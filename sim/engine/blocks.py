@@ -18,7 +18,7 @@ from numba import njit
 
 from draftcast.sim.compiled.random_streams import mix64
 from draftcast.sim.cost.step_time import CHUNKED
-from draftcast.sim.state.engine import BLOCK, Array, Engine
+from draftcast.sim.state.engine import BLOCK, Array, EngineState
 
 # Keys of blocks that only their own request can hit start here; trace keys and then those of texts stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
@@ -55,7 +55,7 @@ def _home(key: int, mask: int) -> int:
 
 
 @njit(cache=True)
-def _find(s: Engine, key: int) -> int:
+def _find(s: EngineState, key: int) -> int:
     """Slot of ``key``, or -1 - the empty slot where it would go."""
     mask = s.cache_key.size - 1
     slot = _home(key, mask)
@@ -67,7 +67,7 @@ def _find(s: Engine, key: int) -> int:
 
 
 @njit(cache=True)
-def _insert(s: Engine, key: int, block: int) -> None:
+def _insert(s: EngineState, key: int, block: int) -> None:
     s.blocks[block].key = key
     s.blocks[block].twin = -1
     slot = _find(s, key)
@@ -83,7 +83,7 @@ def _insert(s: Engine, key: int, block: int) -> None:
 
 
 @njit(cache=True)
-def _evict(s: Engine, block: int) -> None:
+def _evict(s: EngineState, block: int) -> None:
     """Forget the block's hash; linear probing's gap is closed by shifting back."""
     key = s.blocks[block].key
     s.blocks[block].key = 0
@@ -122,7 +122,7 @@ def _pair(first: int, second: int) -> int:
 
 
 @njit(cache=True)
-def block_hash(s: Engine, i: int, index: int) -> int:
+def block_hash(s: EngineState, i: int, index: int) -> int:
     """Key of block ``index`` of request ``i``, and of the tokens behind it that its hash covers."""
     c = s.config[0]
     r = s.requests[i]
@@ -146,7 +146,7 @@ def block_hash(s: Engine, i: int, index: int) -> int:
 
 
 @njit(cache=True)
-def find_hits(s: Engine, i: int) -> tuple[int, int]:
+def find_hits(s: EngineState, i: int) -> tuple[int, int]:
     """Leading blocks of request ``i`` that are cached, and how many of them are free: adopting those takes free blocks.
 
     At least the last token is always recomputed.
@@ -170,7 +170,7 @@ def find_hits(s: Engine, i: int) -> tuple[int, int]:
 
 
 @njit(cache=True)
-def adopt_hits(s: Engine, i: int, hits: int) -> None:
+def adopt_hits(s: EngineState, i: int, hits: int) -> None:
     """Pin the ``hits`` leading cached blocks for request ``i``, which holds none yet."""
     e = s.engine[0]
     r = s.requests[i]
@@ -190,26 +190,26 @@ def adopt_hits(s: Engine, i: int, hits: int) -> None:
 
 
 @njit(cache=True, forceinline=True)
-def holds(s: Engine, i: int, tokens: int) -> bool:
+def holds(s: EngineState, i: int, tokens: int) -> bool:
     """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
     c = s.config[0]
     return bool(tokens <= (s.requests[i].num_blocks - c.fixed_blocks) * c.block_size)
 
 
 @njit(cache=True, forceinline=True)
-def fills_block(s: Engine, i: int, tokens: int) -> bool:
+def fills_block(s: EngineState, i: int, tokens: int) -> bool:
     """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
     return bool(tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size)
 
 
 @njit(cache=True, forceinline=True)
-def hashable(s: Engine, i: int, tokens: int) -> int:
+def hashable(s: EngineState, i: int, tokens: int) -> int:
     """Of so many computed tokens of request ``i`` those whose blocks' hashes are known."""
     return int(min(tokens, s.requests[i].tokens - s.config[0].hash_lookahead))
 
 
 @njit(cache=True)
-def extend(s: Engine, i: int, tokens: int) -> bool:
+def extend(s: EngineState, i: int, tokens: int) -> bool:
     """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
     c = s.config[0]
     e = s.engine[0]
@@ -239,7 +239,7 @@ def extend(s: Engine, i: int, tokens: int) -> bool:
 
 
 @njit(cache=True)
-def drop_skipped(s: Engine, i: int) -> None:
+def drop_skipped(s: EngineState, i: int) -> None:
     """Give back the blocks of request ``i`` that no later token sees in layers with a window."""
     c = s.config[0]
     r = s.requests[i]
@@ -253,7 +253,7 @@ def drop_skipped(s: Engine, i: int) -> None:
 
 
 @njit(cache=True)
-def cache_full_blocks(s: Engine, i: int, tokens: int) -> None:
+def cache_full_blocks(s: EngineState, i: int, tokens: int) -> None:
     """Hash the blocks that the first ``tokens`` tokens of request ``i`` fill."""
     c = s.config[0]
     r = s.requests[i]
@@ -272,7 +272,7 @@ def cache_full_blocks(s: Engine, i: int, tokens: int) -> None:
 
 
 @njit(cache=True)
-def list_own_blocks(s: Engine, i: int) -> None:
+def list_own_blocks(s: EngineState, i: int) -> None:
     """Make the blocks of a request that is about to be preempted findable, so that it can hit them on its return."""
     r = s.requests[i]
     for index in range(r.num_cached):
@@ -282,7 +282,7 @@ def list_own_blocks(s: Engine, i: int) -> None:
 
 
 @njit(cache=True)
-def free_request(s: Engine, i: int) -> None:
+def free_request(s: EngineState, i: int) -> None:
     """Give back all blocks of request ``i``: its last block is evicted first, hashed ones least recently used."""
     c = s.config[0]
     e = s.engine[0]

@@ -7,7 +7,7 @@ the request's priority, ties go to the earlier arrival, then to the lower index.
 
 from numba import njit
 
-from draftcast.sim.state.engine import Array, Engine
+from draftcast.sim.state.engine import Array, EngineState
 
 
 @njit(cache=True, forceinline=True)
@@ -22,7 +22,7 @@ def _before(requests: Array, a: int, b: int) -> bool:
 
 
 @njit(cache=True)
-def _sift_up(s: Engine, hole: int) -> None:
+def _sift_up(s: EngineState, hole: int) -> None:
     queue = s.queue
     item = queue[hole]
     while hole > 0:
@@ -35,7 +35,7 @@ def _sift_up(s: Engine, hole: int) -> None:
 
 
 @njit(cache=True)
-def _sift_down(s: Engine, hole: int) -> None:
+def _sift_down(s: EngineState, hole: int) -> None:
     queue = s.queue
     size = s.engine[0].num_waiting
     item = queue[hole]
@@ -53,7 +53,7 @@ def _sift_down(s: Engine, hole: int) -> None:
 
 
 @njit(cache=True)
-def push(s: Engine, i: int) -> None:
+def push(s: EngineState, i: int) -> None:
     """Insert request ``i`` by its ``queue_key``."""
     e = s.engine[0]
     s.queue[e.num_waiting] = i
@@ -62,28 +62,28 @@ def push(s: Engine, i: int) -> None:
 
 
 @njit(cache=True)
-def _enqueue(s: Engine, i: int, key: int) -> None:
+def _enqueue(s: EngineState, i: int, key: int) -> None:
     r = s.requests[i]
     r.queue_key = r.priority if s.config[0].priority else key
     push(s, i)
 
 
 @njit(cache=True)
-def append(s: Engine, i: int) -> None:
+def append(s: EngineState, i: int) -> None:
     """Append request ``i`` (priority policy: insert it by priority)."""
     s.engine[0].queue_back += 1
     _enqueue(s, i, s.engine[0].queue_back)
 
 
 @njit(cache=True)
-def prepend(s: Engine, i: int) -> None:
+def prepend(s: EngineState, i: int) -> None:
     """Put request ``i`` before all others (priority policy: insert it by priority)."""
     s.engine[0].queue_front -= 1
     _enqueue(s, i, s.engine[0].queue_front)
 
 
 @njit(cache=True)
-def pop(s: Engine) -> int:
+def pop(s: EngineState) -> int:
     """Remove and return the first request."""
     e = s.engine[0]
     first = s.queue[0]
@@ -95,7 +95,7 @@ def pop(s: Engine) -> int:
 
 
 @njit(cache=True)
-def remove(s: Engine, i: int) -> None:
+def remove(s: EngineState, i: int) -> None:
     """Remove request ``i`` from wherever it stands; it must be waiting. O(waiting), and rare."""
     e = s.engine[0]
     at = 0

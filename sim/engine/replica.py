@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from draftcast.errors import CapacityError, ScenarioError, SimulationError
 from draftcast.kernels.arrays import BoolArray, IntArray
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
-from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.borrowed import PinnedBundle
 from draftcast.sim.compiled.cache import engine_compilation
 from draftcast.sim.compiled.itl_histogram import ITL_BINS, ITL_SEGMENTS, segment_of
 from draftcast.sim.cost.engine_config import EngineConfig
@@ -24,7 +24,7 @@ from draftcast.sim.engine.blocks import free_list
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.batch import Batch, write_decision
 from draftcast.sim.state import engine as state
-from draftcast.sim.state.engine import FINISHED, RUNNING, Array, Engine, aligned_zeros
+from draftcast.sim.state.engine import FINISHED, RUNNING, Array, EngineState, aligned_zeros
 from draftcast.sim.workload.request_table import RequestTable
 
 engine_compilation.watch(step.advance)
@@ -142,7 +142,7 @@ class Replica:
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
         self.config = config
         self._policy = policy
-        arrays = Engine(
+        arrays = EngineState(
             config=state.config_row(config, table.hash_block_tokens if has_hashes else 0),
             engine=np.zeros(1, state.ENGINE),
             requests=rows,
@@ -254,9 +254,9 @@ class Replica:
         """Itself: a replica of one rank."""
         return [self]
 
-    def _hold(self, arrays: Engine) -> None:
+    def _hold(self, arrays: EngineState) -> None:
         """Make ``arrays`` the engine's, in compiled code too."""
-        self.state, self._held = arrays, Held(arrays)
+        self.state, self._held = arrays, PinnedBundle(arrays)
         self._bound: dict[Any, Callable[..., Any]] = {}
         self._advance = self._held.bind(step.advance, types.float64, types.boolean, types.boolean)
 

@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from draftcast.sim.engine import blocks, queue
-from draftcast.sim.state.engine import PREEMPTED, RUNNING, Array, Engine
+from draftcast.sim.state.engine import PREEMPTED, RUNNING, Array, EngineState
 
 # Of SGLang 0.5 (managers/schedule_policy.py PrefillAdder, schedule_batch.py retract_decode, environ.py): the share of
 # the running requests' outputs that is kept free at first and at least, the decode steps between, the steps allowed for
@@ -21,7 +21,7 @@ FIRST_SHARE, LEAST_SHARE, SHARE_STEPS, RETRACT_STEPS, MOST_OUTPUT = 0.7, 0.098, 
 
 
 @njit(cache=True, forceinline=True)
-def _add_entry(s: Engine, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
+def _add_entry(s: EngineState, entries: Array, size: int, i: int, n: int, drafts: int, padded: bool) -> None:
     x = entries[np.uint64(size)]  # unsigned: an index that numba need not test for being negative
     x.request = i
     x.tokens = n
@@ -43,7 +43,7 @@ def _remove_entry(entries: Array, size: int, i: int) -> int:
 
 
 @njit(cache=True)
-def _victim(s: Engine) -> int:
+def _victim(s: EngineState) -> int:
     """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival).
 
     SGLang's: of those with the fewest output tokens the last.
@@ -66,14 +66,14 @@ def _victim(s: Engine) -> int:
 
 
 @njit(cache=True)
-def add_clocks(s: Engine, i: int, times: float) -> None:
+def add_clocks(s: EngineState, i: int, times: float) -> None:
     """Add ``times`` the clocks to those of request ``i``: -1 where it begins to decode, 1 where it stops."""
     for clock in range(s.clocks.size):
         s.requests[i].clock_s[clock] += times * s.clocks[clock]
 
 
 @njit(cache=True)
-def _preempt(s: Engine, at: int) -> int:
+def _preempt(s: EngineState, at: int) -> int:
     """Take ``running[at]`` off the device: blocks freed, recomputed later, first in the queue (SGLang's: last)."""
     e = s.engine[0]
     i = s.running[at]
@@ -104,14 +104,14 @@ def _preempt(s: Engine, at: int) -> int:
 
 
 @njit(cache=True)
-def _output_left(s: Engine, i: int) -> int:
+def _output_left(s: EngineState, i: int) -> int:
     """Tokens that request ``i`` may still put out, as far as they count."""
     r = s.requests[i]
     return int(min(r.prompt + r.max_tokens - r.tokens, MOST_OUTPUT))
 
 
 @njit(cache=True)
-def _reserved_blocks(s: Engine) -> Any:
+def _reserved_blocks(s: EngineState) -> Any:
     """Blocks kept free for the requests that run: the rest of their prompts and a share of their outputs."""
     share = s.engine[0].output_share
     tokens = 0.0
@@ -122,7 +122,7 @@ def _reserved_blocks(s: Engine) -> Any:
 
 
 @njit(cache=True)
-def _share_outputs(s: Engine, preempted: bool) -> None:
+def _share_outputs(s: EngineState, preempted: bool) -> None:
     """The share after a decode step: a little less, and after a preemption what the running have shown to need."""
     e = s.engine[0]
     if not preempted:
@@ -137,7 +137,7 @@ def _share_outputs(s: Engine, preempted: bool) -> None:
 
 
 @njit(cache=True)
-def schedule(s: Engine) -> int:
+def schedule(s: EngineState) -> int:
     """Fill the next free batch with what runs in this step; the number of requests scheduled.
 
     Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``. An engine that computes
@@ -151,7 +151,7 @@ def schedule(s: Engine) -> int:
 
 
 @njit(cache=True)
-def _schedule(s: Engine, only_prompts: bool) -> int:
+def _schedule(s: EngineState, only_prompts: bool) -> int:
     c = s.config[0]
     e = s.engine[0]
     requests = s.requests
@@ -239,7 +239,13 @@ def _schedule(s: Engine, only_prompts: bool) -> int:
 
 @njit(cache=True)
 def _admit(
-    s: Engine, entries: Array, size: int, token_budget: int, input_budget: int, threshold: int, prefill_scheduled: bool
+    s: EngineState,
+    entries: Array,
+    size: int,
+    token_budget: int,
+    input_budget: int,
+    threshold: int,
+    prefill_scheduled: bool,
 ) -> int:
     """Admit waiting requests in order until one does not fit; the batch's new size."""
     c = s.config[0]
@@ -320,7 +326,7 @@ def _admit(
 
 
 @njit(cache=True, forceinline=True)
-def advance_computed(s: Engine, slot: int, j: int) -> None:
+def advance_computed(s: EngineState, slot: int, j: int) -> None:
     """Count the tokens of entry ``j`` as computed at once; a later rejection takes them back.
 
     Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders

@@ -18,11 +18,11 @@ from draftcast.sim.engine.schedule import add_clocks, advance_computed, schedule
 from draftcast.sim.policies.batch import show_batch, take_decision
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.state import engine as state
-from draftcast.sim.state.engine import FINISHED, RUNNING, WAITING, Engine
+from draftcast.sim.state.engine import FINISHED, RUNNING, WAITING, EngineState
 
 
 @njit(cache=True)
-def draw(s: Engine, slot: int) -> None:
+def draw(s: EngineState, slot: int) -> None:
     """Settle what the scheduled drafts will yield; the engine only learns it when the output is collected.
 
     A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
@@ -46,7 +46,7 @@ def draw(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def commit(s: Engine, slot: int) -> None:
+def commit(s: EngineState, slot: int) -> None:
     """Count the batch's tokens as computed and fill its feature vectors (``draftcast.sim.cost.step_time``).
 
     ``features`` are the step's. ``kept_features`` are those of the same step without the rows of drafts that will be
@@ -175,7 +175,7 @@ def commit(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _pass_stages(s: Engine, slot: int) -> None:
+def _pass_stages(s: EngineState, slot: int) -> None:
     """Send a batch through the pipeline: each stage takes its share of the pass when it and the batch are there.
 
     The last also samples and drafts. The first begins a request's next step with what came of it, however early that
@@ -207,7 +207,7 @@ def _pass_stages(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def launch(s: Engine, slot: int) -> None:
+def launch(s: EngineState, slot: int) -> None:
     """Send the scheduled batch to the device: when it starts, how long it takes, what its time is made of."""
     e = s.engine[0]
     batch = s.batch[slot]
@@ -230,7 +230,7 @@ def launch(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _launch_ahead(s: Engine, slot: int) -> None:
+def _launch_ahead(s: EngineState, slot: int) -> None:
     """Let the host launch kernels that no graph holds while the device still runs the step before."""
     e = s.engine[0]
     batch = s.batch[slot]
@@ -243,7 +243,7 @@ def _launch_ahead(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _time(s: Engine, slot: int) -> None:
+def _time(s: EngineState, slot: int) -> None:
     """The times of a batch whose features are filled."""
     batch = s.batch[slot]
     t = s.times[0]
@@ -257,7 +257,7 @@ def _time(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _send(s: Engine, slot: int) -> None:
+def _send(s: EngineState, slot: int) -> None:
     """Count a batch that keeps the device busy until ``device_s`` as in flight."""
     e = s.engine[0]
     batch = s.batch[slot]
@@ -269,7 +269,7 @@ def _send(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _time_rejected(s: Engine, slot: int) -> None:
+def _time_rejected(s: EngineState, slot: int) -> None:
     """Of the drafts that are rejected: the batch's time less what its other rows alone would take."""
     batch = s.batch[slot]
     batch.rejected_draft_s = batch.rejected_target_s = 0.0
@@ -285,7 +285,7 @@ def _time_rejected(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def decide_drafts(s: Engine, slot: int) -> None:
+def decide_drafts(s: EngineState, slot: int) -> None:
     """Let the compiled policy fill ``next_drafts`` of the batch, and the engine what it drafts all the same, or not."""
     c = s.config[0]
     call_at(c.rule, s, slot)
@@ -303,7 +303,7 @@ def decide_drafts(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _surely_ends(s: Engine, i: int) -> bool:
+def _surely_ends(s: EngineState, i: int) -> bool:
     """Whether request ``i`` ends with the step being scheduled though all its drafts be rejected.
 
     vLLM 0.33, ``Scheduler._drafts_unused``.
@@ -313,7 +313,7 @@ def _surely_ends(s: Engine, i: int) -> bool:
 
 
 @njit(cache=True)
-def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -> tuple[float, float]:
+def time_batch(s: EngineState, rows: float, others: float, group: float, mode: int) -> tuple[float, float]:
     """Times of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
 
     Returns ``waits_s`` and ``launching_s`` of `draftcast.sim.cost.step_time.TIMES`.
@@ -340,7 +340,7 @@ def time_batch(s: Engine, rows: float, others: float, group: float, mode: int) -
 
 @njit(cache=True)
 def send_batch(
-    s: Engine, start_s: float, draft_s: float, target_s: float, prefill_s: float, launching_s: float
+    s: EngineState, start_s: float, draft_s: float, target_s: float, prefill_s: float, launching_s: float
 ) -> None:
     """Run the timed batch together with the other ranks', as long as the longest of them, which takes these times."""
     e = s.engine[0]
@@ -359,7 +359,7 @@ def send_batch(
 
 
 @njit(cache=True)
-def _advance_clocks(s: Engine, slot: int, now: float) -> None:
+def _advance_clocks(s: EngineState, slot: int, now: float) -> None:
     """Book the time since the last collected output on causes; what the device did not need is host time."""
     e = s.engine[0]
     batch = s.batch[slot]
@@ -376,7 +376,7 @@ def _advance_clocks(s: Engine, slot: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _start_clocks(s: Engine, i: int, now: float) -> None:
+def _start_clocks(s: EngineState, i: int, now: float) -> None:
     """Request ``i`` has its first token, or emits again after a preemption: it decodes from now on unless paused."""
     r = s.requests[i]
     if r.paused and r.status == RUNNING:
@@ -392,7 +392,7 @@ def _start_clocks(s: Engine, i: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _count_gaps(s: Engine, segment: int, gap_s: float, count: int) -> None:
+def _count_gaps(s: EngineState, segment: int, gap_s: float, count: int) -> None:
     """Add ``count`` equal gaps between emissions to the histogram."""
     bits = int(np.float64(gap_s).view(np.int64))
     bin_ = (bits >> ITL_BIN_SHIFT) - ITL_BIN_OFFSET
@@ -400,7 +400,7 @@ def _count_gaps(s: Engine, segment: int, gap_s: float, count: int) -> None:
 
 
 @njit(cache=True)
-def _finish(s: Engine, i: int, now: float) -> None:
+def _finish(s: EngineState, i: int, now: float) -> None:
     """Request ``i`` has all its tokens: blocks free, times closed. A running one is removed by the caller."""
     e = s.engine[0]
     r = s.requests[i]
@@ -417,7 +417,7 @@ def _finish(s: Engine, i: int, now: float) -> None:
 
 
 @njit(cache=True)
-def _drop_ended(s: Engine) -> None:
+def _drop_ended(s: EngineState) -> None:
     """Take what has ended out of ``running``, order kept."""
     e = s.engine[0]
     remaining = 0
@@ -430,7 +430,7 @@ def _drop_ended(s: Engine) -> None:
 
 
 @njit(cache=True)
-def abort(s: Engine, i: int) -> None:
+def abort(s: EngineState, i: int) -> None:
     """End request ``i``, which waits or runs; its outputs in flight are dropped (vLLM: ``finish_requests``)."""
     was_running = s.requests[i].status == RUNNING
     _finish(s, i, s.engine[0].host_s)
@@ -439,7 +439,7 @@ def abort(s: Engine, i: int) -> None:
 
 
 @njit(cache=True)
-def keep_empty(s: Engine, slot: int) -> None:
+def keep_empty(s: EngineState, slot: int) -> None:
     """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight.
 
     With two in flight at most it makes no difference: it is taken at once.
@@ -453,7 +453,7 @@ def keep_empty(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def collect(s: Engine) -> int:
+def collect(s: EngineState) -> int:
     """Take the oldest output: rejections rolled back, tokens delivered, ended requests freed; how many ended.
 
     vLLM: ``Scheduler.update_from_output`` and, without asynchronous scheduling, ``update_draft_token_ids``.
@@ -556,7 +556,7 @@ def collect(s: Engine) -> int:
 
 
 @njit(cache=True)
-def _record(s: Engine, slot: int, now: float) -> None:
+def _record(s: EngineState, slot: int, now: float) -> None:
     e = s.engine[0]
     batch = s.batch[slot]
     batch.duration_s = now - batch.schedule_s
@@ -568,7 +568,7 @@ def _record(s: Engine, slot: int, now: float) -> None:
 
 
 @njit(cache=True)
-def arrive(s: Engine) -> None:
+def arrive(s: EngineState) -> None:
     """Queue the requests whose time has come."""
     e = s.engine[0]
     while e.next_arrival < e.num_arrivals:
@@ -581,7 +581,7 @@ def arrive(s: Engine) -> None:
 
 
 @njit(cache=True, nogil=True)
-def advance(s: Engine, until_s: float, stop_on_finish: bool, stop_on_output: bool) -> int:
+def advance(s: EngineState, until_s: float, stop_on_finish: bool, stop_on_output: bool) -> int:
     """Run every step that is scheduled before ``until_s`` and take every output that is in by then.
 
     Returns why it stopped (``STOP_*``): the time is reached, nothing is left to do, a Python policy must decide,

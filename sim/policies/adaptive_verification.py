@@ -7,7 +7,7 @@ from numba import njit
 
 from draftcast.sim.policies import forecast, selection
 from draftcast.sim.policies.base import Allowed
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 ADAPTIVE_EARLY_STOP = 0
 MORE = 1.0 + 1e-9
@@ -15,7 +15,7 @@ MORE = 1.0 + 1e-9
 
 
 @njit(cache=True)
-def decide_adaptive_verification(s: Engine, slot: int) -> None:
+def decide_adaptive_verification(s: EngineState, slot: int) -> None:
     k = s.config[0].max_drafts
     most = forecast.draft_levels(s, k)
     early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0

@@ -15,7 +15,7 @@ from numba import njit
 from draftcast.sim.compiled.random_streams import Stream, stream_key, uniform
 from draftcast.sim.policies.base import Allowed, AtLeast0, Policy, arrays, draft_alike
 from draftcast.sim.policies.forecast import draft_levels
-from draftcast.sim.state.engine import Array, Engine, PolicyArrays
+from draftcast.sim.state.engine import Array, EngineState, PolicyArrays
 
 BANDIT_UCB, BANDIT_EXPLORATION, BANDIT_SWITCH_S = 0, 1, 2
 # A step's decision is judged by the next step's output, at most three steps later.
@@ -34,14 +34,14 @@ def context_of(num_seqs: int) -> int:
 
 
 @njit(cache=True)
-def _draw(s: Engine) -> float:
+def _draw(s: EngineState) -> float:
     state = s.policy.state
     state[BANDIT_DRAWS] += 1.0
     return uniform(np.uint64(state[BANDIT_KEY]), int(state[BANDIT_DRAWS]))
 
 
 @njit(cache=True)
-def _best_ucb(s: Engine, seen: Array, loss: Array) -> int:
+def _best_ucb(s: EngineState, seen: Array, loss: Array) -> int:
     """BanditSpec: the arm with the highest upper confidence bound; arms never seen come first, in order."""
     steps = 0
     least = math.inf
@@ -61,7 +61,7 @@ def _best_ucb(s: Engine, seen: Array, loss: Array) -> int:
 
 
 @njit(cache=True)
-def _best_bin(s: Engine, context: int, seen: Array, loss: Array) -> int:
+def _best_bin(s: EngineState, context: int, seen: Array, loss: Array) -> int:
     """Nightjar: an arm is locked for a bin of steps; the b-th bin of a block explores with probability 1/b."""
     state = s.policy.state
     lock = BANDIT_CONTEXTS + context * LOCK_SIZE
@@ -93,7 +93,7 @@ def _best_bin(s: Engine, context: int, seen: Array, loss: Array) -> int:
 
 
 @njit(cache=True)
-def decide_bandit(s: Engine, slot: int) -> None:
+def decide_bandit(s: EngineState, slot: int) -> None:
     state = s.policy.state
     k = s.config[0].max_drafts
     arms = draft_levels(s, k) + 1
@@ -108,7 +108,7 @@ def decide_bandit(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def observe_bandit(s: Engine, slot: int) -> None:
+def observe_bandit(s: EngineState, slot: int) -> None:
     """Book the time per token of a collected step on the arm that made the drafts it verified."""
     batch = s.batch[slot]
     decode_s = batch.elapsed_s - batch.prefill_s

@@ -10,9 +10,9 @@ from numba import njit
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.policies.batch import N_SHOWN, N_SHOWN_FLOATS, N_SHOWN_SCALARS, Batch, Decision, Lengths
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import EngineState, PolicyArrays
 
-Rule = Callable[[Engine, int], None]  # a compiled function of the engine and of the slot of a batch
+Rule = Callable[[EngineState, int], None]  # a compiled function of the engine and of the slot of a batch
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def arrays(
 
 
 @njit(cache=True)
-def draft_alike(s: Engine, slot: int, drafts: int) -> None:
+def draft_alike(s: EngineState, slot: int, drafts: int) -> None:
     """Let every request of the batch that decodes make and verify as many drafts."""
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):

@@ -19,7 +19,7 @@ from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 from draftcast.sim.acceptance.confidence import has_confidence, survivals
 from draftcast.sim.cost.step_time import decode_step_seconds
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 Lengths = int | Sequence[int] | NDArray[np.integer[Any]]  # one number for all scheduled requests, or one each
 NEEDS_CONFIDENCE = (
@@ -33,7 +33,7 @@ SHOWN_REQUEST, SHOWN_OUTPUTS, SHOWN_CONTEXT, SHOWN_DRAFTS, SHOWN_IS_PREFILL, SHO
 
 
 @njit(cache=True)
-def show_batch(s: Engine, slot: int) -> None:
+def show_batch(s: EngineState, slot: int) -> None:
     """Write what a policy may see of the batch in ``slot``."""
     e = s.engine[0]
     c = s.config[0]
@@ -59,7 +59,7 @@ def show_batch(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def take_decision(s: Engine, slot: int) -> None:
+def take_decision(s: EngineState, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted`` from the table, cut to 0..k; as many are made as are verified, or more."""
     entries = s.entries[slot]
     k = s.config[0].max_drafts
@@ -101,7 +101,7 @@ class Batch:
     flight is not known yet. A batch may be kept: it does not change.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineState) -> None:
         policy = engine.policy
         self._engine = engine
         self.num_seqs: int
@@ -153,7 +153,7 @@ class Batch:
         return float(decode_step_seconds(self._engine.cost, seqs, k, context))
 
 
-def write_decision(s: Engine, size: int, decision: Any, source: str) -> None:
+def write_decision(s: EngineState, size: int, decision: Any, source: str) -> None:
     """Hand a policy's decision on ``size`` scheduled requests to the engine.
 
     Raises ScenarioError: neither a whole number, nor one for each scheduled request, nor a `Decision` of such; names

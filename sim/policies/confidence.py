@@ -7,13 +7,13 @@ from numba import njit
 from draftcast.sim.policies.base import Share
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 CONFIDENCE_REJECTION, CONFIDENCE_LEAST = 0, 1
 
 
 @njit(cache=True)
-def decide_confidence(s: Engine, slot: int) -> None:
+def decide_confidence(s: EngineState, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``: up to the draft that ends the round, that one included."""
     entries = s.entries[slot]
     k = s.config[0].max_drafts

@@ -9,7 +9,7 @@ from numba import njit
 
 from draftcast.errors import ScenarioError
 from draftcast.sim.policies.base import Policy, ShareAbove0, arrays, draft_alike, is_number, whole
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import EngineState, PolicyArrays
 
 # Three shared parameters, then one row a tier; state is three numbers a tier; the table holds batch sizes' tiers.
 TIER_WEIGHT, TIER_INTERVAL, TIER_WARMUP, TIER_FIRST = 0, 1, 2, 3
@@ -19,7 +19,7 @@ TIER_INDEX, TIER_EMA, TIER_SEEN, TIER_STATE = 0, 1, 2, 3
 
 
 @njit(cache=True)
-def decide_tier(s: Engine, slot: int) -> None:
+def decide_tier(s: EngineState, slot: int) -> None:
     """As many drafts for every request of the batch: where its tier stands."""
     tier = s.policy.table[s.batch[slot].size]
     index = int(s.policy.state[tier * TIER_STATE + TIER_INDEX])
@@ -27,7 +27,7 @@ def decide_tier(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def observe_tier(s: Engine, slot: int) -> None:
+def observe_tier(s: EngineState, slot: int) -> None:
     """Take an output into the average of its requests' tier, and walk when it is time."""
     batch = s.batch[slot]
     if batch.sampled == 0:

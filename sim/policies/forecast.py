@@ -3,13 +3,13 @@
 from numba import njit
 
 from draftcast.sim.cost.step_time import fill_decode, fill_times
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 PROFILED_CONTEXT = 8192  # vLLM 0.32: VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN
 
 
 @njit(cache=True, forceinline=True)
-def draft_levels(s: Engine, drafts: int) -> int:
+def draft_levels(s: EngineState, drafts: int) -> int:
     """Drafts one after the other in a round of ``drafts``: of a tree its levels, of which a path holds one each."""
     c = s.config[0]
     if c.tree_depth == 0:
@@ -19,7 +19,7 @@ def draft_levels(s: Engine, drafts: int) -> int:
 
 @njit(cache=True)
 def device_seconds(
-    s: Engine, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
+    s: EngineState, seqs: int, verified: float, drafting: int, made: int, passes: int, context: float
 ) -> float:
     """Device seconds of a decode step of ``seqs`` requests that verifies drafts and makes new ones.
 
@@ -51,7 +51,7 @@ def device_seconds(
 
 
 @njit(cache=True, forceinline=True)
-def host_terms(s: Engine) -> tuple[float, float]:
+def host_terms(s: EngineState) -> tuple[float, float]:
     """The host's part in the step last asked for, as `with_host` takes it: seconds to add, and the least there are."""
     host_s = float(s.times[0].host_s)
     if s.cost.params[0].host_hides and s.config[0].async_scheduling:
@@ -67,7 +67,7 @@ def with_host(device_s: float, host: tuple[float, float]) -> float:
 
 
 @njit(cache=True)
-def undrafted_seconds(s: Engine, slot: int, drafting: int, made: int, passes: int) -> float:
+def undrafted_seconds(s: EngineState, slot: int, drafting: int, made: int, passes: int) -> float:
     """Device seconds of a decode step of the batch's drafting requests that verifies none and makes drafts.
 
     Fills ``policy.row_s`` too. ``passes`` as in `device_seconds`.
@@ -82,7 +82,7 @@ def undrafted_seconds(s: Engine, slot: int, drafting: int, made: int, passes: in
 
 
 @njit(cache=True)
-def fill_row_seconds(s: Engine) -> None:
+def fill_row_seconds(s: EngineState) -> None:
     """Fill ``policy.row_s`` once: linear layers to sampler by rows, CUDA-graph padding in them."""
     row_s = s.policy.row_s
     if row_s[0] == row_s[0]:
@@ -101,7 +101,7 @@ def fill_row_seconds(s: Engine) -> None:
 
 
 @njit(cache=True)
-def _profiled_seconds(s: Engine, rows: int) -> float:
+def _profiled_seconds(s: EngineState, rows: int) -> float:
     c = s.config[0]
     seqs = min(rows, c.max_num_seqs)
     per_seq = -(-rows // seqs)
@@ -111,7 +111,7 @@ def _profiled_seconds(s: Engine, rows: int) -> float:
 
 
 @njit(cache=True)
-def fill_profiled_seconds(s: Engine) -> None:
+def fill_profiled_seconds(s: EngineState) -> None:
     """Fill ``policy.row_s`` once with what vLLM 0.32 times at start-up to weigh drafts: the target's pass by rows.
 
     Rows are spread over as many requests as there may be, each with ``PROFILED_CONTEXT`` tokens. Numbers of rows that

@@ -7,14 +7,14 @@ from numba import njit
 
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.policies.base import Policy, Share, ShareAbove0, arrays, draft_alike, whole
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import EngineState, PolicyArrays
 
 GOODPUT_WEIGHT, GOODPUT_PROBE = 0, 1
 GOODPUT_ALPHA, GOODPUT_IDLE = 0, 1
 
 
 @njit(cache=True)
-def goodput_drafts(s: Engine, num_seqs: int, mean_context: float) -> int:
+def goodput_drafts(s: EngineState, num_seqs: int, mean_context: float) -> int:
     """The k in 0..num_speculative_tokens with the most expected tokens per second; of a tree, whole levels."""
     c = s.config[0]
     alpha = s.policy.state[GOODPUT_ALPHA]
@@ -33,7 +33,7 @@ def goodput_drafts(s: Engine, num_seqs: int, mean_context: float) -> int:
 
 
 @njit(cache=True)
-def decide_goodput(s: Engine, slot: int) -> None:
+def decide_goodput(s: EngineState, slot: int) -> None:
     size = s.batch[slot].size
     entries = s.entries[slot]
     context = 0.0
@@ -54,7 +54,7 @@ def decide_goodput(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def observe_goodput(s: Engine, slot: int) -> None:
+def observe_goodput(s: EngineState, slot: int) -> None:
     """Move alpha towards the share of tested drafts that were accepted."""
     batch = s.batch[slot]
     tested = batch.accepted + batch.rejections

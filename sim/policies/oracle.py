@@ -7,11 +7,11 @@ from numba import njit
 from draftcast.sim.acceptance.compiled import accepted_drafts, proposed_drafts
 from draftcast.sim.policies.base import Policy, arrays
 from draftcast.sim.policies.forecast import device_seconds, draft_levels, fill_row_seconds, host_terms, with_host
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import EngineState, PolicyArrays
 
 
 @njit(cache=True)
-def decide_oracle(s: Engine, slot: int) -> None:
+def decide_oracle(s: EngineState, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
 
     First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
@@ -100,7 +100,7 @@ def decide_oracle(s: Engine, slot: int) -> None:
 
 
 @njit(cache=True)
-def _hand_out(s: Engine, slot: int, passes: int, levels: int, most: int) -> None:
+def _hand_out(s: EngineState, slot: int, passes: int, levels: int, most: int) -> None:
     """Give each request its useful levels up to ``passes``; take from or add to the last to reach ``levels`` in all."""
     size = s.batch[slot].size
     entries = s.entries[slot]

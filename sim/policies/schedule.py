@@ -10,11 +10,11 @@ from numba import njit
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import IntArray
 from draftcast.sim.policies.base import Policy, arrays, draft_alike
-from draftcast.sim.state.engine import Engine, PolicyArrays
+from draftcast.sim.state.engine import EngineState, PolicyArrays
 
 
 @njit(cache=True)
-def decide_by_size(s: Engine, slot: int) -> None:
+def decide_by_size(s: EngineState, slot: int) -> None:
     """As many drafts for every request as the table says for the batch's size."""
     draft_alike(s, slot, int(s.policy.table[s.batch[slot].size]))
 

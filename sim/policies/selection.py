@@ -13,7 +13,7 @@ from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
 from draftcast.sim.policies.base import Policy, arrays
-from draftcast.sim.state.engine import Array, Engine, PolicyArrays
+from draftcast.sim.state.engine import Array, EngineState, PolicyArrays
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
 INDEX_BITS = LEVEL_BITS + REQUEST_BITS
@@ -56,7 +56,7 @@ def request_of(candidate: int) -> int:
 
 
 @njit(cache=True)
-def forecast_drafts(s: Engine, slot: int, most: int, round_before: bool) -> int:
+def forecast_drafts(s: EngineState, slot: int, most: int, round_before: bool) -> int:
     """Drafting requests of the batch, and the survival of their ``most`` levels; how many they are.
 
     With ``round_before`` the survival is that of the drafts which this step verifies, instead of those it makes: the
@@ -117,7 +117,7 @@ def _sort_nearly_sorted(numbers: Array, size: int) -> None:
 
 
 @njit(cache=True)
-def pick_likeliest(s: Engine, slot: int, n: int, most: int, count: int) -> None:
+def pick_likeliest(s: EngineState, slot: int, n: int, most: int, count: int) -> None:
     """Add the ``count`` likeliest candidates to ``next_drafts``, of those that it does not hold yet.
 
     A request's survival never rises from level to level, so the picked ones are always its next levels.
@@ -165,7 +165,7 @@ def pick_likeliest(s: Engine, slot: int, n: int, most: int, count: int) -> None:
 
 
 @njit(cache=True)
-def rank_drafts(s: Engine, slot: int, n: int, most: int) -> int:
+def rank_drafts(s: EngineState, slot: int, n: int, most: int) -> int:
     """Sort the n * most candidates, the likeliest first; where the ranking starts in ``order``.
 
     A request's survival never rises from level to level, so the first candidates of the ranking are always whole
@@ -201,7 +201,7 @@ def rank_drafts(s: Engine, slot: int, n: int, most: int) -> int:
 
 
 @njit(cache=True)
-def settle(s: Engine, slot: int, n: int, most: int) -> None:
+def settle(s: EngineState, slot: int, n: int, most: int) -> None:
     """The levels in ``next_drafts`` become drafts; every drafting request has made all it may."""
     entries = s.entries[slot]
     k = s.config[0].max_drafts

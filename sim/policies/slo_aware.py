@@ -10,14 +10,14 @@ from draftcast.errors import ScenarioError
 from draftcast.sim.policies.base import AT_LEAST_0, AtLeast0
 from draftcast.sim.policies.forecast import draft_levels, host_terms, undrafted_seconds, with_host
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 SLO_SLACK, SLO_TPOT_0 = 0, 1  # then the TPOT in seconds of every class, 0 without one
 MOST_CLASSES = 128  # their ids are signed bytes
 
 
 @njit(cache=True)
-def decide_slo_aware(s: Engine, slot: int) -> None:
+def decide_slo_aware(s: EngineState, slot: int) -> None:
     """Fill ``next_drafts`` and ``drafted``; ``policy.state[i]`` is what the i-th drafting request needs."""
     e = s.engine[0]
     entries = s.entries[slot]

@@ -7,13 +7,13 @@ from numba import njit
 from draftcast.sim.policies.base import Share
 from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts, pick_likeliest, settle
-from draftcast.sim.state.engine import Engine
+from draftcast.sim.state.engine import EngineState
 
 TETRIS_SHARE = 0
 
 
 @njit(cache=True)
-def decide_tetris(s: Engine, slot: int) -> None:
+def decide_tetris(s: EngineState, slot: int) -> None:
     most = draft_levels(s, s.config[0].max_drafts)
     n = forecast_drafts(s, slot, most, False)
     pick_likeliest(s, slot, n, most, int(s.policy.params[TETRIS_SHARE] * n * most))

@@ -230,7 +230,7 @@ class PolicyArrays(NamedTuple):
     row_s: Array  # f8[rows + 1], seconds of a decode step that go by its rows; NaN before the first decision
 
 
-class Engine(NamedTuple):
+class EngineState(NamedTuple):
     """All arrays of one replica. Requests are rows of one table that replicas share."""
 
     config: Array  # CONFIG[1]

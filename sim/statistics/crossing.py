@@ -238,7 +238,7 @@ def _bounds(p: Probe, q: Probe, x: ArrayLike, confidence: float) -> tuple[FloatA
 
 
 @dataclass(frozen=True)
-class Found:
+class CrossingResult:
     """The crossing, every probe by x (the last one where several were made), and why the search ended."""
 
     crossing: Crossing
@@ -262,7 +262,7 @@ class CrossingSearch:
     probes: dict[float, Probe] = field(default_factory=dict)
     repeated: dict[float, int] = field(default_factory=dict)
 
-    def run(self, grid: Sequence[float]) -> Found:
+    def run(self, grid: Sequence[float]) -> CrossingResult:
         """The crossing; ``grid``: the first x, increasing."""
         stopped: Stopped = "no more to learn"
         try:
@@ -273,7 +273,7 @@ class CrossingSearch:
                 stopped = "narrow enough"
         except _OutOfBudget:
             crossing, stopped = self.crossing(), "budget spent"
-        return Found(crossing, tuple(self.probes[x] for x in sorted(self.probes)), stopped)
+        return CrossingResult(crossing, tuple(self.probes[x] for x in sorted(self.probes)), stopped)
 
     @property
     def reach(self) -> float:

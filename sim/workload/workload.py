@@ -21,7 +21,7 @@ _IN_TRACE = {"lengths": "lengths", "system_prompt": "prompts", "sessions": "prom
 Attainment = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
-class Bounds(Frozen):
+class SloBounds(Frozen):
     """Objectives with the names and units of ``vllm bench serve --goodput``; None: no such objective."""
 
     ttft_ms: Positive | None = None
@@ -33,13 +33,13 @@ class Bounds(Frozen):
             yield wrong("ttft_ms", None, "give at least one of ttft_ms, tpot_ms, e2el_ms")
 
 
-class Slo(Bounds):
+class Slo(SloBounds):
     """A request is good when it meets every given bound; the run meets its SLO when ``attainment`` of requests are."""
 
     attainment: Attainment = 0.99
 
 
-class ClassSlo(Bounds):
+class ClassSlo(SloBounds):
     """The bounds of a class, in place of the scenario's."""
 
     attainment: Attainment | None = None

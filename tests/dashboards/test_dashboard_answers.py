@@ -18,13 +18,20 @@ from typer.testing import CliRunner
 
 from draftcast.dashboards.session import answers as module
 from draftcast.dashboards.session.answers import answers, set_aside, together
-from draftcast.dashboards.session.session import Question, opened
-from draftcast.dashboards.widgets.tiles import LATENCY_TILES, Column, Figure, column_of, difference_cell, value_cell
+from draftcast.dashboards.session.session import ScenarioPair, opened
+from draftcast.dashboards.widgets.tiles import (
+    LATENCY_TILES,
+    SettingColumn,
+    TileFigure,
+    column_of,
+    difference_cell,
+    value_cell,
+)
 from draftcast.dashboards.widgets.verdict_card import HEADS, card
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import compare
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
 from draftcast.scenarios.show.tables import json_bytes
 from draftcast.sim.statistics.intervals import Estimate
@@ -33,7 +40,7 @@ SMALL = ("workload.num_requests=200", "statistics.replications=2")
 
 
 def test_who_asks_meanwhile_waits_for_the_same_answer() -> None:
-    kept: Kept[object] = Kept(2)
+    kept: AnswerCache[object] = AnswerCache(2)
     asked, go_on, made = threading.Event(), threading.Event(), []
 
     def make() -> object:
@@ -52,7 +59,7 @@ def test_who_asks_meanwhile_waits_for_the_same_answer() -> None:
 
 
 def test_the_oldest_answers_and_failures_are_not_kept() -> None:
-    kept: Kept[int] = Kept(2)
+    kept: AnswerCache[int] = AnswerCache(2)
 
     def fail() -> int:
         raise InputError("no")
@@ -83,7 +90,7 @@ def test_the_page_s_verdict_is_that_of_the_command_from_idle_to_overload() -> No
     said = []
     for rate in np.linspace(20.0, 780.0, 20).tolist():
         scenario = with_values(opened("default"), {**short, "workload.arrivals.request_rate_rps": rate})
-        command = shlex.split(Question("default", scenario).command("simulate", "--json"))
+        command = shlex.split(ScenarioPair("default", scenario).command("simulate", "--json"))
         done = CliRunner().invoke(cli.app, command[1:])
         expected = json.loads(done.stdout)
         (shown,) = answers(scenario)
@@ -119,7 +126,7 @@ def test_a_side_without_figures_differs_in_nothing() -> None:
     (found,) = answers(on)
     assert (found.own.state, found.point.word) == ("overloaded", "overloaded")
     column = column_of(on, found.own)
-    usual = Column(
+    usual = SettingColumn(
         {}, [{"p50_e2el_s": 1.0, "output_throughput": 100.0}, {"p50_e2el_s": 1.1, "output_throughput": 99.0}]
     )
     assert column.trouble == "overloaded"
@@ -131,8 +138,8 @@ def test_a_side_without_figures_differs_in_nothing() -> None:
 def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
     more = [{"output_throughput": value, "p50_e2el_s": value} for value in (110.0, 111.0, 112.0)]
     less = [{"output_throughput": value - 10.0, "p50_e2el_s": value - 10.0} for value in (110.0, 111.0, 112.0)]
-    open_loops = Column({}, more, delivers_arrivals=True), Column({}, less, delivers_arrivals=True)
-    closed = Column({}, more), Column({}, less)
+    open_loops = SettingColumn({}, more, delivers_arrivals=True), SettingColumn({}, less, delivers_arrivals=True)
+    closed = SettingColumn({}, more), SettingColumn({}, less)
     for pair, figure, verdict in (
         (open_loops, "output_throughput", "as offered"),
         (closed, "output_throughput", "better"),
@@ -141,7 +148,7 @@ def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
         change = pair[0].change(figure, pair[1], 0.95)
         assert change is not None
         assert change.verdict == verdict
-    cell = difference_cell(Figure("output_throughput", "token goodput", "tok/s"), "SD off", open_loops, 0.95)
+    cell = difference_cell(TileFigure("output_throughput", "token goodput", "tok/s"), "SD off", open_loops, 0.95)
     assert "dc-better" not in cell
     assert "deliver what arrives" in cell
 
@@ -190,8 +197,8 @@ def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call
     ],
 )
 def test_a_tile_shows_an_interval_as_the_tables_do(mean: float, low: float, high: float, text: str) -> None:
-    column = Column({"p50_ttft_s": Estimate(mean, low, high, (high - low) / 2, 3)}, [])
-    assert f"<small>{text}</small>" in value_cell(Figure("p50_ttft_s", "p50", "s"), column)
+    column = SettingColumn({"p50_ttft_s": Estimate(mean, low, high, (high - low) / 2, 3)}, [])
+    assert f"<small>{text}</small>" in value_cell(TileFigure("p50_ttft_s", "p50", "s"), column)
 
 
 def test_the_timeline_of_a_load_that_goes_on_ends_with_the_last_counted_arrival() -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from draftcast.dashboards.pages import capacity
 from draftcast.dashboards.session.link import read_link
-from draftcast.dashboards.session.session import Question, Session
+from draftcast.dashboards.session.session import ScenarioPair, Session
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare.comparison import simulate
 
@@ -185,7 +185,7 @@ def test_a_candidate_leads_to_its_own_run(monkeypatch: pytest.MonkeyPatch) -> No
     href = unescape(re.findall(r"<td><a href='([^']*)'", html_of(app))[0])
     state: dict[str, Any] = {}
     monkeypatch.setattr("streamlit.session_state", state)
-    other = state["session"] = Session(Question.opening("default"))
+    other = state["session"] = Session(ScenarioPair.opening("default"))
     read_link(other, parse_qs(href.removeprefix("?")))
     assert not other.warnings
     opened = other.question.scenario

@@ -16,7 +16,7 @@ from streamlit.testing.v1 import AppTest
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.dashboards.pages import compare
 from draftcast.dashboards.session.link import link_of
-from draftcast.dashboards.session.session import MOST_RUNS, Question, Session, View
+from draftcast.dashboards.session.session import MOST_RUNS, ScenarioPair, Session, View
 from draftcast.dashboards.session.uploads import MEASURED, receive
 from draftcast.scenarios.run.measured_run import read_measured_run
 from draftcast.scenarios.run.simulate import simulate_together
@@ -220,12 +220,12 @@ def test_a_bad_measured_run_leaves_the_good_one_of_its_name(alone: Session) -> N
     ],
 )
 def test_a_run_is_named_by_what_it_changes(changes: dict[str, object], name: str) -> None:
-    question = Question.opening("default")
-    changed = Question("default", with_values(question.scenario, changes))
+    question = ScenarioPair.opening("default")
+    changed = ScenarioPair("default", with_values(question.scenario, changes))
     assert compare.about(question, changed).startswith(name)
     assert ("and 1 more" in compare.about(question, changed)) == (len(changes) > 2)
 
 
 def test_a_run_of_another_scenario_is_named_by_it() -> None:
-    runs = [Question.opening(name) for name in ("default", "ngram-code-editing")]
+    runs = [ScenarioPair.opening(name) for name in ("default", "ngram-code-editing")]
     assert compare.about(*runs) == "ngram-code-editing, ngram k=5"

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from draftcast.dashboards import start
 from draftcast.dashboards.session import answers
 from draftcast.dashboards.session.link import link_of, read_link
-from draftcast.dashboards.session.session import NUM_REQUESTS, Question, Session, check_names
-from draftcast.dashboards.session.uploads import SCENARIO, TRACE, Receipt, keep, receive
+from draftcast.dashboards.session.session import NUM_REQUESTS, ScenarioPair, Session, check_names
+from draftcast.dashboards.session.uploads import SCENARIO, TRACE, UploadResult, keep, receive
 from draftcast.dashboards.widgets import verdict_card
 from draftcast.dashboards.widgets.controls import label_of
 from draftcast.dashboards.widgets.page import Report
@@ -34,11 +34,11 @@ from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.schema.load import dump_scenario, load_scenario, scenario_hash, to_mapping
 
 
-def take_scenario(session: Session, name: str, content: bytes) -> Receipt:
+def take_scenario(session: Session, name: str, content: bytes) -> UploadResult:
     return receive(session, SCENARIO, {name: content})
 
 
-def take_trace(session: Session, name: str, content: bytes) -> Receipt:
+def take_trace(session: Session, name: str, content: bytes) -> UploadResult:
     return receive(session, TRACE, {name: content})
 
 
@@ -569,7 +569,7 @@ def test_a_key_is_called_by_what_it_holds(key: str, label: str) -> None:
 def test_controls_that_a_browser_shows_late_change_no_new_question(monkeypatch: pytest.MonkeyPatch) -> None:
     app, changes = open_page(), [f"{key}={value}" for key, value in SMALL.items()]
     late = sent_by_browser(app)
-    asked = Question("default", load_scenario("ngram-code-editing", overrides=changes))
+    asked = ScenarioPair("default", load_scenario("ngram-code-editing", overrides=changes))
     known(app).ask(asked)
     app.run()
     monkeypatch.setattr(app._tree, "get_widget_states", lambda: late)
@@ -610,7 +610,7 @@ def test_what_a_browser_sends_late_changes_nothing() -> None:
         assert not known(app).refused
     assert known(app).question.own_length is False
     # What is not the reader's doing on this page either: an upload's scenario, a link to another page.
-    late, uploaded = sent_by_browser(app), Question.opening("ngram-code-editing")
+    late, uploaded = sent_by_browser(app), ScenarioPair.opening("ngram-code-editing")
     known(app).ask(uploaded)
     known(app).go("trust")
     app.run()

@@ -20,10 +20,10 @@ from streamlit.testing.v1 import AppTest
 
 from draftcast.dashboards.pages.sweep import JOB, MOST_CELLS, TURN, SweepJob, proposed_grid, read_grid
 from draftcast.dashboards.session.link import read_link
-from draftcast.dashboards.session.session import Question, Session
+from draftcast.dashboards.session.session import ScenarioPair, Session
 from draftcast.errors import InputError
 from draftcast.scenarios.schema.load import load_scenario, scenario_hash
-from draftcast.scenarios.sweep.grid import Axis
+from draftcast.scenarios.sweep.grid import SweepAxis
 from draftcast.scenarios.sweep.run import sweep
 
 pytestmark = pytest.mark.usefixtures("sweeps_here")
@@ -187,7 +187,7 @@ def test_a_bad_grid_in_a_link_is_said_and_not_run(grid: str, said: str) -> None:
 
 @pytest.mark.parametrize("base", ["default", "ngram-code-editing", "closed-loop-classes"])
 def test_the_proposed_grid_can_be_asked(alone: Session, base: str) -> None:
-    alone.question = Question.opening(base)
+    alone.question = ScenarioPair.opening(base)
     grid = read_grid(alone, proposed_grid(alone.question.scenario))
     assert len(grid.points) >= 3
     assert not [point.error for point in grid.points if point.error]
@@ -200,7 +200,7 @@ class Owner:
 
 def test_a_job_ends_with_its_session_and_waits_for_its_turn(tmp_path: Path) -> None:
     scenario = load_scenario("default", overrides=["workload.num_requests=50", "statistics.replications=1"])
-    axes = [Axis("rate", (5.0, 10.0))]
+    axes = [SweepAxis("rate", (5.0, 10.0))]
     owner = Owner()
     with TURN:
         job = SweepJob("one", owner, scenario, axes, tmp_path / "one")
@@ -217,7 +217,7 @@ def test_a_job_ends_with_its_session_and_waits_for_its_turn(tmp_path: Path) -> N
     assert other.result is not None
     assert other.result.complete
     # What cannot be swept is told, and the next one's turn comes.
-    broken = SweepJob("three", keeper, scenario, [Axis("engine.block_size", (-1,))], tmp_path / "three")
+    broken = SweepJob("three", keeper, scenario, [SweepAxis("engine.block_size", (-1,))], tmp_path / "three")
     until(lambda: not broken.is_alive())
     assert isinstance(broken.error, InputError)
     assert TURN.acquire(blocking=False)

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 from draftcast.dashboards.session.answers import answer
-from draftcast.dashboards.session.session import Question, Session
+from draftcast.dashboards.session.session import ScenarioPair, Session
 from draftcast.dashboards.widgets import page
 from draftcast.dashboards.widgets.verdict_card import (
     LONGEST,
@@ -161,7 +161,7 @@ def test_without_speculation_there_is_nothing_to_say() -> None:
     assert words(card(without_speculation(SMALL), None)) == ("not chosen", "estimate")
 
 
-LOOKER = Session(Question.opening("default"))
+LOOKER = Session(ScenarioPair.opening("default"))
 
 
 def looked_for(key: str, make: object) -> object:

@@ -15,9 +15,9 @@ import pytest
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.checkpoint import write_testbed
 from draftcast.calibration.live.run_directory import LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Endpoint, Server
+from draftcast.calibration.live.server import EngineServer, RunningServer
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.live.run import LiveOptions, Progress, live_run, record_scenario, server_flags
+from draftcast.scenarios.live.run import LiveOptions, LiveProgress, live_run, record_scenario, server_flags
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario
 from draftcast.scenarios.live.sweep import SweepPlan, live_sweep
 from draftcast.scenarios.live.validate.sweep import validate_sweep
@@ -132,9 +132,9 @@ def test_a_sweep_is_calibrated_forecast_and_compared(testbed: Path, tmp_path: Pa
 
 def test_without_speculation_and_then_the_engine_dies(testbed: Path, tmp_path: Path) -> None:
     asked = question(testbed, spec="null")
-    with Server.start(server_flags(asked, OPTIONS), tmp_path / "log") as server:
+    with EngineServer.start(server_flags(asked, OPTIONS), tmp_path / "log") as server:
         server.wait_ready(OPTIONS.start_timeout_s)
-        endpoint = Endpoint.of(server.url, server.log, server)
+        endpoint = RunningServer.of(server.url, server.log, server)
         run = record_scenario(asked, endpoint, LiveRunWriter.create(tmp_path / "off"), OPTIONS)
         check_whole(run)
         assert run.manifest["acceptance"] is None
@@ -144,7 +144,7 @@ def test_without_speculation_and_then_the_engine_dies(testbed: Path, tmp_path: P
             for pid in engine_processes() if state["tokens"] else ():
                 os.kill(pid, signal.SIGKILL)
 
-        progress = Progress(load=kill)
+        progress = LiveProgress(load=kill)
         dead = record_scenario(
             asked, endpoint, LiveRunWriter.create(tmp_path / "dead"), OPTIONS, seed=5, warm=False, progress=progress
         )

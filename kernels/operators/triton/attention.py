@@ -26,7 +26,7 @@ RESIDENT = 2
 """Programs that share a multiprocessor: what the shared memory of `tile_plan`'s tiles allows on 100 KiB and more."""
 
 
-class TilePlan(NamedTuple):
+class AttentionTiles(NamedTuple):
     """Shape of a program."""
 
     rows: int  # query rows (queries x heads of a KV head), 16 or more as the tensor cores want
@@ -35,7 +35,7 @@ class TilePlan(NamedTuple):
     num_stages: int
 
 
-def tile_plan(rows: int, head_dim: int, kv_bytes: int) -> TilePlan:
+def tile_plan(rows: int, head_dim: int, kv_bytes: int) -> AttentionTiles:
     """Tiles for ``rows`` query rows of a sequence and KV head, of a cache of ``kv_bytes`` a number.
 
     Few rows are memory-bound: what counts is bytes in flight, a K and a V tile of 8,192 numbers each, two (bf16) or
@@ -48,7 +48,7 @@ def tile_plan(rows: int, head_dim: int, kv_bytes: int) -> TilePlan:
     block = max(16, triton.next_power_of_2(math.ceil(rows / tiles)))
     keys = min(8192 // head_dim, 64 if block == 128 else 128) // (2 if kv_bytes == 4 else 1)
     warps = 8 if block == 128 or head_dim == 256 else 4
-    return TilePlan(block, max(keys, 16), warps, {1: 4, 2: 3, 4: 2}[kv_bytes])
+    return AttentionTiles(block, max(keys, 16), warps, {1: 4, 2: 3, 4: 2}[kv_bytes])
 
 
 def split_count(programs: int, tokens: int, processors: int) -> int:
@@ -226,7 +226,7 @@ def _combine(out, parts, weights, SPLITS: tl.constexpr, CHUNK: tl.constexpr, HEA
     tl.store(out + row * HEAD_DIM + column, (acc / norm).to(out.dtype.element_ty))
 
 
-def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: TilePlan | None = None) -> Launch:
+def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: AttentionTiles | None = None) -> Launch:
     """Launch over `draftcast.kernels.operators.paged.draw_inputs`; ``splits`` of the KV and ``plan`` may be given."""
     query, cache, tables, tree = inputs["query"], inputs["key_cache"], inputs["block_tables"], inputs["tree"]
     batch, q, heads, head_dim = query.shape

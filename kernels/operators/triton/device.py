@@ -14,7 +14,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _INTERPRETED_PROCESSORS = 8
 
 
-class TilePlan(NamedTuple):
+class MatrixTiles(NamedTuple):
     """Shape of a program of a matrix product."""
 
     rows: int  # of the output; of experts (token, expert) pairs

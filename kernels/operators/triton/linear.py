@@ -12,7 +12,7 @@ import triton.language as tl
 
 from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
-from draftcast.kernels.operators.triton.device import TilePlan, dot_type, fewest_splits, processors
+from draftcast.kernels.operators.triton.device import MatrixTiles, dot_type, fewest_splits, processors
 
 GROUPED_ROW_TILES = 8
 """Row tiles that walk along the columns together, so that weights are read from the L2 cache by all but the first."""
@@ -20,7 +20,7 @@ MIN_SPLIT_STEPS = 4  # Steps along k below which a split is only its own start a
 MAX_SPLITS = 32
 
 
-def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:
+def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> MatrixTiles:
     """Tiles for ``m`` rows and ``n`` columns.
 
     To 128 rows, weight-bound: 8 or 16 KiB of weights a stage and two programs to a multiprocessor, so that 50 KiB or
@@ -29,11 +29,11 @@ def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:
     come from shared memory more often), which the assumed rates of the three stand for.
     """
     if element_bytes == 4:
-        return TilePlan(16, 64, 32, 4, 4, 2) if m <= 16 else TilePlan(64, 64, 32, 4, 3, 2)
+        return MatrixTiles(16, 64, 32, 4, 4, 2) if m <= 16 else MatrixTiles(64, 64, 32, 4, 3, 2)
     wide = 2 // element_bytes
     if m <= 128:
         rows = next(rows for rows in (16, 32, 64, 128) if m <= rows)
-        return TilePlan(rows, 64, (128 if rows <= 32 else 64) * wide, 4, 4, 2)
+        return MatrixTiles(rows, 64, (128 if rows <= 32 else 64) * wide, 4, 4, 2)
     shapes = ((128, 256, 1.0, 1), (128, 128, 0.85, 1), (64, 128, 0.65, 2))
 
     def cost(shape: tuple[int, int, float, int]) -> float:
@@ -42,10 +42,10 @@ def tile_plan(m: int, n: int, element_bytes: int, processors: int) -> TilePlan:
         return float(rounds * rows * columns * resident / rate)
 
     rows, columns, _, resident = min(shapes, key=cost)
-    return TilePlan(rows, columns, 64 * wide, 4 if rows == 64 else 8, 3 if columns == 256 else 4, resident)
+    return MatrixTiles(rows, columns, 64 * wide, 4 if rows == 64 else 8, 3 if columns == 256 else 4, resident)
 
 
-def split_count(m: int, n: int, k: int, element_bytes: int, plan: TilePlan, processors: int) -> int:
+def split_count(m: int, n: int, k: int, element_bytes: int, plan: MatrixTiles, processors: int) -> int:
     """Splits of k: the fewest within a tenth of the least time.
 
     Time goes as rounds of resident programs times the steps of each, two of them for its start and end. The parts, 4
@@ -115,7 +115,7 @@ def _linear(
     tl.store(where, acc.to(y.dtype.element_ty), mask=mine & (column < n)[None, :])
 
 
-def prepare(inputs: Tensors, outputs: Tensors, *, plan: TilePlan | None = None, splits: int | None = None) -> Launch:
+def prepare(inputs: Tensors, outputs: Tensors, *, plan: MatrixTiles | None = None, splits: int | None = None) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` and ``splits`` may be given."""
     x, w, y = inputs["x"], inputs["w"], outputs["y"]
     (m, k), n, size = x.shape, len(w), x.element_size()

@@ -11,13 +11,13 @@ import triton.language as tl
 
 from draftcast.kernels.extras import torch
 from draftcast.kernels.operators.registry import Launch, Tensors
-from draftcast.kernels.operators.triton.device import TilePlan, dot_type
+from draftcast.kernels.operators.triton.device import MatrixTiles, dot_type
 
 CHUNK = 1024
 E4M3_MAX = tl.constexpr(448.0)
 
 
-def tile_plan(pairs: int, experts: int, element_bytes: int) -> TilePlan:
+def tile_plan(pairs: int, experts: int, element_bytes: int) -> MatrixTiles:
     """Tiles for ``pairs`` (token, expert) pairs spread over ``experts``.
 
     Few rows an expert are memory-bound: weight tiles of 16 KiB, three in flight. Many are compute-bound: 64 or 128
@@ -25,11 +25,11 @@ def tile_plan(pairs: int, experts: int, element_bytes: int) -> TilePlan:
     """
     rows = min(max(16, triton.next_power_of_2(triton.cdiv(pairs, experts))), 128)
     if element_bytes == 4:
-        return TilePlan(min(rows, 32), 32, 32, 4, 2)
+        return MatrixTiles(min(rows, 32), 32, 32, 4, 2)
     depth = 128 // element_bytes
     if rows <= 32:
-        return TilePlan(rows, 64, 2 * depth, 4, 4)
-    return TilePlan(rows, 128, depth, 8 if rows == 128 else 4, 3)
+        return MatrixTiles(rows, 64, 2 * depth, 4, 4)
+    return MatrixTiles(rows, 128, depth, 8 if rows == 128 else 4, 3)
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def _sum(out, parts, K: tl.constexpr, TOP_K: tl.constexpr, COLS: tl.constexpr):
     tl.store(out + token * K + column, total.to(out.dtype.element_ty), mask=column < K)
 
 
-def prepare(inputs: Tensors, outputs: Tensors, plan: TilePlan | None = None) -> Launch:
+def prepare(inputs: Tensors, outputs: Tensors, plan: MatrixTiles | None = None) -> Launch:
     """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` may be given."""
     x, chosen, shares, out = inputs["x"], inputs["experts"], inputs["shares"], outputs["out"]
     gate_up, down = inputs["gate_up"], inputs["down"]

@@ -10,12 +10,19 @@ import pandas as pd
 from draftcast.calibration.live.composition import FEATURES, TimedRun, composed_steps, timed_run
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import FrontEndMeasurement, measure_front_end, run_digest
-from draftcast.calibration.profile.roofline_fit import Errors
+from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Question, Replay, forecast, live_figures
+from draftcast.scenarios.live.validate.forecast import (
+    NOTHING,
+    Assumptions,
+    Replay,
+    ReplayQuestion,
+    forecast,
+    live_figures,
+)
 from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
@@ -37,7 +44,7 @@ class StepTimes:
     """Measured and predicted seconds of the same steps."""
 
     timed: TimedRun  # the run's steps; its points have ``seconds`` and ``predicted_s``
-    errors: dict[str, Errors]  # of ``all`` points, of ``decode`` steps and of steps with ``prompts``
+    errors: dict[str, FitErrors]  # of ``all`` points, of ``decode`` steps and of steps with ``prompts``
     decode_excess: float  # share by which steps without prompts took longer than predicted, all their time counted
     prompt_excess: float  # the same of steps with prompts
 
@@ -57,7 +64,7 @@ class StepTimes:
         }
 
 
-def step_times(question: Question) -> StepTimes | None:
+def step_times(question: ReplayQuestion) -> StepTimes | None:
     """The run's steps, priced; None without a log. Raises InputError: another run's log, or no step with a time."""
     if question.live.server_log is None:
         return None
@@ -67,7 +74,7 @@ def step_times(question: Question) -> StepTimes | None:
     points = timed.points
     prompts = (points["context_tokens"] > 0).to_numpy()
     errors = {
-        name: Errors.of(points.loc[where, "predicted_s"].to_numpy(np.float64), points[where])
+        name: FitErrors.of(points.loc[where, "predicted_s"].to_numpy(np.float64), points[where])
         for name, where in (("all", np.full(len(points), True)), ("decode", ~prompts), ("prompts", prompts))
     }
     return StepTimes(timed, errors, _excess(points[~prompts]), _excess(points[prompts]))
@@ -124,7 +131,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Validation:
-    question: Question
+    question: ReplayQuestion
     figures: dict[str, Figure]  # by name, those that both sides have
     acceptance: str  # ``configured`` or ``measured``: which one the forecast took; "" without speculation
     front_end: FrontEnd  # the forecast's seconds between client and engine, from the profile's calibration
@@ -153,7 +160,7 @@ def validate(
 
     Raises InputError: the profile was fitted to this very run, or the run and the scenario do not go together.
     """
-    question = Question.of(live, scenario, profile)
+    question = ReplayQuestion.of(live, scenario, profile)
     used = question.deployment.profile
     if isinstance(used, AffineProfile):
         if run_digest(live) in used.fitted_runs:
@@ -194,7 +201,7 @@ def validate(
     return Validation(question, figures, acceptance, front_end, own_front_end, steps, replays, attribution, notes)
 
 
-def _notes(question: Question, steps: StepTimes | None) -> tuple[str, ...]:
+def _notes(question: ReplayQuestion, steps: StepTimes | None) -> tuple[str, ...]:
     live, manifest = question.live, question.live.manifest
     notes = []
     if not live.complete:

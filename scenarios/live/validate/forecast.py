@@ -44,7 +44,7 @@ SERVER_KEYS = ("model", *(key for keys in CONFIG.values() for key in keys if key
 
 
 @dataclass(frozen=True)
-class Question:
+class ReplayQuestion:
     live: LiveRun  # the recorded run
     scenario: Scenario  # the one asked about, with the server's configuration, speculation and clients in it
     deployment: Deployment  # the engine, resolved
@@ -171,7 +171,7 @@ def _clients(loop: ClosedLoopArrivals, seed: int, n: int, front_end: FrontEnd) -
     return ClosedLoop(loop.concurrency, loop.draw_think_s(seed, n) + added_s + entry_s)
 
 
-def forecast(question: Question, assumptions: Assumptions) -> list[Replay]:
+def forecast(question: ReplayQuestion, assumptions: Assumptions) -> list[Replay]:
     """Play the run's requests, as often as the scenario asks for replications."""
     scenario, front_end = question.scenario, assumptions.front_end
     if assumptions.acceptance is not None and scenario.speculative_config is not None:
@@ -243,7 +243,7 @@ def run_figures(
     return {name: float(figures.get(name, math.nan)) for name in (*FIGURES, *positions)}
 
 
-def live_figures(question: Question) -> dict[str, float]:
+def live_figures(question: ReplayQuestion) -> dict[str, float]:
     """The same of the recorded run; acceptance is the server's own count."""
     requests = question.requests
     counts = itl_histogram(*piece_gaps(question.live.chunks, requests["request_id"].to_numpy()), len(requests))

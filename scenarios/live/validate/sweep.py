@@ -24,7 +24,7 @@ from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.calibration.live.step_profile import PROFILE_FILES, calibrate_live, run_digest, write_live_profile
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.load import load_profile
-from draftcast.calibration.profile.roofline_fit import Errors
+from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.calibration.profile.spec import AffineProfile
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
@@ -74,7 +74,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Resampled(Effect):
+class ResampledEffect(Effect):
     """An effect with what its interval and the cutover's come from."""
 
     resamples: FloatArray  # of the measured effect, shape (`RESAMPLES`,)
@@ -82,7 +82,7 @@ class Resampled(Effect):
 
 
 @dataclass(frozen=True)
-class Cutover:
+class MeasuredCutover:
     """Closed-loop users at which a mode's throughput gain falls through 1.
 
     Infinite: it does so beyond the largest (inf) or below the smallest (-inf) number of users that was run. JSON
@@ -106,12 +106,12 @@ class Cutover:
 class ModeSteps:
     """Step time in the judged runs of a mode: errors of the profile, and how far the machine itself repeats a step."""
 
-    errors: Errors
+    errors: FitErrors
     repeat_spread: tuple[float, float]  # see the function
 
 
 @dataclass(frozen=True)
-class Accepted:
+class ModeAcceptance:
     mode: str
     drafts: int  # rounds with drafts that the servers counted
     # measured, forecast: unconditional rates by draft position, runs weighted by their rounds
@@ -126,9 +126,9 @@ class SweepValidation:
     calibrated_on: tuple[str, ...]  # the runs behind the profile
     cells: tuple[Cell, ...]  # every judged run
     effects: tuple[Effect, ...]
-    cutovers: tuple[Cutover, ...]
+    cutovers: tuple[MeasuredCutover, ...]
     steps: dict[str, ModeSteps]  # step time over all judged runs, by mode and over ``all``
-    acceptance: tuple[Accepted, ...]  # of every mode that drafts and whose servers count
+    acceptance: tuple[ModeAcceptance, ...]  # of every mode that drafts and whose servers count
     # Tokens compared with the known text and wrong ones, of every run, calibration runs as well
     continuation: dict[str, tuple[int, int]]
     notes: tuple[str, ...]  # what a reader must know, runs that are not judged among it
@@ -209,7 +209,7 @@ def _modes(cells: Sequence[Cell]) -> list[str]:
     return [mode for mode in dict.fromkeys(cell.entry["mode"] for cell in cells) if mode != OFF]
 
 
-def _effects(cells: Sequence[Cell]) -> list[Resampled]:
+def _effects(cells: Sequence[Cell]) -> list[ResampledEffect]:
     """Of every mode at every load that was run off as well, rounds taken together."""
     runs = pd.DataFrame([{**cell.entry, "run": cell.validation} for cell in cells])
     is_off = runs["mode"] == OFF
@@ -226,7 +226,7 @@ def _effects(cells: Sequence[Cell]) -> list[Resampled]:
         low, high = np.percentile(resamples, _PERCENTILES).tolist()
         mean, forecast_mean = float(np.mean(measured)), float(replications.mean())
         figures = mean, low, high, forecast_mean, _sign(mean, forecast_mean)
-        effects.append(Resampled(mode, kind, load, *figures, resamples, replications))
+        effects.append(ResampledEffect(mode, kind, load, *figures, resamples, replications))
     return effects
 
 
@@ -272,7 +272,7 @@ def _tokens_by_stretch(run: Validation, until_last_sending: bool) -> FloatArray:
     return counts.astype(np.float64)
 
 
-def cutover(effects: Sequence[Resampled]) -> Cutover | None:
+def cutover(effects: Sequence[ResampledEffect]) -> MeasuredCutover | None:
     """Where one mode's closed-loop gain crosses 1, measured and forecast; None with fewer than two loads."""
     ordered = sorted(effects, key=lambda effect: effect.load)
     users = np.array([effect.load for effect in ordered])
@@ -285,7 +285,7 @@ def cutover(effects: Sequence[Resampled]) -> Cutover | None:
     (measured,), (forecast,), by_replication = (crossings(name) for name in ("measured", "forecast", "replications"))
     low, high = np.percentile(crossings("resamples"), _PERCENTILES, method="nearest").tolist()
     least, most = min(by_replication), max(by_replication)
-    return Cutover(
+    return MeasuredCutover(
         mode=ordered[0].mode,
         measured=measured,
         low=low,
@@ -337,7 +337,7 @@ def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(shared)
 
 
-def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
+def _acceptance(cells: Sequence[Cell]) -> tuple[ModeAcceptance, ...]:
     accepted = []
     for mode in _modes(cells):
         runs = [cell.validation for cell in cells if cell.entry["mode"] == mode]
@@ -351,7 +351,7 @@ def _acceptance(cells: Sequence[Cell]) -> tuple[Accepted, ...]:
         figures = [[run.figures[name] for run, _ in counted] for name in shared]
         measured = tuple(float(np.average([f.measured for f in row], weights=drafts)) for row in figures)
         forecast = tuple(float(np.average([f.forecast.mean for f in row], weights=drafts)) for row in figures)
-        accepted.append(Accepted(mode, int(drafts.sum()), measured, forecast))
+        accepted.append(ModeAcceptance(mode, int(drafts.sum()), measured, forecast))
     return tuple(accepted)
 
 
@@ -363,6 +363,6 @@ def _steps(cells: Sequence[Cell]) -> dict[str, ModeSteps]:
     every = pd.concat(frames, ignore_index=True)
     by_mode = {str(mode): points for mode, points in every.groupby("mode", sort=False)} | {"all": every}
     return {
-        mode: ModeSteps(Errors.of(points["predicted_s"].to_numpy(np.float64), points), repeat_spread(points))
+        mode: ModeSteps(FitErrors.of(points["predicted_s"].to_numpy(np.float64), points), repeat_spread(points))
         for mode, points in by_mode.items()
     }

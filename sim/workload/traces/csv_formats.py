@@ -27,7 +27,7 @@ from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, make_table, short_list
 
 
-class Column(NamedTuple):
+class CsvColumn(NamedTuple):
     type: str  # ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone)
     allowed: str  # for the error
 
@@ -49,7 +49,7 @@ def split_row(row: str) -> list[str] | None:
         return None
 
 
-def read_columns(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[str, NDArray[Any]], IntArray]:
+def read_columns(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict[str, NDArray[Any]], IntArray]:
     """Read some columns of a CSV file with a header: name -> NumPy array, and the 1-based line of each row.
 
     Raises TraceError naming line and field.
@@ -62,7 +62,7 @@ def read_columns(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[
     return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, names, columns)
 
 
-def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
+def _read_fast(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
     """All columns by Arrow, or None when anything is not as expected."""
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
@@ -94,7 +94,7 @@ def _read_fast(trace: TraceText, columns: Mapping[str, Column]) -> tuple[dict[st
 
 
 def _read_slow(
-    trace: TraceText, names: list[str], columns: Mapping[str, Column]
+    trace: TraceText, names: list[str], columns: Mapping[str, CsvColumn]
 ) -> tuple[dict[str, NDArray[Any]], IntArray]:
     """Field by field in Python; raises at the first bad one."""
     where = {name: names.index(name) for name in columns}
@@ -138,7 +138,7 @@ def parse_field(kind: str, field: str) -> float:
 
 
 LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
-TOKENS, SECONDS = Column("int64", TOKENS_ALLOWED), Column("float64", TIME_ALLOWED)
+TOKENS, SECONDS = CsvColumn("int64", TOKENS_ALLOWED), CsvColumn("float64", TIME_ALLOWED)
 TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -148,7 +148,7 @@ def read_azure(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds."""
     first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
     match = _TIMESTAMP.search(first_row)
-    time = Column("timestamp_utc" if match and match.group(3) else "timestamp", TIMES_ALLOWED)
+    time = CsvColumn("timestamp_utc" if match and match.group(3) else "timestamp", TIMES_ALLOWED)
     columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS})
     time_ns = columns["TIMESTAMP"].astype(np.int64)
     arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns.astype(np.float64)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from draftcast.calibration.acceptance.references import Reference, references
+from draftcast.calibration.acceptance.references import Published, references
 
 
-def measured(**values: object) -> Reference:
+def measured(**values: object) -> Published:
     fixed = {"model": "m", "method": "eagle3", "data": "d", "source": "s", "url": "u"}
-    return Reference.model_validate({**fixed, **values})
+    return Published.model_validate({**fixed, **values})
 
 
 @pytest.mark.parametrize("name", references())

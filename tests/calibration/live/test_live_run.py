@@ -29,7 +29,7 @@ from draftcast.calibration.live.client import Client
 from draftcast.calibration.live.imported_runs import import_bench_result
 from draftcast.calibration.live.load import LoadPlan
 from draftcast.calibration.live.run_directory import METRICS_BEFORE, LiveRun
-from draftcast.calibration.live.server import Server, ServerFlags, get
+from draftcast.calibration.live.server import EngineServer, ServerFlags, get
 from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.cli.live import stoppable
@@ -73,11 +73,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def server(testbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(testbed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """One server for all tests that only send requests to it."""
     log = tmp_path_factory.mktemp("log") / "server.log"
     flags = ServerFlags(str(testbed / "target"), ("--speculative-config", '{"num_speculative_tokens": 2}'), FAKE)
-    with Server.start(flags, log) as running:
+    with EngineServer.start(flags, log) as running:
         running.wait_ready(60.0)
         yield running
 
@@ -89,7 +89,7 @@ def nothing_left(children: Callable[[], list[int]]) -> Iterator[None]:
     assert not children()
 
 
-def against(server: Server, **changes: Any) -> LiveOptions:
+def against(server: EngineServer, **changes: Any) -> LiveOptions:
     return replace(OPTIONS, url=server.url, server_log=server.log, **changes)
 
 
@@ -104,7 +104,7 @@ def refuses_connections(url: str) -> bool:
 def test_our_own_server_is_started_recorded_and_stopped(testbed: Path, tmp_path: Path) -> None:
     said: list[str] = []
     asked = question(testbed)
-    run = live_run(asked, tmp_path / "run", replace(OPTIONS, warmup_requests=4), module.Progress(say=said.append))
+    run = live_run(asked, tmp_path / "run", replace(OPTIONS, warmup_requests=4), module.LiveProgress(say=said.append))
     manifest = run.manifest
     assert (run.complete, manifest["incomplete_reason"], manifest["seed"]) == (True, "", 0)
     table = live_requests(asked, 0)
@@ -143,7 +143,7 @@ def test_our_own_server_is_started_recorded_and_stopped(testbed: Path, tmp_path:
     assert refuses_connections(manifest["server"]["url"])
 
 
-def test_a_closed_loop_keeps_its_users_busy_and_no_more(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_a_closed_loop_keeps_its_users_busy_and_no_more(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     asked = question(testbed, "workload.arrivals={process: closed_loop, concurrency: 3}")
     requests = live_run(asked, tmp_path / "run", against(server)).requests
     assert len(requests) == 12
@@ -156,7 +156,7 @@ def test_a_closed_loop_keeps_its_users_busy_and_no_more(testbed: Path, server: S
     assert all(answers >= number - 2 for number, answers in enumerate(answered))
 
 
-def test_think_time_passes_before_every_request(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_think_time_passes_before_every_request(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     arrivals = "workload.arrivals={process: closed_loop, concurrency: 2, think_time_s: 0.2, "
     asked = question(testbed, arrivals + "think_time_distribution: constant}", "workload.num_requests=4")
     requests = live_run(asked, tmp_path / "run", against(server)).requests
@@ -165,7 +165,7 @@ def test_think_time_passes_before_every_request(testbed: Path, server: Server, t
     assert (requests["due_s"].iloc[2:] >= 0.4).all()
 
 
-def test_sending_ends_when_told(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_sending_ends_when_told(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     asked = question(testbed)
     due_s = live_requests(asked, 0).arrival_s
     limit = float(due_s[5] + due_s[6]) / 2
@@ -178,7 +178,7 @@ def test_sending_ends_when_told(testbed: Path, server: Server, tmp_path: Path) -
     assert run.requests["due_s"].max() <= 0.3
 
 
-def test_the_seed_draws_other_requests(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_the_seed_draws_other_requests(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     lengths = [
         live_run(question(testbed, f"statistics.seed={seed}"), tmp_path / name, against(server)).requests[
             "prompt_tokens"
@@ -203,13 +203,13 @@ def test_a_server_that_tells_less_is_recorded_all_the_same(
     assert (config["max_model_len"], config["async_scheduling"]) == (2048, None)
 
 
-def test_without_a_log_only_the_client_s_side_is_there(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_without_a_log_only_the_client_s_side_is_there(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     run = live_run(question(testbed), tmp_path / "run", replace(against(server), server_log=None))
     assert (run.complete, run.server_log, run.manifest["server"]["log"]) == (True, None, False)
     assert (run.folder / METRICS_BEFORE).is_file()
 
 
-def test_a_slow_client_says_so(server: Server, tmp_path: Path) -> None:
+def test_a_slow_client_says_so(server: EngineServer, tmp_path: Path) -> None:
     plan = LoadPlan(server.url, server.command[3], [[9]] * 3, [2] * 3, ["default"] * 3, due_s=[0.0, 0.3, 0.9])
 
     async def both() -> Client:
@@ -300,13 +300,13 @@ def test_a_command_that_is_none_is_an_error(testbed: Path, tmp_path: Path) -> No
 def test_a_stubborn_server_is_killed(testbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_VLLM", "stubborn")
     monkeypatch.setattr("draftcast.calibration.live.server.STOP_TIMEOUT_S", 0.5)
-    with Server.start(ServerFlags(str(testbed / "target"), (), FAKE), tmp_path / "log") as server:
+    with EngineServer.start(ServerFlags(str(testbed / "target"), (), FAKE), tmp_path / "log") as server:
         server.wait_ready(60.0)
         assert server.exit_code is None
     assert refuses_connections(server.url)
 
 
-def test_a_port_in_use_is_named(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_a_port_in_use_is_named(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     port = int(server.url.rpartition(":")[2])
     with pytest.raises(InputError, match=f"port = {port}: cannot be used: Address already in use"):
         live_run(question(testbed), tmp_path / "run", replace(OPTIONS, port=port))
@@ -326,7 +326,7 @@ def test_a_wrong_url_is_named(testbed: Path, tmp_path: Path, url: str, message: 
         live_run(question(testbed), tmp_path / "run", replace(OPTIONS, url=url))
 
 
-def test_something_else_than_vllm_is_named(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_something_else_than_vllm_is_named(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     with pytest.raises(LiveError, match="/metrics/v1/models: HTTP 404"):
         live_run(question(testbed), tmp_path / "run", replace(OPTIONS, url=f"{server.url}/metrics"))
     assert get(f"{server.url}/health") == ""
@@ -343,7 +343,7 @@ def test_an_interrupted_run_is_kept_and_its_server_stopped(testbed: Path, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        live_run(asked, tmp_path / "run", OPTIONS, module.Progress(load=interrupt))
+        live_run(asked, tmp_path / "run", OPTIONS, module.LiveProgress(load=interrupt))
     run = LiveRun.read(tmp_path / "run")
     assert (run.complete, run.manifest["incomplete_reason"]) == (False, "interrupted")
     assert run.chunks["tokens"].sum() == run.requests["output_tokens"].sum() > 0
@@ -400,7 +400,7 @@ def test_a_killed_command_leaves_no_server_and_a_readable_run(testbed: Path, tmp
     assert run.chunks["tokens"].sum() == run.requests["output_tokens"].sum() > 0
 
 
-def test_a_full_disk_is_an_error_and_what_fitted_is_kept(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_what_fitted_is_kept(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     asked = question(testbed, "workload.num_requests=400")
     # A limit on the size of a file stands for the disk: writing past it is refused in the same way.
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -414,7 +414,7 @@ def test_a_full_disk_is_an_error_and_what_fitted_is_kept(testbed: Path, server: 
     assert run.requests["output_tokens"].sum() > 0
 
 
-def test_the_command_prints_what_was_recorded(testbed: Path, server: Server, tmp_path: Path) -> None:
+def test_the_command_prints_what_was_recorded(testbed: Path, server: EngineServer, tmp_path: Path) -> None:
     changes = ["workload.num_requests=5", "workload.arrivals.request_rate_rps=40", "statistics.seed=7"]
     sets = [word for change in changes for word in ("--set", change)]
     line = ["live", "run", str(testbed / "scenario.yaml"), "--out", str(tmp_path / "run"), "--url", server.url, *sets]

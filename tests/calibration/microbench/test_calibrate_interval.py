@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from draftcast.calibration.microbench.noise import Levels, Quietness
-from draftcast.calibration.microbench.schedule import MAX_VISITS, MIN_BURSTS, Progress, estimate, next_point
+from draftcast.calibration.microbench.noise import QuietLevels, SpinAndRead
+from draftcast.calibration.microbench.schedule import MAX_VISITS, MIN_BURSTS, Timings, estimate, next_point
 from draftcast.calibration.microbench.shapes import Point
 
 
@@ -73,23 +73,23 @@ def test_the_interval_covers_the_median_as_often_as_it_says(count: int) -> None:
 POINTS = tuple(Point("linear", "bf16", "", "torch", (("m", m),)) for m in range(1, 7))
 
 
-QUIET, DISTURBED = Quietness(1.0, 1.0), Quietness(1.2, 1.0)
+QUIET, DISTURBED = SpinAndRead(1.0, 1.0), SpinAndRead(1.2, 1.0)
 
 
 @pytest.fixture(name="levels")
-def levels_fixture() -> Levels:
-    levels = Levels()
+def levels_fixture() -> QuietLevels:
+    levels = QuietLevels()
     levels.add([QUIET] * 16)
     return levels
 
 
-def visited(levels: Levels, budget_s: float, bursts: dict[int, list[float]] | None = None) -> list[int]:
+def visited(levels: QuietLevels, budget_s: float, bursts: dict[int, list[float]] | None = None) -> list[int]:
     """Rows of the points in the order of their visits, one second each, until nothing is left to do."""
-    state: dict[str, Progress] = {}
+    state: dict[str, Timings] = {}
     order: list[int] = []
     while (point := next_point(POINTS, state, levels, float(len(order)), budget_s)) is not None:
         m = dict(point.shape)["m"]
-        known = state.setdefault(point.key, Progress())
+        known = state.setdefault(point.key, Timings())
         series = (bursts or {}).get(m, [1.0])
         known.bursts.append((series[known.visits % len(series)], QUIET))
         known.took_s += 1.0
@@ -97,55 +97,55 @@ def visited(levels: Levels, budget_s: float, bursts: dict[int, list[float]] | No
     return order
 
 
-def test_three_visits_lie_a_round_apart(levels: Levels) -> None:
+def test_three_visits_lie_a_round_apart(levels: QuietLevels) -> None:
     assert visited(levels, 1000.0) == [1, 2, 3, 4, 5, 6] * 3
 
 
-def test_a_short_budget_begins_only_what_it_can_finish(levels: Levels) -> None:
+def test_a_short_budget_begins_only_what_it_can_finish(levels: QuietLevels) -> None:
     order = visited(levels, 10.0)
     assert order == [1, 2, 3] * 3
     assert len(order) <= 10
 
 
-def test_time_left_goes_to_the_points_that_are_not_settled(levels: Levels) -> None:
+def test_time_left_goes_to_the_points_that_are_not_settled(levels: QuietLevels) -> None:
     noisy = {2: [1.0, 1.1, 1.2], 5: [1.0, 1.1, 1.2]}
     order = visited(levels, 24.0, noisy)
     assert order[:18] == [1, 2, 3, 4, 5, 6] * 3
     assert order[18:] == [2, 5, 2, 5, 2, 5]
 
 
-def test_a_point_that_never_settles_is_left_in_the_end(levels: Levels) -> None:
+def test_a_point_that_never_settles_is_left_in_the_end(levels: QuietLevels) -> None:
     order = visited(levels, 1e9, {4: [1.0, 1.5, 2.0]})
     assert order.count(4) == MAX_VISITS
     assert order.count(3) == MIN_BURSTS
 
 
-def test_disturbed_visits_are_made_up_for_before_time_goes_to_anything_else(levels: Levels) -> None:
-    state = {point.key: Progress(bursts=[(1.0, QUIET)] * 3, took_s=3.0) for point in POINTS}
-    state[POINTS[3].key] = Progress(bursts=[(1.0, DISTURBED)] * 5, took_s=5.0)
-    state[POINTS[0].key] = Progress(bursts=[(1.0, QUIET), (1.1, QUIET), (1.2, QUIET)], took_s=3.0)
+def test_disturbed_visits_are_made_up_for_before_time_goes_to_anything_else(levels: QuietLevels) -> None:
+    state = {point.key: Timings(bursts=[(1.0, QUIET)] * 3, took_s=3.0) for point in POINTS}
+    state[POINTS[3].key] = Timings(bursts=[(1.0, DISTURBED)] * 5, took_s=5.0)
+    state[POINTS[0].key] = Timings(bursts=[(1.0, QUIET), (1.1, QUIET), (1.2, QUIET)], took_s=3.0)
     assert next_point(POINTS, state, levels, 20.0, 1000.0) == POINTS[3]
     state[POINTS[3].key].bursts += [(1.0, DISTURBED)] * 4
     assert next_point(POINTS, state, levels, 20.0, 1000.0) == POINTS[0], "nine visits are enough"
 
 
-def test_a_disturbed_machine_begins_fewer_points(levels: Levels) -> None:
-    def begun(moment: Quietness) -> bool:
-        state = {point.key: Progress(bursts=[(1.0, QUIET), (1.0, moment)], took_s=2.0) for point in POINTS[:3]}
+def test_a_disturbed_machine_begins_fewer_points(levels: QuietLevels) -> None:
+    def begun(moment: SpinAndRead) -> bool:
+        state = {point.key: Timings(bursts=[(1.0, QUIET), (1.0, moment)], took_s=2.0) for point in POINTS[:3]}
         return next_point(POINTS, state, levels, 6.0, 14.0) == POINTS[3]
 
     assert begun(QUIET)
     assert not begun(DISTURBED)
 
 
-def test_a_failed_point_is_not_visited_again(levels: Levels) -> None:
-    state = {POINTS[0].key: Progress(took_s=1.0, failed="out of memory")}
+def test_a_failed_point_is_not_visited_again(levels: QuietLevels) -> None:
+    state = {POINTS[0].key: Timings(took_s=1.0, failed="out of memory")}
     assert next_point(POINTS[:1], state, levels, 1.0, 100.0) is None
     assert next_point(POINTS[:2], state, levels, 1.0, 100.0) == POINTS[1]
 
 
-def test_disturbed_bursts_never_settle_and_give_way_to_quiet_ones(levels: Levels) -> None:
-    known = Progress(bursts=[(2.0, DISTURBED)] * 8)
+def test_disturbed_bursts_never_settle_and_give_way_to_quiet_ones(levels: QuietLevels) -> None:
+    known = Timings(bursts=[(2.0, DISTURBED)] * 8)
     found = known.estimate(levels)
     assert (found.seconds, found.high_s, found.settled) == (2.0, 2.0, False)
     assert found.low_s == pytest.approx(2.0 / 1.2), "the fixed work was slowed by 1.2, so perhaps this was as well"
@@ -158,26 +158,26 @@ def test_disturbed_bursts_never_settle_and_give_way_to_quiet_ones(levels: Levels
     assert known.quiet_bursts(levels) == [1.0] * 3
 
 
-def test_bursts_are_judged_again_when_the_machine_turns_out_quieter(levels: Levels) -> None:
-    known = Progress(bursts=[(1.0, QUIET)] * 3)
+def test_bursts_are_judged_again_when_the_machine_turns_out_quieter(levels: QuietLevels) -> None:
+    known = Timings(bursts=[(1.0, QUIET)] * 3)
     assert known.estimate(levels).settled
-    levels.add([Quietness(0.8, 1.0)] * 16)
+    levels.add([SpinAndRead(0.8, 1.0)] * 16)
     assert not known.estimate(levels).settled
 
 
 @pytest.mark.parametrize(
     ("moment", "quiet"),
-    [(Quietness(1.04, 1.19), True), (Quietness(1.06, 1.0), False), (Quietness(1.0, 1.21), False)],
+    [(SpinAndRead(1.04, 1.19), True), (SpinAndRead(1.06, 1.0), False), (SpinAndRead(1.0, 1.21), False)],
 )
-def test_quiet_is_near_the_quickest_readings(levels: Levels, moment: Quietness, quiet: bool) -> None:
+def test_quiet_is_near_the_quickest_readings(levels: QuietLevels, moment: SpinAndRead, quiet: bool) -> None:
     assert levels.is_quiet(moment) is quiet
 
 
-def test_a_few_odd_readings_do_not_move_the_level(levels: Levels) -> None:
-    levels.add([Quietness(0.5, 0.5), *[DISTURBED] * 16])
+def test_a_few_odd_readings_do_not_move_the_level(levels: QuietLevels) -> None:
+    levels.add([SpinAndRead(0.5, 0.5), *[DISTURBED] * 16])
     assert levels.is_quiet(QUIET)
 
 
-def test_nothing_is_begun_when_the_budget_is_spent(levels: Levels) -> None:
+def test_nothing_is_begun_when_the_budget_is_spent(levels: QuietLevels) -> None:
     assert next_point(POINTS, {}, levels, 5.0, 5.0) is None
     assert next_point(POINTS, {}, levels, 4.9, 5.0) == POINTS[0]

@@ -16,7 +16,7 @@ import pytest
 
 from draftcast.calibration.microbench import runner
 from draftcast.calibration.microbench.device import Device
-from draftcast.calibration.microbench.noise import NoiseReading, Quietness
+from draftcast.calibration.microbench.noise import NoiseReading, SpinAndRead
 from draftcast.calibration.microbench.runner import Calibration
 from draftcast.calibration.microbench.shapes import Plan, Point, Settings
 from draftcast.calibration.microbench.timer import Burst, BurstLimits
@@ -60,8 +60,8 @@ class Probe:
     def __init__(self, *moments: float) -> None:
         self.moments = iter(moments)
 
-    def quietness(self) -> Quietness:
-        return Quietness(next(self.moments, 1.0), 1.0)
+    def quietness(self) -> SpinAndRead:
+        return SpinAndRead(next(self.moments, 1.0), 1.0)
 
     def read(self) -> NoiseReading:
         return NoiseReading(runner.time.time(), (1.0,) * 16, (1.0,) * 16, (1.0,) * 16, 0.5)
@@ -91,7 +91,7 @@ def lines_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def test_it_writes_table_manifest_and_fit(tmp_path: Path, clock: SimpleNamespace) -> None:
-    seen: list[runner.Status] = []
+    seen: list[runner.RunnerStatus] = []
     with calibration(tmp_path / "p", clock, progress=seen.append) as run:
         run.measure()
         result = run.write("mine", load_hardware("cpu"), command=["draftcast", "calibrate"])
@@ -187,10 +187,10 @@ def test_setup_waits_and_the_end_count_against_the_budget(
         clock.now += 3.0
         return NoiseReading(1e9 + clock.now, (1.0,) * 16, (1.0,) * 16, (1.0,) * 16, 0.5)
 
-    def wait(_probe: object, _levels: object, limit_s: float) -> Quietness:
+    def wait(_probe: object, _levels: object, limit_s: float) -> SpinAndRead:
         waits.append(limit_s)
         clock.now += max(limit_s, 0.0)
-        return Quietness(9.0, 9.0)
+        return SpinAndRead(9.0, 9.0)
 
     waits: list[float] = []
     monkeypatch.setattr(Probe, "read", read)
@@ -209,10 +209,10 @@ def test_setup_waits_and_the_end_count_against_the_budget(
 def test_a_wait_for_quiet_ends_with_the_budget(
     tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait(_probe: object, _levels: object, limit_s: float) -> Quietness:
+    def wait(_probe: object, _levels: object, limit_s: float) -> SpinAndRead:
         waits.append(limit_s)
         clock.now += max(limit_s, 0.0)
-        return Quietness(9.0, 9.0)
+        return SpinAndRead(9.0, 9.0)
 
     waits: list[float] = []
     monkeypatch.setattr(runner.noise, "wait_until_quiet", wait)
@@ -248,7 +248,7 @@ def test_no_process_of_an_operator_stays(
 def test_a_machine_that_is_never_quiet_is_recorded(
     tmp_path: Path, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.noise, "wait_until_quiet", lambda _probe, _levels, _limit: Quietness(9.0, 9.0))
+    monkeypatch.setattr(runner.noise, "wait_until_quiet", lambda _probe, _levels, _limit: SpinAndRead(9.0, 9.0))
     with calibration(tmp_path / "p", clock, budget_s=100.0) as run:
         run.measure()
         assert run.noise()["quiet_bursts"] == 0.0

@@ -136,29 +136,29 @@ def test_inputs_follow_the_seed() -> None:
 
 
 @pytest.fixture(name="quiet_levels")
-def quiet_levels_fixture(monkeypatch: pytest.MonkeyPatch) -> noise.Levels:
+def quiet_levels_fixture(monkeypatch: pytest.MonkeyPatch) -> noise.QuietLevels:
     now = iter(np.arange(0.0, 100.0, 0.1))
     monkeypatch.setattr(noise, "time", SimpleNamespace(perf_counter=lambda: float(next(now)), sleep=lambda _s: None))
-    levels = noise.Levels()
-    levels.add([noise.Quietness(1.0, 1.0)] * 16)
+    levels = noise.QuietLevels()
+    levels.add([noise.SpinAndRead(1.0, 1.0)] * 16)
     return levels
 
 
-def test_it_waits_for_a_quiet_machine(quiet_levels: noise.Levels) -> None:
-    readings = [noise.Quietness(1.3, 1.0), noise.Quietness(1.0, 1.5), noise.Quietness(1.01, 1.1)]
+def test_it_waits_for_a_quiet_machine(quiet_levels: noise.QuietLevels) -> None:
+    readings = [noise.SpinAndRead(1.3, 1.0), noise.SpinAndRead(1.0, 1.5), noise.SpinAndRead(1.01, 1.1)]
     series = iter(readings)
     assert noise.wait_until_quiet(lambda: next(series), quiet_levels, 1.0) == readings[-1]
     assert next(series, None) is None
 
 
-def test_it_gives_up_waiting(quiet_levels: noise.Levels) -> None:
-    readings = [noise.Quietness(2.0, float(number)) for number in range(50)]
+def test_it_gives_up_waiting(quiet_levels: noise.QuietLevels) -> None:
+    readings = [noise.SpinAndRead(2.0, float(number)) for number in range(50)]
     series = iter(readings)
     assert noise.wait_until_quiet(lambda: next(series), quiet_levels, 1.0).read_s == pytest.approx(9.0, abs=1.0)
 
 
 def test_the_worse_of_two_readings() -> None:
-    assert noise.Quietness(1.0, 4.0).worse(noise.Quietness(2.0, 3.0)) == (2.0, 4.0)
+    assert noise.SpinAndRead(1.0, 4.0).worse(noise.SpinAndRead(2.0, 3.0)) == (2.0, 4.0)
 
 
 def test_noise_summary_by_hand() -> None:

@@ -14,7 +14,7 @@ from draftcast.errors import ModelError
 from draftcast.kernels.model import drafters
 from draftcast.kernels.model.architectures import spec_from_config
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model, load_model, model_names
-from draftcast.kernels.model.config import Config
+from draftcast.kernels.model.config import ConfigReader
 from draftcast.kernels.model.spec import QUANTISED, ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.work import layers
@@ -691,7 +691,7 @@ def test_a_model_without_attention_is_refused() -> None:
 
 def test_what_is_no_list_has_no_entry_for_each_layer() -> None:
     with pytest.raises(ModelError, match=r"^conf: a_list = 5: a list of 4 entries is needed \(num_hidden_layers\)"):
-        Config({"a_list": 5}, "conf").per_layer("a_list", 5, 4)
+        ConfigReader({"a_list": 5}, "conf").per_layer("a_list", 5, 4)
 
 
 def test_head_dim_is_derived_when_absent() -> None:

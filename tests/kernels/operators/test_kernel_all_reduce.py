@@ -91,7 +91,7 @@ def test_a_team_that_cannot_be_formed_leaves_no_process(
 
     monkeypatch.setattr(all_reduce, "_process_group", refused)
     with pytest.raises(RuntimeError, match="no connection"):
-        all_reduce.Team(3, "cpu")
+        all_reduce.RankGroup(3, "cpu")
     assert len(seen) == 2
     assert not children()
 
@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_start_is_an_error_at_once(
     Path(main.__file__).write_text("raise SystemExit('no main')")
     monkeypatch.setitem(sys.modules, "__main__", main)
     with pytest.raises(RuntimeError, match="rank 1 of the all-reduce ended as it started"):
-        all_reduce.Team(2, "cpu")
+        all_reduce.RankGroup(2, "cpu")
     assert not children()
 
 

@@ -112,7 +112,7 @@ def test_block_boundaries(name: str, q: int) -> None:
 @pytest.mark.parametrize(("splits", "rows"), [(1, 16), (1, 32), (2, 16), (3, 32), (7, 32)])
 def test_every_split_and_tile(splits: int, rows: int) -> None:
     """Short sequences leave splits empty; 24 rows are one tile and a half of 16."""
-    plan = paged_triton.TilePlan(rows, 16, 4, 2)
+    plan = paged_triton.AttentionTiles(rows, 16, 4, 2)
     check("triton", make(q=3, heads=8, lengths=[3, 17, 100]), splits=splits, plan=plan)
 
 
@@ -139,7 +139,7 @@ def test_prefill_with_and_without_a_prefix(name: str, q: int, context: int, wind
 
 
 def test_unmasked_tiles_of_a_long_prefix() -> None:
-    plan = paged_triton.TilePlan(128, 16, 8, 2)
+    plan = paged_triton.AttentionTiles(128, 16, 8, 2)
     check("triton", make(q=33, heads=4, lengths=[33, 97]), splits=2, plan=plan)
 
 
@@ -162,7 +162,7 @@ def test_head_sizes(name: str, head_dim: int) -> None:
 
 def test_more_splits_than_one_chunk_of_the_sum() -> None:
     """24 splits of one tile each, in chunks of 16; the short sequence fills two of them."""
-    plan = paged_triton.TilePlan(16, 16, 4, 2)
+    plan = paged_triton.AttentionTiles(16, 16, 4, 2)
     check("triton", make(heads=8, lengths=[384, 20]), splits=24, plan=plan)
 
 

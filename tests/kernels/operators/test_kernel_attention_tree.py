@@ -94,7 +94,7 @@ def test_a_chain_as_a_tree_is_causal(name: str, q: int, window: int) -> None:
 @pytest.mark.parametrize("splits", [1, 3])
 def test_tiles_without_masks_stop_where_the_tree_begins(splits: int) -> None:
     inputs = make(33, seed=3)
-    plan = paged_triton.TilePlan(128, 16, 8, 2)
+    plan = paged_triton.AttentionTiles(128, 16, 8, 2)
     found = run("triton", inputs, plan=plan, splits=splits)
     torch.testing.assert_close(found.double(), paged.reference(inputs)["out"], rtol=0, atol=1e-5)
 

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 
 from draftcast.kernels.operators.registry import operator
 from draftcast.kernels.operators.triton import linear as triton_linear
-from draftcast.kernels.operators.triton.device import TilePlan
+from draftcast.kernels.operators.triton.device import MatrixTiles
 from draftcast.kernels.operators.triton.linear import split_count, tile_plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -77,14 +77,14 @@ def test_sizes_that_no_tile_divides(name: str, dtype: str, k: int, n: int) -> No
 @pytest.mark.parametrize("splits", [1, 3, 9])
 def test_every_split(dtype: str, splits: int) -> None:
     """Eight steps of k: unequal splits, and one with nothing to do. A launch leaves its work space as it was."""
-    plan = TilePlan(16, 32, 32, 4, 2, 1)
+    plan = MatrixTiles(16, 32, 32, 4, 2, 1)
     check("triton", made(5, 250, 40, dtype), dtype, plan=plan, splits=splits, launches=2)
 
 
 @pytest.mark.parametrize(("m", "n"), [(290, 130), (130, 290)])
 def test_grouped_tiles_cover_everything(m: int, n: int) -> None:
     """Row tiles in groups of eight and a rest."""
-    check("triton", made(m, 32, n, "bf16"), "bf16", plan=TilePlan(32, 64, 32, 4, 2, 1))
+    check("triton", made(m, 32, n, "bf16"), "bf16", plan=MatrixTiles(32, 64, 32, 4, 2, 1))
 
 
 @pytest.mark.parametrize("m", [16, 17, 40, 100, 200])

@@ -27,7 +27,7 @@ from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
-from draftcast.scenarios.compare.capacity import Capacity
+from draftcast.scenarios.compare.capacity import CapacityEstimate
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest
@@ -188,13 +188,13 @@ def pretend(scenario: Scenario, *, progress: Any = None, record_steps: bool = Fa
     )
 
 
-def around(mean: float, half_width: float) -> Capacity:
+def around(mean: float, half_width: float) -> CapacityEstimate:
     """With this interval: Student's t of two replications is 12.706 standard errors, half of what lies between them."""
-    return Capacity((mean - half_width / 12.706, mean + half_width / 12.706))
+    return CapacityEstimate((mean - half_width / 12.706, mean + half_width / 12.706))
 
 
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, Capacity] | None = None
+    monkeypatch: pytest.MonkeyPatch, run: Any = pretend, capacities: dict[bool, CapacityEstimate] | None = None
 ) -> None:
     """Let ``run`` stand in for the simulator, and ``capacities`` (by speculation on or off) for saturated runs.
 
@@ -205,7 +205,7 @@ def stand_in(
     def together(scenarios: Any, *, progress: Any = None, record_steps: bool = False) -> list[RunResult]:
         return [run(scenario, progress=progress, record_steps=record_steps) for scenario in scenarios]
 
-    def saturated(scenario: Scenario, rate_rps: float, **how: Any) -> Capacity:
+    def saturated(scenario: Scenario, rate_rps: float, **how: Any) -> CapacityEstimate:
         return known[scenario.speculative_config is not None]
 
     monkeypatch.setattr(comparison_module, "simulate_together", together)

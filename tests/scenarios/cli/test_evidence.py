@@ -9,29 +9,29 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
-from draftcast.scenarios.cli.evidence import Choice
+from draftcast.scenarios.cli.evidence import PointFilter
 from draftcast.scenarios.cli.main import app
 
 
 def test_every_filter_narrows_the_points() -> None:
-    everything = len(Choice().points())
+    everything = len(PointFilter().points())
     for chosen, holds in (
-        (Choice(model="qwen3-8b"), lambda p: "qwen3-8b" in p.model.lower()),
-        (Choice(device="h100"), lambda p: "h100" in p.gpu.lower()),
-        (Choice(method="ngram"), lambda p: p.spec.method == "ngram"),
-        (Choice(method="none"), lambda p: not p.spec.is_on),
-        (Choice(engine="sglang"), lambda p: p.engine == "sglang"),
-        (Choice(load="burst"), lambda p: p.load.kind == "burst"),
-        (Choice(tier="a,b"), lambda p: p.tier in "AB"),
-        (Choice(source="SpecForge"), lambda p: "SpecForge" in p.source),
+        (PointFilter(model="qwen3-8b"), lambda p: "qwen3-8b" in p.model.lower()),
+        (PointFilter(device="h100"), lambda p: "h100" in p.gpu.lower()),
+        (PointFilter(method="ngram"), lambda p: p.spec.method == "ngram"),
+        (PointFilter(method="none"), lambda p: not p.spec.is_on),
+        (PointFilter(engine="sglang"), lambda p: p.engine == "sglang"),
+        (PointFilter(load="burst"), lambda p: p.load.kind == "burst"),
+        (PointFilter(tier="a,b"), lambda p: p.tier in "AB"),
+        (PointFilter(source="SpecForge"), lambda p: "SpecForge" in p.source),
     ):
         found = chosen.points()
         assert 0 < len(found) < everything
         assert all(holds(point) for point in found)
     with pytest.raises(InputError, match="no point has --model gpt-9"):
-        Choice(model="gpt-9").points()
+        PointFilter(model="gpt-9").points()
     with pytest.raises(InputError, match=r"no point has --device H100, --tier Z; --tier: A, B, C$"):
-        Choice(device="H100", tier="Z").points()
+        PointFilter(device="H100", tier="Z").points()
 
 
 @pytest.mark.parametrize("command", ["evidence", "published"])

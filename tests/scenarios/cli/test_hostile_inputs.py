@@ -25,7 +25,7 @@ from paths import DATA, ROOT
 from draftcast import files, load_scenario, simulate
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.run_directory import CHUNKS, REQUESTS, LiveRun, LiveRunWriter
-from draftcast.calibration.live.server import Endpoint, Server
+from draftcast.calibration.live.server import EngineServer, RunningServer
 from draftcast.calibration.profile.load import read_manifest
 from draftcast.errors import CapacityError, InputError, LiveError, shown
 from draftcast.kernels.model.catalog import load_model
@@ -283,8 +283,8 @@ def test_manifests_name_nothing_outside_their_folder(tmp_path: Path) -> None:
 def test_manifests_hold_no_api_key(tmp_path: Path, key: list[str]) -> None:
     words = ["vllm", "serve", "m", *key, "--port", "1"]
     with subprocess.Popen(["true"]) as keeper:
-        server = Server(words, {}, "http://127.0.0.1:1", tmp_path / "log", keeper)
-    manifest = Endpoint("http://127.0.0.1:1", "m", "0", {}, None, server).manifest()
+        server = EngineServer(words, {}, "http://127.0.0.1:1", tmp_path / "log", keeper)
+    manifest = RunningServer("http://127.0.0.1:1", "m", "0", {}, None, server).manifest()
     assert not [word for word in manifest["command"] if "sk-1" in word]
     assert manifest["command"][-2:] == ["--port", "1"]
     assert server.command == words

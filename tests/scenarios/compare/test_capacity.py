@@ -9,11 +9,11 @@ from samples import SHORT_REQUESTS
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare import capacity as module
-from draftcast.scenarios.compare.capacity import Capacity, capacity
+from draftcast.scenarios.compare.capacity import CapacityEstimate, capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
-from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.fluid import SteadyState
 from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim import Batch, Policy
 
@@ -48,7 +48,7 @@ def test_data_parallel_ranks_and_api_servers_count() -> None:
     assert alone is not None
     assert together is not None
     assert together.estimate.mean == pytest.approx(2 * alone.estimate.mean, rel=0.03)
-    fluids = [Fluid.of(side) for side in (one, two)]
+    fluids = [SteadyState.of(side) for side in (one, two)]
     assert fluids[1].slots == 2 * fluids[0].slots
     assert fluids[1].capacity_rps() == pytest.approx(2 * fluids[0].capacity_rps(), rel=0.02)
     # Prompts of few outputs on a fast engine: one API server is the bottleneck, four are not.
@@ -177,7 +177,7 @@ def test_arrivals_without_a_single_rate_have_none(arrivals: dict[str, object]) -
 def test_a_side_at_its_capacity_wins_over_one_that_surely_completes_less(
     on: tuple[Position, float], off: tuple[Position, float], word: Word
 ) -> None:
-    sides = [Side(None, position, Capacity((rate - 0.1, rate, rate + 0.1))) for position, rate in (on, off)]
+    sides = [Side(None, position, CapacityEstimate((rate - 0.1, rate, rate + 0.1))) for position, rate in (on, off)]
     verdict = decide(METRICS["e2e"], *sides, 0.95)
     assert (verdict.word, verdict.advantage) == (word, None)
     assert ("overloaded" in verdict.why) == (word != "too close to call")

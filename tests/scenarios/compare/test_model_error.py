@@ -13,9 +13,9 @@ from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.model_error import (
     SPREADS,
     Prediction,
-    Reach,
     RelativeErrors,
     Response,
+    RunAtBounds,
     SloUse,
     model_error,
     predicted,
@@ -26,7 +26,7 @@ from draftcast.scenarios.compare.model_error import (
 from draftcast.scenarios.compare.slo_answer import slo_answer
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide, side
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import Fluid
+from draftcast.scenarios.run.fluid import SteadyState
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
@@ -245,7 +245,7 @@ def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
     for batch in (1, 8, 32, 64):
         on, off = (
             math.log(fluid(other).latency_s(batch) / fluid(scenario).latency_s(batch))
-            for fluid in (Fluid.of, lambda side: Fluid.of(without(side)))
+            for fluid in (SteadyState.of, lambda side: SteadyState.of(without(side)))
         )
         assert abs(off) < NORMAL_95 * error.step
         assert abs(on - off) < NORMAL_95 * error.speculation
@@ -285,7 +285,7 @@ def test_figures_reach_as_far_as_longer_and_shorter_steps_take_them(scenario: Sc
 def without_chance(scenario: Scenario) -> dict[str, Estimate]:
     run = simulate(scenario)
     sure = {name: Estimate(each.mean, each.mean, each.mean, 0.0, 2) for name, each in run.summary["figures"].items()}
-    reach = Reach.of(scenario, run, None)
+    reach = RunAtBounds.of(scenario, run, None)
     assert reach is not None
     return reach.predicted_figures(dataclasses.replace(run, summary={"figures": sure}))
 
@@ -316,7 +316,7 @@ def test_one_replication_has_no_interval(scenario: Scenario) -> None:
 
 def test_whether_the_slo_is_met_is_asked_of_each_class_that_has_one(scenario: Scenario) -> None:
     run = simulate(with_values(without_speculation(scenario), CLOSED | {"slo.tpot_ms": 100.0}))
-    reach = Reach(np.log([1.25, 1.0, 0.8]), np.ones(3))
+    reach = RunAtBounds(np.log([1.25, 1.0, 0.8]), np.ones(3))
     asked = with_values(scenario, {"slo": {"tpot_ms": 10.0, "attainment": 0.9}})
 
     def is_open(*shares: float) -> bool:

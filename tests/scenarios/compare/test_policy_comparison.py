@@ -17,9 +17,9 @@ from draftcast.scenarios.compare import policy_comparison as module
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.policy_comparison import (
-    AskedPolicy,
+    PolicyCandidate,
     PolicyComparison,
-    Standing,
+    RankedPolicy,
     applicable_policies,
     compare_policies,
     parse_policies,
@@ -47,9 +47,9 @@ def question(*overrides: str) -> Scenario:
 def test_policies_are_read_with_their_parameters() -> None:
     text = "off, goodput(weight=0.3, probe_interval_steps=0),my policy.py:Half(sizes=[1, 2], by={a: 1, b: 2})"
     assert parse_policies(text) == [
-        AskedPolicy("off"),
-        AskedPolicy("goodput", {"weight": 0.3, "probe_interval_steps": 0}),
-        AskedPolicy("my policy.py:Half", {"sizes": [1, 2], "by": {"a": 1, "b": 2}}),
+        PolicyCandidate("off"),
+        PolicyCandidate("goodput", {"weight": 0.3, "probe_interval_steps": 0}),
+        PolicyCandidate("my policy.py:Half", {"sizes": [1, 2], "by": {"a": 1, "b": 2}}),
     ]
     assert [p.label for p in parse_policies(text)][:2] == ["off", "goodput(weight=0.3, probe_interval_steps=0)"]
 
@@ -67,15 +67,15 @@ def test_a_schedule_is_put_where_vllm_has_it_and_taken_away_for_others() -> None
     key = "engine.speculative_config.num_speculative_tokens_per_batch_size"
     own = question(f"{key}=[[1, 4, 3], [5, 9, 0]]")
 
-    def schedule(asked: AskedPolicy) -> Any:
+    def schedule(asked: PolicyCandidate) -> Any:
         spec = with_policy(own, asked).speculative_config
         assert spec is not None
         assert spec.num_speculative_tokens == 3
         return spec.num_speculative_tokens_per_batch_size
 
-    assert schedule(AskedPolicy("batch_schedule")) == ((1, 4, 3), (5, 9, 0))
-    assert schedule(AskedPolicy("batch_schedule", {"schedule": [[1, 1, 2]]})) == ((1, 1, 2),)
-    assert schedule(AskedPolicy("goodput")) is None
+    assert schedule(PolicyCandidate("batch_schedule")) == ((1, 4, 3), (5, 9, 0))
+    assert schedule(PolicyCandidate("batch_schedule", {"schedule": [[1, 1, 2]]})) == ((1, 1, 2),)
+    assert schedule(PolicyCandidate("goodput")) is None
 
 
 def test_policies_that_a_scenario_says_enough_for() -> None:
@@ -97,7 +97,7 @@ def run(values: list[float], state: State = "steady") -> Side:
 
 
 def ranked(sides: dict[str, Side], metric: str = "e2e") -> PolicyComparison:
-    asked = [AskedPolicy(name) for name in sides]
+    asked = [PolicyCandidate(name) for name in sides]
     return module._rank(question(), METRICS[metric], asked, list(sides.values()))
 
 
@@ -188,7 +188,7 @@ def test_replications_that_do_not_differ_are_exact() -> None:
 # ---- real runs ----
 
 
-def run_of(standing: Standing) -> RunResult:
+def run_of(standing: RankedPolicy) -> RunResult:
     assert standing.side.run is not None
     return standing.side.run
 
@@ -201,7 +201,7 @@ def test_policies_meet_the_same_requests_and_the_figures_are_those_of_simulate()
     assert set(found) == {"fixed", "off", "oracle"}
     assert answer.baseline == "fixed"
     for name, standing in found.items():
-        alone = simulate(with_policy(scenario, AskedPolicy(name)))
+        alone = simulate(with_policy(scenario, PolicyCandidate(name)))
         for figure in ("mean_e2el_s", "mean_tpot_s", "output_throughput"):
             assert [r[figure] for r in run_of(standing).replications] == [r[figure] for r in alone.replications]
     arrivals = [run_of(standing).requests["arrival_s"].tolist() for standing in found.values()]

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from draftcast.errors import InputError
 from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.compare.capacity import Capacity
+from draftcast.scenarios.compare.capacity import CapacityEstimate
 from draftcast.scenarios.compare.limits import Limit
 from draftcast.scenarios.compare.metric import METRICS, Price
 from draftcast.scenarios.compare.model_error import response
@@ -386,7 +386,7 @@ def test_throughputs_are_paired_as_often_as_both_capacities_were_simulated() -> 
     prober = Prober(load_scenario("default"), axis_named("rate"), METRICS["token_goodput"], 10**6)
     rates = ((50.0, 52.0, 54.0), (51.0, 50.0, 52.0, 54.0, 49.0, 47.0))
     halves = [
-        dataclasses.replace(half, known=side_by_capacity(99.0, Capacity(own)))
+        dataclasses.replace(half, known=side_by_capacity(99.0, CapacityEstimate(own)))
         for half, own in zip(prober.sides(1.0), rates, strict=True)
         if half is not None
     ]

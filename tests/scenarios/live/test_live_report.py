@@ -13,7 +13,13 @@ import yaml
 from draftcast.errors import InputError
 from draftcast.files import plain
 from draftcast.scenarios.cli.main import main
-from draftcast.scenarios.live.validate.sweep import Resampled, SweepValidation, cutover, validate_sweep, within_bar
+from draftcast.scenarios.live.validate.sweep import (
+    ResampledEffect,
+    SweepValidation,
+    cutover,
+    validate_sweep,
+    within_bar,
+)
 from draftcast.scenarios.show import validation_sweep_report as sweep_report
 from draftcast.scenarios.show.validation_sweep_report import markdown, summary, verdicts, write_sweep_report
 
@@ -160,12 +166,12 @@ def test_summary_is_plain(found: SweepValidation) -> None:
 def test_cutovers_beyond_what_was_run_are_told_in_words(found: SweepValidation) -> None:
     # The gain crosses 1 at u users where it falls from 1 + log16(u) at 1 user to log16(u) at 16 users.
     at_3, at_12 = math.log(3, 16), math.log(12, 16)
-    first = Resampled(
+    first = ResampledEffect(
         *("on", "concurrency", 1.0, 1.5, 0.9, 1.5, 1.0 + at_3, "right"),
         np.array([0.9, 1.5]),
         np.array([0.9, 1.0 + at_12]),
     )
-    second = Resampled(
+    second = ResampledEffect(
         *("on", "concurrency", 16.0, 1.2, 0.8, 1.2, at_3, "WRONG"), np.array([0.8, 1.2]), np.array([0.8, at_12])
     )
     always = cutover([first, second])
@@ -218,10 +224,10 @@ def test_acceptance_and_the_known_text_are_in_the_report(sweep: Path, found: Swe
     assert "concurrency-1/off: 1 of 50 tokens differ from the known text" in markdown(checked)
 
 
-def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[Resampled]:
+def gains(mode: str, values: dict[float, float], forecast: dict[float, float]) -> list[ResampledEffect]:
     spread = np.linspace(-0.05, 0.05, 101)
     return [
-        Resampled(
+        ResampledEffect(
             mode,
             "concurrency",
             load,

@@ -21,7 +21,7 @@ from draftcast.errors import InputError, LiveError, ScenarioError
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.cli.main import app, schema_of
 from draftcast.scenarios.live import sweep as module
-from draftcast.scenarios.live.run import LiveOptions, Progress
+from draftcast.scenarios.live.run import LiveOptions, LiveProgress
 from draftcast.scenarios.live.run import testbed_scenario as write_scenario
 from draftcast.scenarios.live.sweep import SweepPlan, live_sweep, modes_of, read_index
 from draftcast.scenarios.schema import Scenario
@@ -63,7 +63,7 @@ def cells(index: dict[str, Any]) -> list[tuple[str, str, float]]:
 def test_together_each_load_meets_every_server_before_the_next(testbed: Path, tmp_path: Path) -> None:
     plan = SweepPlan((2,), (NGRAM,), concurrencies=(1, 2), rates_rps=(20.0,), cell_s=0.5)
     said: list[str] = []
-    index = live_sweep(question(testbed), tmp_path, plan, OPTIONS, Progress(say=said.append))
+    index = live_sweep(question(testbed), tmp_path, plan, OPTIONS, LiveProgress(say=said.append))
     assert cells(index) == [
         ("off", "concurrency", 1.0),
         ("draft_model-k2", "concurrency", 1.0),
@@ -175,7 +175,7 @@ def test_a_stopped_sweep_goes_on_and_rates_follow_the_closed_loop(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        live_sweep(question(testbed), tmp_path, plan, OPTIONS, Progress(say=stop))
+        live_sweep(question(testbed), tmp_path, plan, OPTIONS, LiveProgress(say=stop))
     begun = read_index(tmp_path)
     assert (begun["complete"], cells(begun)) == (
         False,

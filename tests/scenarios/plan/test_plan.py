@@ -28,13 +28,21 @@ from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
 from draftcast.scenarios.plan.search import (
     STEADY_STATE,
-    Check,
     Constraint,
+    LoadCheck,
     SimulatedCluster,
     check_load,
     cluster_scenario,
 )
-from draftcast.scenarios.plan.sizing import SHARES, CapacityPlan, Sizing, curve_frame, goodput_curve, plan, with_prices
+from draftcast.scenarios.plan.sizing import (
+    SHARES,
+    CapacityPlan,
+    SizedCandidate,
+    curve_frame,
+    goodput_curve,
+    plan,
+    with_prices,
+)
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
@@ -198,7 +206,7 @@ def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(serve
     reach = math.exp(1.959964 * times_error(own, cached_deployment(own)))
     lax, tight, missed = (f"e2el:p95<{1e3 * STEP_S * limit}ms" for limit in (1.5, 0.5 + reach / 2, 1.5 - reach / 2))
 
-    def sized(slo: str, rate: float = 300.0, factor: float = 1.0) -> Sizing:
+    def sized(slo: str, rate: float = 300.0, factor: float = 1.0) -> SizedCandidate:
         longer = {"source": "x", "model": own.engine.model, "hardware": "h100-sxm", "step_factor": factor}
         question = {"rate_rps": rate, "objectives": parse_objectives(slo), "tolerance": 0.005}
         return planned(with_values(own, {"correction": longer}), **question).sizings[0]
@@ -554,7 +562,7 @@ def test_replicas_that_were_passed_over_because_they_did_not_settle_are_named(
 ) -> None:
     own = SimulatedCluster.check
 
-    def check(cluster: SimulatedCluster, replicas: int, rate_rps: float) -> Check:
+    def check(cluster: SimulatedCluster, replicas: int, rate_rps: float) -> LoadCheck:
         done, limit = own(cluster, replicas, rate_rps), Constraint(STEADY_STATE, math.nan, math.nan, math.nan)
         return dataclasses.replace(done, met=False, constraints=(limit,)) if replicas == 4 else done
 

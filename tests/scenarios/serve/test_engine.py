@@ -13,7 +13,7 @@ from draftcast.scenarios.run.simulate import front_end_s, serve
 from draftcast.scenarios.run.workload_spec import workload_spec
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.serve.engine import LiveEngine
-from draftcast.scenarios.serve.fleet import FrontEnd
+from draftcast.scenarios.serve.fleet import FrontEndQueue
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
 
@@ -44,7 +44,7 @@ def arrivals(scenario: Scenario) -> RequestTable:
 
 def played(scenario: Scenario, engine: LiveEngine) -> tuple[dict[int, float], dict[int, int]]:
     """When each request ended and how many tokens it got, sent behind the front end as the clock reaches them."""
-    table, front_end = arrivals(scenario), FrontEnd(scenario, [cached_deployment(scenario)])
+    table, front_end = arrivals(scenario), FrontEndQueue(scenario, [cached_deployment(scenario)])
     ends: dict[int, float] = {}
     tokens = dict.fromkeys(range(len(table)), 0)
     sent = 0
@@ -86,7 +86,7 @@ def test_requests_end_when_the_simulation_ends_them(overrides: tuple[str, ...]) 
 def test_the_front_end_passes_requests_on_as_in_a_simulation() -> None:
     scenario = small("workload.arrivals.request_rate_rps=3000", "cluster.replicas=2")
     deployment, table = cached_deployment(scenario), arrivals(scenario)
-    front_end = FrontEnd(scenario, [deployment])
+    front_end = FrontEndQueue(scenario, [deployment])
     columns = table.arrival_s.tolist(), table.prompt_tokens.tolist()
     late_s = [front_end.hand_over_s(*each) - each[0] for each in zip(*columns, strict=True)]
     assert late_s == pytest.approx(front_end_s(scenario, [deployment], table).tolist())

@@ -21,7 +21,7 @@ from paths import ROOT, TESTS
 from simulated_server import SimulatedServer, simulated_server, stream, wait_until
 
 from draftcast.calibration.acceptance.metrics import samples
-from draftcast.calibration.live.server import Endpoint
+from draftcast.calibration.live.server import RunningServer
 from draftcast.scenarios.serve.app import MAX_BODY_BYTES
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
@@ -121,7 +121,7 @@ def seconds(server: SimulatedServer) -> float:
 
 
 def test_facts_are_read_as_those_of_vllm(server: SimulatedServer) -> None:
-    facts = Endpoint.of(server.url)
+    facts = RunningServer.of(server.url)
     assert (facts.model, facts.version) == (MODEL, "0.32")
     assert (facts.config["max_model_len"], facts.config["block_size"], facts.config["async_scheduling"]) == (
         8192,

@@ -10,7 +10,7 @@ from draftcast.scenarios.compare.comparison import Comparison, compare
 from draftcast.scenarios.cutover.map import SpeedupMap
 from draftcast.scenarios.cutover.search import Cutover
 from draftcast.scenarios.plan.sizing import CapacityPlan
-from draftcast.scenarios.run.simulate import Plotted, RunResult
+from draftcast.scenarios.run.simulate import HasPicture, RunResult
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.run_report import comparison_figure
 from draftcast.scenarios.sweep.result import SweepResult
@@ -29,6 +29,6 @@ def test_a_picture_shows_no_figures_of_a_side_that_has_none() -> None:
 
 
 @pytest.mark.parametrize("kind", [RunResult, Comparison, SpeedupMap, CapacityPlan, Cutover, SweepResult])
-def test_an_answer_names_the_function_that_draws_it(kind: type[Plotted]) -> None:
+def test_an_answer_names_the_function_that_draws_it(kind: type[HasPicture]) -> None:
     module, _, function = kind.picture.partition(".")
     assert callable(getattr(import_module(f"draftcast.scenarios.show.{module}"), function))

@@ -23,7 +23,7 @@ from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.kept import Kept
+from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import changed
@@ -281,7 +281,7 @@ def test_a_worker_resolves_an_engine_once(base: Scenario, tmp_path: Path, monkey
         return deploy(scenario)
 
     monkeypatch.setattr("draftcast.scenarios.run.deployment.deploy", counted)
-    monkeypatch.setattr("draftcast.scenarios.run.deployment.deployments", Kept(4))
+    monkeypatch.setattr("draftcast.scenarios.run.deployment.deployments", AnswerCache(4))
     policy = tmp_path / "own.py"
     policy.write_text(POLICIES.replace("os._exit(77)", "return 1"))
     other = with_values(base, {"policy": {"name": f"{policy}:Fatal"}})

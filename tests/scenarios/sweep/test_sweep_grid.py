@@ -11,7 +11,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.changes import SHORT, SPECIAL, changed
 from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
-from draftcast.scenarios.sweep.grid import Axis, axis_of, grid_points, parse_axis
+from draftcast.scenarios.sweep.grid import SweepAxis, axis_of, grid_points, parse_axis
 from draftcast.scenarios.sweep.result import pareto_front
 
 
@@ -157,7 +157,7 @@ def test_what_a_short_name_leaves_as_it_is_goes_with_it(base: Scenario) -> None:
 
 
 def test_another_method_takes_acceptance_of_its_own(base: Scenario) -> None:
-    points = grid_points(base, [Axis("method", ("off", "eagle3", "ngram"))])
+    points = grid_points(base, [SweepAxis("method", ("off", "eagle3", "ngram"))])
     assert [point.scenario is None for point in points] == [False, False, True]
     assert "was given for eagle3, and the method is now ngram" in points[2].error
     for key in ("method", "engine.speculative_config.method"):
@@ -201,7 +201,7 @@ def test_an_acceptance_that_would_have_no_effect_is_refused(base: Scenario) -> N
 
 
 def test_points_that_cannot_be_asked_stay_with_their_reason(base: Scenario) -> None:
-    points = grid_points(base, [Axis("rate", (1.0, 2.0)), Axis("k", (3, 65))])
+    points = grid_points(base, [SweepAxis("rate", (1.0, 2.0)), SweepAxis("k", (3, 65))])
     assert [dict(point.values) for point in points] == [
         {"rate": 1.0, "k": 3}, {"rate": 1.0, "k": 65}, {"rate": 2.0, "k": 3}, {"rate": 2.0, "k": 65},
     ]  # fmt: skip
@@ -212,12 +212,12 @@ def test_points_that_cannot_be_asked_stay_with_their_reason(base: Scenario) -> N
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
-        ([Axis("enigne.block_size", (1, 2))], "no point of the grid.*unknown key"),
-        ([Axis("tp", (1,)), Axis("engine.tensor_parallel_size", (2,))], "given twice"),
-        ([Axis("seed", tuple(range(1000))), Axis("rate", tuple(range(1, 1000)))], "more than 100000"),
+        ([SweepAxis("enigne.block_size", (1, 2))], "no point of the grid.*unknown key"),
+        ([SweepAxis("tp", (1,)), SweepAxis("engine.tensor_parallel_size", (2,))], "given twice"),
+        ([SweepAxis("seed", tuple(range(1000))), SweepAxis("rate", tuple(range(1, 1000)))], "more than 100000"),
     ],
 )
-def test_a_grid_that_makes_no_sense_is_refused(base: Scenario, axes: list[Axis], said: str) -> None:
+def test_a_grid_that_makes_no_sense_is_refused(base: Scenario, axes: list[SweepAxis], said: str) -> None:
     with pytest.raises(InputError, match=said):
         grid_points(base, axes)
 
@@ -240,7 +240,7 @@ def test_the_pareto_front_does_not_reward_chance() -> None:
 
 def test_a_grid_takes_arrays_and_texts_and_names_what_it_does_not_take() -> None:
     scenario = load_scenario()
-    assert axis_of("k", np.arange(3), scenario) == Axis("k", (0, 1, 2)) == axis_of("k", "0..2", scenario)
+    assert axis_of("k", np.arange(3), scenario) == SweepAxis("k", (0, 1, 2)) == axis_of("k", "0..2", scenario)
     assert {type(value) for value in axis_of("k", np.arange(3), scenario).values} == {int}
     for values, said in (([], "at least one value"), (10, "rate = 10: must be a list")):
         with pytest.raises(InputError, match=said):

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.run.simulate import Served, measure, serve
+from draftcast.scenarios.run.simulate import ServedScenario, measure, serve
 from draftcast.scenarios.schema.load import without_speculation
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.output.steady_state import FORGOTTEN, Warmup, _elasticity, _missing_share, find_warmup
@@ -86,7 +86,7 @@ def test_shortfall_is_the_mean_of_what_the_rest_misses() -> None:
     assert (warmup.shortfall(0), warmup.shortfall(1), warmup.shortfall(2)) == (0.1875, 0.25 / 3, 0.0)
 
 
-def served(rate_rps: float, num_requests: int, replications: int) -> Served:
+def served(rate_rps: float, num_requests: int, replications: int) -> ServedScenario:
     scenario = load_scenario(
         overrides=[
             f"workload.arrivals.request_rate_rps={rate_rps}",

@@ -14,7 +14,7 @@ import draftcast
 from draftcast.errors import ScenarioError
 from draftcast.scenarios.schema.scenario import POLICIES as SCENARIO_POLICIES
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.compiled.borrowed import Held, call_at, reference
+from draftcast.sim.compiled.borrowed import PinnedBundle, call_at, reference
 from draftcast.sim.policies import ema_tiers, goodput
 from draftcast.sim.policies.base import Policy, draft_alike
 from draftcast.sim.policies.ema_tiers import EmaTiers, Tier
@@ -37,7 +37,7 @@ def observe(engine: Any, rounds: int, accepted: int, rejections: int, sampled: i
 
 
 def goodput_drafts(engine: Any, num_seqs: int, mean_context: float) -> int:
-    held = Held(engine)
+    held = PinnedBundle(engine)
     return int(held.bind(goodput.goodput_drafts, types.int32, types.float64)(num_seqs, mean_context))
 
 

@@ -10,7 +10,7 @@ import pytest
 from numba import types
 
 from draftcast.sim.acceptance.chain import Chain
-from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.borrowed import PinnedBundle
 from draftcast.sim.policies import bandit as rule
 from draftcast.sim.policies.bandit import Bandit
 
@@ -21,7 +21,7 @@ class Game:
     def __init__(self, build_case: Any, policy: Bandit, seconds: dict[int, list[float]], k: int, seed: int = 0) -> None:
         case = build_case([4], [4], method="eagle", k=k, policy=policy, max_num_seqs=8)
         self.state = case.replica.state._replace(policy=policy.compile(k, 8, seed))
-        self.held = Held(self.state)
+        self.held = PinnedBundle(self.state)
         self.decide, self.observe = (self.held.bind(f, types.int64) for f in (rule.decide_bandit, rule.observe_bandit))
         self.seconds = seconds  # by number of requests, one entry per length
 

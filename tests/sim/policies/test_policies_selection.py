@@ -10,7 +10,7 @@ from numba import types
 
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.confidence import survivals
-from draftcast.sim.compiled.borrowed import Held
+from draftcast.sim.compiled.borrowed import PinnedBundle
 from draftcast.sim.policies.adaptive_verification import AdaptiveVerification
 from draftcast.sim.policies.base import Policy
 from draftcast.sim.policies.confidence import Confidence
@@ -304,7 +304,7 @@ def test_the_likeliest_are_those_a_sort_puts_first(build_case: Any) -> None:
     rng = np.random.default_rng(7)
     case = build_case([4], [9], method="eagle", k=5, policy=Tetris(), max_num_seqs=24)
     s = case.replica.state
-    engine = Held(s)
+    engine = PinnedBundle(s)
     pick = engine.bind(pick_likeliest, *[types.int64] * 4)
     for _ in range(200):
         n, most, drafts = drafts_at_random(case, rng)
@@ -321,7 +321,7 @@ def test_the_ranking_is_the_sorted_list(build_case: Any) -> None:
     rng = np.random.default_rng(8)
     case = build_case([4], [9], method="eagle", k=5, policy=AdaptiveVerification(), max_num_seqs=24)
     s = case.replica.state
-    engine = Held(s)
+    engine = PinnedBundle(s)
     rank = engine.bind(rank_drafts, *[types.int64] * 3)
     for _ in range(100):
         n, most, drafts = drafts_at_random(case, rng)

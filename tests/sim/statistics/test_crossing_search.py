@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from draftcast.sim.statistics.crossing import Ask, CrossingSearch, Found, Probe
+from draftcast.sim.statistics.crossing import Ask, CrossingResult, CrossingSearch, Probe
 
 TRUE = 17.3
 GRID = (1.0, 8.0, 16.0, 24.0, 32.0)
@@ -34,7 +34,7 @@ def falling(x: float) -> float:
     return math.exp((TRUE - x) / 15)
 
 
-def find(ask: Ask, grid: tuple[float, ...] = GRID, **how: float) -> Found:
+def find(ask: Ask, grid: tuple[float, ...] = GRID, **how: float) -> CrossingResult:
     return CrossingSearch(ask, 5, **how).run(grid)  # type: ignore[arg-type]
 
 
