@@ -46,7 +46,7 @@ class ReplicaGroup(Frozen):
     """null: the scenario's, which is of engine.speculative_config.method; another method needs its own."""
 
 
-class Cluster(Frozen):
+class ClusterSpec(Frozen):
     """Replicas behind a router: identical ones, or groups of unlike ones."""
 
     replicas: Replicas = 1
@@ -108,7 +108,7 @@ class Scenario(Frozen):
     """Step-time profile: a name, file or folder; null: the device's, or a roofline from its data sheet."""
     correction: Correction | None = None
     """Correction from your own runs without speculation (--calibrate-to); null: the profile's times unchanged."""
-    cluster: Cluster = Cluster()
+    cluster: ClusterSpec = ClusterSpec()
     workload: Workload
     acceptance: Acceptance | None = None
     """Which drafts are accepted, from your traffic (draftcast acceptance) or {reference: NAME}; no default fits all."""
@@ -123,7 +123,7 @@ class Scenario(Frozen):
         """The section an unknown top-level key belongs to, e.g. ``engine.max_num_seqs``."""
         sections: dict[str, type[Frozen]]
         sections = {"engine": Engine, "engine.speculative_config": SpeculativeConfig, "workload": Workload}
-        sections |= {"cluster": Cluster, "slo": Slo, "statistics": Statistics}
+        sections |= {"cluster": ClusterSpec, "slo": Slo, "statistics": Statistics}
         # One that has the very key comes before one whose key is spelled alike.
         for section, model in sorted(sections.items(), key=lambda item: key not in item[1].model_fields):
             if near := nearest_key(key, model.model_fields):
