@@ -6,7 +6,8 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
-from typing import ClassVar
+from dataclasses import fields
+from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
@@ -40,7 +41,8 @@ class SelectingPolicy(Policy):
         )
 
     def parameters(self) -> list[float]:
-        return [float(value) for value in vars(self).values()]
+        policy: Any = self  # a dataclass
+        return [float(getattr(self, field.name)) for field in fields(policy)]
 
 
 @njit(cache=True, forceinline=True)
