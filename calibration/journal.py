@@ -82,12 +82,12 @@ class Journal:
             raise HardwareError("is not the journal of a calibration", file=str(self.path), line=1)
         if lines:
             # As JSON gives it back: tuples have become lists.
-            found, wanted = lines[0], json.loads(json.dumps(header))
-            for key in sorted(found.keys() | wanted.keys()):
-                was, now = found.get(key), wanted.get(key)
-                if was != now:
-                    message = f"this run has {now!r}; repeat the command that began it, or name another folder"
-                    raise HardwareError(message, file=str(self.path), key=key, value=was)
+            was, wanted = lines[0], json.loads(json.dumps(header))
+            for key in sorted(was.keys() | wanted.keys()):
+                old, new = was.get(key), wanted.get(key)
+                if old != new:
+                    message = f"this run has {new!r}; repeat the command that began it, or name another folder"
+                    raise HardwareError(message, file=str(self.path), key=key, value=old)
         self._file.truncate(len(whole))
         self.records = lines[1:]
         if not lines:

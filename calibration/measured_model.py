@@ -6,17 +6,17 @@ from draftcast.errors import InputError
 from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 
 
-def check_model(measured: str, asked: str, source: str) -> None:
+def check_model(measured: str, model: str, source: str) -> None:
     """Refuse ``source``, measured on another model. A name that is not bundled may be any model's, and passes.
 
     Raises InputError: both names are bundled models', and not of the same one.
     """
-    known = is_bundled_model(measured) and is_bundled_model(asked)
-    if known and canonical_name(measured) != canonical_name(asked):
-        raise InputError(f"was measured on another model than {asked}", file=source, key="model", value=measured)
+    are_bundled = is_bundled_model(measured) and is_bundled_model(model)
+    if are_bundled and canonical_name(measured) != canonical_name(model):
+        raise InputError(f"was measured on another model than {model}", file=source, key="model", value=measured)
 
 
-def check_model_of_logs(steps: pd.DataFrame, asked: str) -> None:
+def check_model_of_logs(steps: pd.DataFrame, model: str) -> None:
     """`check_model` for every log of a table of `read_engine_log`."""
     for source, measured in steps[["source", "model"]].drop_duplicates().itertuples(index=False):
-        check_model(measured, asked, source)
+        check_model(measured, model, source)

@@ -90,7 +90,7 @@ def _tightest(answered: CapacityPlan) -> list[str]:
         return []
     idle_question = idle_scenario(answered.sizings[0].candidate.scenario)
     try:
-        idle = answer(idle_question).own
+        idle = answer(idle_question).side
     except InputError:  # it does not even fit the device: the plan says so
         return []
     slo = slo_answer(idle_question, idle, idle.run)

@@ -151,8 +151,8 @@ def _entries(session: Session, current: SimulateAnswer) -> list[ComparedRun]:
 
 def _simulated_entry(letter: str, about: str, run: SimulateAnswer) -> ComparedRun:
     # No request's latency describes a load that the setting does not hold.
-    requests = measured_requests(run.run) if run.own.has_figures else run.run.requests[:0]
-    return ComparedRun(letter, about, column_of(run.scenario, run.own), requests, run)
+    requests = measured_requests(run.run) if run.side.has_figures else run.run.requests[:0]
+    return ComparedRun(letter, about, column_of(run.scenario, run.side), requests, run)
 
 
 def about(question: ScenarioPair, run: ScenarioPair) -> str:

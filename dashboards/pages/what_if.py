@@ -76,9 +76,9 @@ def render(session: Session, report: Report) -> None:
             below_k.html(draft_length_strip(lengths, scenario.num_speculative_tokens))
     show_answer(report, current)
     verdict = current.point.verdict
-    sides = {OFF: current.own} if verdict is None else {ON: verdict.on, OFF: verdict.off}
+    sides = {OFF: current.side} if verdict is None else {ON: verdict.on, OFF: verdict.off}
     if baselines:
-        sides[BASELINE] = baselines[0].own
+        sides[BASELINE] = baselines[0].side
     runs = {name: side.run for name, side in sides.items() if side.run is not None and side.has_figures}
     report.badge([run.summary["figures"] for run in runs.values()])
     _tiles(current, baselines)
@@ -122,13 +122,13 @@ def show_answer(report: Report, current: SimulateAnswer) -> None:
     report.lines += [text, bottleneck]
     slo = None
     if scenario.slos:
-        unmet = run.slo_met is False and current.own.has_figures
-        slo = slo_answer(scenario, current.own, simulate(idle_scenario(scenario)) if unmet else None)
+        unmet = run.slo_met is False and current.side.has_figures
+        slo = slo_answer(scenario, current.side, simulate(idle_scenario(scenario)) if unmet else None)
     if slo is not None:
         (st.success if slo.met else st.error)(literal(slo.sentence), icon=":material/flag:")
         report.lines.append(slo.sentence)
-    elif status := status_line(scenario, current.own):
-        overloaded = current.own.state == "overloaded"
+    elif status := status_line(scenario, current.side):
+        overloaded = current.side.state == "overloaded"
         (st.error if overloaded else st.warning)(literal(status), icon=":material/trending_up:")
         report.lines.append(status)
     for note in run.summary["notes"]:
@@ -139,7 +139,7 @@ def show_answer(report: Report, current: SimulateAnswer) -> None:
 def _tiles(current: SimulateAnswer, baselines: list[SimulateAnswer]) -> None:
     """Values as the command line gives them; differences over the requests that both measure."""
     scenario, verdict = current.scenario, current.point.verdict
-    column = column_of(scenario, current.own)
+    column = column_of(scenario, current.side)
     pairs: dict[str, Pair] = {}
     if verdict is not None:
         pairs[OFF] = (column, column_of(scenario, verdict.off))

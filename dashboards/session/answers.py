@@ -45,8 +45,8 @@ class SimulateAnswer:
     hash: str
 
     @property
-    def own(self) -> Side:
-        return self.point.own
+    def side(self) -> Side:
+        return self.point.side
 
     @property
     def run(self) -> RunResult:
@@ -55,9 +55,9 @@ class SimulateAnswer:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        estimates = self.run.summary["figures"] if self.own.has_figures else {}
+        estimates = self.run.summary["figures"] if self.side.has_figures else {}
         figures = {name: estimate.mean for name, estimate in estimates.items()}
-        rate = self.scenario.rate_rps if self.own.state != "overloaded" else None
+        rate = self.scenario.rate_rps if self.side.state != "overloaded" else None
         return limits_at(self.scenario, SteadyState.of(self.scenario), figures, rate)
 
 
@@ -109,9 +109,9 @@ def together(first: SimulateAnswer, second: SimulateAnswer) -> tuple[Side, Side]
     def measured() -> tuple[Side, Side]:
         (a, _), (b, _) = _serve(first.scenario), _serve(second.scenario)
         if [len(r.requests) for r in a.replications] != [len(r.requests) for r in b.replications]:
-            return first.own, second.own
+            return first.side, second.side
         one, two = measure([a, b])
-        return replace(first.own, run=one), replace(second.own, run=two)
+        return replace(first.side, run=one), replace(second.side, run=two)
 
     return _pairs.get((question_key(first.scenario), question_key(second.scenario)), measured)
 

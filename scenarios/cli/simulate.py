@@ -63,7 +63,7 @@ def simulate(
     data = answer.summary if single is None else lambda: single.on.summary | single.compared()
     if not to_stdout:
         question.print_answer(scenario, data, run_report.answer_parts(answer, single))
-    exit_without_figures([point.own for point in answer.points])
+    exit_without_figures([point.side for point in answer.points])
     if single is not None and single.on.slo_met is False:
         raise typer.Exit(SLO_UNMET)
 

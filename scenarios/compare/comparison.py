@@ -98,14 +98,14 @@ class RatePoint:
     """One request rate: the setting as asked and, when compared, the verdict on it against speculation off."""
 
     request_rate_rps: float | None  # None: the scenario's own arrivals, which have no single rate
-    own: Side
+    side: Side
     verdict: Verdict | None
 
     @property
     def on(self) -> RunResult:
         """The run as asked."""
-        assert self.own.run is not None
-        return self.own.run
+        assert self.side.run is not None
+        return self.side.run
 
     @property
     def off(self) -> RunResult | None:
@@ -118,12 +118,12 @@ class RatePoint:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        return (self.own,) if self.verdict is None else (self.own, self.verdict.off)
+        return (self.side,) if self.verdict is None else (self.side, self.verdict.off)
 
     @property
     def word(self) -> str:
         """The verdict; where nothing is compared, the setting's state."""
-        return self.own.state if self.verdict is None else self.verdict.word
+        return self.side.state if self.verdict is None else self.verdict.word
 
     @property
     def advantage(self) -> Estimate | None:
@@ -135,7 +135,7 @@ class RatePoint:
 
         Empty where they do not hold for the load.
         """
-        chosen = self.own if which == "on" or self.verdict is None else self.verdict.off
+        chosen = self.side if which == "on" or self.verdict is None else self.verdict.off
         return (chosen.figures or {}) | chosen.predicted_figures
 
     def by_cause(self) -> dict[str, Estimate]:
@@ -211,7 +211,7 @@ class Comparison(HasPicture):
     @property
     def saturated(self) -> dict[str, Side | None]:
         """The side of the highest rate whose capacity is known, with and without speculation."""
-        on = [point.own for point in self.points]
+        on = [point.side for point in self.points]
         off = [point.verdict.off for point in self.points if point.verdict is not None]
         return {
             name: next((at_rate for at_rate in reversed(sides) if at_rate.capacity is not None), None)

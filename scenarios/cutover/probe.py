@@ -68,11 +68,11 @@ class _Half:
 
     scenario: Scenario
     fluid: SteadyState
-    known: Side
+    side: Side
 
     def shortfall(self, rate_rps: float) -> float:
         """Of a run of one request; by the fluid estimate and, where it was simulated, the capacity's lower bound."""
-        saturated = self.known.capacity_rps
+        saturated = self.side.capacity_rps
         utilisation = rate_rps / (saturated.low if saturated is not None else self.fluid.capacity_rps())
         # Where the estimate says overloaded, what the system holds.
         in_system = min(self.fluid.in_system(rate_rps), float(self.fluid.slots))
@@ -105,13 +105,13 @@ class Prober:
         probe: Probe | None
         if self.metric.is_throughput and on.scenario.rate_rps is not None:
             probe = self._delivered(x, on.scenario.rate_rps, on, off)
-        elif (on.known.position, off.known.position) != ("below", "below"):
-            self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
-            probe = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence, x).probe
+        elif (on.side.position, off.side.position) != ("below", "below"):
+            self.looks[x] = PairedRun(x, (on.side.state, off.side.state))
+            probe = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence, x).probe
         else:
             probe = self._simulated(x, on, off, replications, effort)
         if probe is not None:
-            capacities = [half.known.capacity_rps for half in (on, off)]
+            capacities = [half.side.capacity_rps for half in (on, off)]
             with_sd, without = (capacity.mean if capacity is not None else None for capacity in capacities)
             self.looks[x] = dataclasses.replace(self.looks[x], capacities=(with_sd, without))
         return probe
@@ -225,7 +225,7 @@ class Prober:
             runs.append(dataclasses.replace(run, replications=tuple(map(_means, rows))))
         # A capacity that was simulated already knows better than a run.
         sides = [
-            dataclasses.replace(half.known, run=run) if half.known.capacity is not None else side(half.scenario, run)
+            dataclasses.replace(half.side, run=run) if half.side.capacity is not None else side(half.scenario, run)
             for half, run in zip((on, off), runs, strict=True)
         ]
         metric, states = self.metric, (sides[0].state, sides[1].state)
@@ -240,11 +240,11 @@ class Prober:
 
     def _delivered(self, x: float, rate: float, on: _Half, off: _Half) -> Probe:
         """Throughput of an open loop: what arrives, up to what the cluster can complete. Needs no run of its own."""
-        rates = [half.known.capacity.rates if half.known.capacity else () for half in (on, off)]
+        rates = [half.side.capacity.rates if half.side.capacity else () for half in (on, off)]
         count = min((len(caps) for caps in rates if caps), default=self.scenario.statistics.replications)
         with_sd, without = (tuple(min(rate, cap) for cap in (caps or (rate,) * count)[:count]) for caps in rates)
-        self.looks[x] = PairedRun(x, (on.known.state, off.known.state))
-        verdict = decide(self.metric, on.known, off.known, self.scenario.statistics.confidence)
+        self.looks[x] = PairedRun(x, (on.side.state, off.side.state))
+        verdict = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence)
         why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be
         return Probe(x, with_sd, without, note=why)
 

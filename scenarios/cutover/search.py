@@ -274,7 +274,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and result.probes:
         on, off = prober.sides(result.probes[0].x)
-        capacities = (on.known.capacity_rps if on else None, off.known.capacity_rps if off else None)
+        capacities = (on.side.capacity_rps if on else None, off.side.capacity_rps if off else None)
     return Cutover(
         result.crossing,
         result.probes,
@@ -311,7 +311,7 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
     on, off = prober.sides(guess)
     if on is None or off is None:  # no budget: the first look will say so
         return [guess]
-    capacities = [rate for half in (on, off) if (rate := half.known.capacity_rps) is not None]
+    capacities = [rate for half in (on, off) if (rate := half.side.capacity_rps) is not None]
     ends = [estimate.low for estimate in capacities] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
     smallest = min(ends)
     if prober.metric.is_throughput:

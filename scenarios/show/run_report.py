@@ -205,7 +205,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
             yield single.verdict.sentence(load_words(answer.scenario))
         yield run_table(answer.scenario, single)
         yield from groups_tables(single)
-        yield from (cause_line(single), status_line(answer.scenario, single.own))
+        yield from (cause_line(single), status_line(answer.scenario, single.side))
     else:
         yield comparison_table(answer)
         if any(point.off is not None for point in answer.points):

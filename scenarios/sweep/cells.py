@@ -137,7 +137,7 @@ def _head(task: CellTask) -> dict[str, Any]:
 
 def _rows(scenario: Scenario, task: CellTask) -> list[dict[str, Any]]:
     (point,) = compare(scenario).points
-    run, side, verdict = point.on, point.own, point.verdict
+    run, side, verdict = point.on, point.side, point.verdict
     slo_met = run.slo_met if side.has_figures else None
     if side.state == "overloaded" and run.summary["slo_asked"]:
         slo_met = False  # a growing queue breaks any objective in the end

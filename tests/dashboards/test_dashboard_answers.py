@@ -79,7 +79,7 @@ def test_answers_made_side_by_side_are_those_of_simulate() -> None:
         assert found.run.requests.equals(point.on.requests)
         assert found.point.word == point.word
         assert found.point.advantage == point.advantage
-        column = column_of(scenario, found.own)
+        column = column_of(scenario, found.side)
         assert column.figures["tokens_per_s_per_gpu"] == point.on.summary["figures"]["output_throughput"]
 
 
@@ -116,16 +116,16 @@ def test_settings_are_compared_over_the_same_requests() -> None:
     sides = together(*own)
     cuts = [side.run.summary["warmup_requests"] for side in sides if side.run is not None]
     assert cuts[0] == cuts[1] >= own[0].run.summary["warmup_requests"]
-    assert [side.state for side in sides] == [each.own.state for each in own]
+    assert [side.state for side in sides] == [each.side.state for each in own]
     longer = answers(with_values(quiet, {"workload.num_requests": 700}))[0]
-    assert together(own[0], longer) == (own[0].own, longer.own)
+    assert together(own[0], longer) == (own[0].side, longer.side)
 
 
 def test_a_side_without_figures_differs_in_nothing() -> None:
     on = load_scenario(overrides=(*SMALL, "workload.arrivals.request_rate_rps=400"))
     (found,) = answers(on)
-    assert (found.own.state, found.point.word) == ("overloaded", "overloaded")
-    column = column_of(on, found.own)
+    assert (found.side.state, found.point.word) == ("overloaded", "overloaded")
+    column = column_of(on, found.side)
     usual = SettingColumn(
         {}, [{"p50_e2el_s": 1.0, "output_throughput": 100.0}, {"p50_e2el_s": 1.1, "output_throughput": 99.0}]
     )
@@ -173,7 +173,7 @@ class Link:
     """Something that is part of a cycle."""
 
     def __init__(self) -> None:
-        self.own = self
+        self.side = self
 
 
 def test_what_was_set_aside_is_spared_by_collections_and_goes_with_the_next_call() -> None:

@@ -204,7 +204,7 @@ def test_a_run_without_chance_still_has_the_errors_of_step_times() -> None:
     assert "do not differ" in " ".join(point.on.summary["notes"])
     assert point.on.summary["figures"]["mean_tpot_s"].half_width == 0.0
     error = setting_error(asked)
-    tpot = point.own.predicted_figures["mean_tpot_s"]
+    tpot = point.side.predicted_figures["mean_tpot_s"]
     assert tpot.high / tpot.mean == pytest.approx(math.exp(normal_quantile(0.95) * error), rel=1e-6)
 
 

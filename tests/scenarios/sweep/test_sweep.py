@@ -334,7 +334,7 @@ def test_every_cell_that_speculates_has_the_verdict_of_simulate(chat: Scenario) 
     assert saturated is not None
     assert cells[72.0, 3].capacity_rps == saturated.estimate.mean
     # Its figures have the prediction intervals of `compare`.
-    own = compare(changed(asked, {"rate": 10.0, "k": 3})).points[0].own
+    own = compare(changed(asked, {"rate": 10.0, "k": 3})).points[0].side
     known = dict(cells[10.0, 3].predicted_figures)
     user, gpu = known.pop("tokens_per_s_per_user"), known.pop("tokens_per_s_per_gpu")
     bounds = ({name: (each.low, each.high) for name, each in found.items()} for found in (known, own.predicted_figures))
