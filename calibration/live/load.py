@@ -14,7 +14,7 @@ from draftcast.files import write_text
 
 _STOP_S = 20.0
 
-Progress = Callable[[dict[str, Any]], None]
+LoadProgress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class LoadPlan:
 
 
 def run_load(
-    plan: LoadPlan, journal: Path, trouble: Callable[[], str] = lambda: "", progress: Progress = lambda _: None
+    plan: LoadPlan, journal: Path, trouble: Callable[[], str] = lambda: "", progress: LoadProgress = lambda _: None
 ) -> tuple[dict[str, Any], str]:
     """Send the plan's requests, writing to ``journal``.
 

@@ -12,7 +12,7 @@ import psutil
 
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.calibration.live import run_directory
-from draftcast.calibration.live.load import LoadPlan, Progress, run_load
+from draftcast.calibration.live.load import LoadPlan, LoadProgress, run_load
 from draftcast.calibration.live.run_directory import JOURNAL, LiveRun, LiveRunWriter
 from draftcast.calibration.live.server import RunningServer, get
 from draftcast.calibration.microbench.noise import host_facts, nvidia_smi
@@ -29,7 +29,7 @@ def record(
     plan: LoadPlan,
     *,
     warmup: LoadPlan | None = None,
-    progress: Progress = lambda _: None,
+    progress: LoadProgress = lambda _: None,
 ) -> LiveRun:
     """Send ``warmup`` unrecorded, then ``plan`` recorded, and finish the run.
 
@@ -61,7 +61,7 @@ class _Recording:
     _log_mark: int | None = None
     _others_cores: float | None = None
 
-    def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: Progress) -> str:
+    def carry_out(self, plan: LoadPlan, warmup: LoadPlan | None, progress: LoadProgress) -> str:
         """Everything up to the last answer; returns why it stopped early, or ""."""
         if warmup is not None:
             with TemporaryDirectory(prefix="draftcast-") as folder:

@@ -27,7 +27,7 @@ from draftcast.yaml_text import yaml_beside
 if TYPE_CHECKING:
     from draftcast.calibration.microbench.device import Device
 
-Shape = tuple[tuple[str, int], ...]
+ShapeItems = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
 IMPORTED = {"attention_launch", "dsa_decode", "indexer", "mla_sparse"}
 IMPORTED |= {f"{kind}_{phase}" for kind in ("gdn", "kda", "mamba2", "mla") for phase in ("decode", "prefill")}
@@ -46,7 +46,7 @@ class Point:
     dtype: str
     kv_dtype: str
     implementation: str
-    shape: Shape  # the operator's shape fields with their values
+    shape: ShapeItems  # the operator's shape fields with their values
     graph: bool = False  # timed as a replay of a CUDA graph
 
     @functools.cached_property
@@ -67,7 +67,7 @@ class Series(NamedTuple):
     axes: Mapping[str, Sequence[int]]
     max_tokens: int = 0  # points with more cached tokens (batch x context) are not part of the grid; 0: no such bound
 
-    def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], Shape]]:
+    def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], ShapeItems]]:
         """((deepest level, sum of levels), shape) of every point, fields in the order given."""
         shapes = []
         for combination in itertools.product(*map(levels, self.axes.values())):
@@ -222,7 +222,7 @@ def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtyp
 
 
 def _points(
-    operator: Operator, series: Series, shape: Shape, grid: Grid, device: "Device", left_out: Counter[str]
+    operator: Operator, series: Series, shape: ShapeItems, grid: Grid, device: "Device", left_out: Counter[str]
 ) -> Iterator[Point]:
     sizes, dtype, kv_dtype = dict(shape), series.dtype, series.kv_dtype
     if dtype not in operator.dtypes:

@@ -23,7 +23,7 @@ from draftcast.yaml_text import parse_yaml, validated
 
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"
-Rule = Literal[
+EngineRule = Literal[
     # A request of the lowest priority that preempts itself lets those behind it run.
     "self_preempted_pass",
     # A block's hash covers the tokens behind it that EAGLE's and MTP's heads read, so no hit is computed again.
@@ -196,7 +196,7 @@ class EngineGeneration(Section):
     # Bytes that it holds for each of `max_num_seqs` and each token of the vocabulary as long as it runs, where they are
     # counted before the KV cache is sized: by the version from which they are.
     request_state_bytes: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = field(default_factory=dict)
-    rules_since: dict[Rule, str] = field(default_factory=dict)  # the version from which a rule holds
+    rules_since: dict[EngineRule, str] = field(default_factory=dict)  # the version from which a rule holds
     full_drafts: tuple[str, ...] = ()  # methods whose draft passes all run, however few drafts a schedule asks for
     schedules_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that keeps schedules
     # The version from which compiled steps quantise inputs to fp8 in the norm or activation before a matrix.
@@ -234,7 +234,7 @@ class EngineGeneration(Section):
     drafting_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
     multimodal_cudagraph_mode: dict[str, CudagraphMode] = field(default_factory=dict)
 
-    def follows(self, rule: Rule, version: str) -> bool:
+    def follows(self, rule: EngineRule, version: str) -> bool:
         return is_since(version, self.rules_since.get(rule))
 
     def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:

@@ -19,19 +19,19 @@ from draftcast.yaml_text import yaml_beside
 
 Change = Callable[[Any], Mapping[str, Any]]
 Write = Callable[[Any], None]
-Words = Callable[[Any], str]
+Wording = Callable[[Any], str]
 # What a browser's numbers can hold exactly.
 LARGEST = 2**53 - 1
 
-Look = Mapping[str, Any]
+WidgetText = Mapping[str, Any]
 """Options of a Streamlit widget: ``label``, ``help``; of some ``width`` (pixels), ``step``, ``placeholder``."""
-LOOKS: dict[str, Look] = yaml_beside(__file__, "looks.yaml")
+LOOKS: dict[str, WidgetText] = yaml_beside(__file__, "looks.yaml")
 """Of every key of a scenario and every setting of a page that has a control of its own."""
 WORDS: dict[str, dict[str, str]] = yaml_beside(__file__, "words.yaml")
 """What a page calls things, by what the program calls them."""
 
 
-def filled(name: str, **words: object) -> Look:
+def filled(name: str, **words: object) -> WidgetText:
     """The look of this name with words of the page in its label and help."""
     return {**LOOKS[name], **{part: LOOKS[name][part].format(**words) for part in ("label", "help")}}
 
@@ -44,7 +44,7 @@ def label_of(key: str) -> str:
 
 
 def control(
-    widget: Callable[..., Any], name: str, value: Any, write: Write, look: Look | None = None, /, **options: Any
+    widget: Callable[..., Any], name: str, value: Any, write: Write, look: WidgetText | None = None, /, **options: Any
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
     session: Session = st.session_state["session"]
@@ -116,7 +116,7 @@ def word_of(value: Any) -> str:
 
 
 def choice_control(
-    session: Session, key: str, options: Sequence[Any], words: Words = word_of, change: Change | None = None
+    session: Session, key: str, options: Sequence[Any], words: Wording = word_of, change: Change | None = None
 ) -> None:
     """A key that holds one of several; what the scenario holds is offered even where ``options`` lacks it."""
     value, _ = _value_and_schema(session.question.scenario, key)
@@ -160,7 +160,7 @@ def uploader(session: Session, upload: Upload) -> None:
         (st.success if receipt.good else st.error)(literal(receipt.text))
 
 
-def view_choice(session: Session, view: View, options: Sequence[str], default: str = "", words: Words = str) -> str:
+def view_choice(session: Session, view: View, options: Sequence[str], default: str = "", words: Wording = str) -> str:
     """One of several for a page's own setting, which is kept in the link; the first where no ``default`` is named."""
     default = default or options[0]
     chosen = session.view(view, default, one_of(options))

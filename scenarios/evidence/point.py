@@ -18,8 +18,8 @@ from draftcast.scenarios.schema.load import one_line
 
 Tier = Literal["A", "B", "C"]
 Throughput = Literal["output_tok_s", "total_tok_s", "req_s", "per_request_decode_tok_s"]
-Metric = Literal[Throughput, "tpot_ms", "itl_ms", "e2e_ms", "e2e_s", "speedup"]
-RATES: tuple[Metric, ...] = (*get_args(Throughput), "speedup")
+MetricName = Literal[Throughput, "tpot_ms", "itl_ms", "e2e_ms", "e2e_s", "speedup"]
+RATES: tuple[MetricName, ...] = (*get_args(Throughput), "speedup")
 """Metrics of which more is better; a bare speed-up is taken as one of throughput."""
 Tokens = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=10**9)]
@@ -96,7 +96,7 @@ class EvidencePoint(Frozen):
     output_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     load: MeasuredLoad
-    metric: Metric
+    metric: MetricName
     off: Positive | None = None
     on: Positive | None = None
     ratio: Positive | None = None

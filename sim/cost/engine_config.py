@@ -211,7 +211,7 @@ class EngineConfig:
         """Whether the rows of a block of drafts do not count among those of the target's step."""
         return self.method.plan == DraftPlan.CONTEXT_BLOCK and self.follows("blocks_drafted_apart")
 
-    def follows(self, rule: engines.Rule) -> bool:
+    def follows(self, rule: engines.EngineRule) -> bool:
         """Whether the version does what a rule of `draftcast.calibration.profile.engines` says."""
         return self.generation.follows(rule, self.version)
 

@@ -14,7 +14,7 @@ from typing import Literal, Self
 from draftcast.errors import ScenarioError
 from draftcast.yaml_text import yaml_beside
 
-Rule = Literal["0", "1", "k-1", "k", "k+1"]
+SlotRule = Literal["0", "1", "k-1", "k", "k+1"]
 Growth = Literal["", "best", "all", "breadth"]
 
 
@@ -40,8 +40,8 @@ class Method:
     source: str  # where the facts come from
     vllm_method: str | None = None  # vLLM's ``--speculative-config`` ``method``; None: not a method of vLLM
     parallel_drafting: bool = False  # vLLM's flag
-    slots_rule: Rule = "0"  # input rows the method adds per request to the scheduler's input budget
-    lookahead_rule: Rule = "0"  # KV slots reserved past the scheduled tokens
+    slots_rule: SlotRule = "0"  # input rows the method adds per request to the scheduler's input budget
+    lookahead_rule: SlotRule = "0"  # KV slots reserved past the scheduled tokens
     is_async: bool = False  # whether vLLM schedules step n+1 before step n's output is known
     # EAGLE family: the last block of a prefix hit is computed again, because its hidden states are needed.
     drops_last_prefix_block: bool = False
@@ -109,7 +109,7 @@ class Method:
         )
 
 
-def by_rule(rule: Rule, k: int) -> int:
+def by_rule(rule: SlotRule, k: int) -> int:
     """What a rule says of k drafts; nothing of none."""
     return 0 if k <= 0 else {"0": 0, "1": 1, "k-1": k - 1, "k": k, "k+1": k + 1}[rule]
 

@@ -26,7 +26,7 @@ import pandas as pd
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.output.results import RequestColumns, integral
 
-Verdict = Literal["stable", "unstable", "not settled", "finite"]
+StabilityWord = Literal["stable", "unstable", "not settled", "finite"]
 
 MIN_REQUESTS = 50
 # Thresholds, in standard deviations of what a queue at exactly rho = 1 shows. Chosen on simulated queues of 200 to
@@ -54,7 +54,7 @@ class Stability:
     ``finite``: a list of requests that ends (all at once, as in an offline batch), of which none of this is asked.
     """
 
-    verdict: Verdict
+    verdict: StabilityWord
     reason: str
 
 

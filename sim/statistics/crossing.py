@@ -23,7 +23,7 @@ CrossingKind = Literal["crosses", "always", "never", "even", "more than once", "
 SAMPLES = 65  # points at which a segment's band is looked at before a crossing of the band is bisected
 EVEN = 0.005  # Advantages whose intervals stay within this share of 1 make no difference.
 Stopped = Literal["narrow enough", "budget spent", "no more to learn"]
-Ask = Callable[[float, int, int], "Probe | None"]
+ProbeFunction = Callable[[float, int, int], "Probe | None"]
 """One probe at x from the first so many replications of longer runs (doublings: the effort); None: no budget."""
 MAX_ROUNDS = 40
 MAX_LOOKS = 6
@@ -254,7 +254,7 @@ class _OutOfBudget(Exception):
 class CrossingSearch:
     """Looks at a grid, then wherever the crossing seems to be, until its interval is narrower than ``target``."""
 
-    ask: Ask
+    ask: ProbeFunction
     replications: int  # at every first look at an x; at least 2
     confidence: float = 0.95
     target: float = 0.05  # width of the interval over its value at which the search ends

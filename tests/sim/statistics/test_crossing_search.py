@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from draftcast.sim.statistics.crossing import Ask, CrossingResult, CrossingSearch, Probe
+from draftcast.sim.statistics.crossing import CrossingResult, CrossingSearch, Probe, ProbeFunction
 
 TRUE = 17.3
 GRID = (1.0, 8.0, 16.0, 24.0, 32.0)
 
 
-def process(seed: int, advantage: Callable[[float], float], noise: float = 0.05) -> Ask:
+def process(seed: int, advantage: Callable[[float], float], noise: float = 0.05) -> ProbeFunction:
     """Both sides share their load; what is left differs by replication, partly the same at every x."""
 
     def ask(x: float, replications: int, effort: int) -> Probe:
@@ -34,7 +34,7 @@ def falling(x: float) -> float:
     return math.exp((TRUE - x) / 15)
 
 
-def find(ask: Ask, grid: tuple[float, ...] = GRID, **how: float) -> CrossingResult:
+def find(ask: ProbeFunction, grid: tuple[float, ...] = GRID, **how: float) -> CrossingResult:
     return CrossingSearch(ask, 5, **how).run(grid)  # type: ignore[arg-type]
 
 
