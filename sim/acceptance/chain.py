@@ -49,7 +49,7 @@ def _rising(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 Steps = Annotated[tuple[Step, ...], Field(strict=False, max_length=32), AfterValidator(_rising)]
 
 
-class OddsFactors(Frozen):
+class Factors(Frozen):
     """What the odds p / (1 - p) of every draft's acceptance are multiplied by; of a text search, those of a match too.
 
     Factors of several causes multiply, and no probability leaves 0 to 1. They belong to the traffic against the rates
@@ -119,7 +119,7 @@ class Chain(AcceptanceModel):
     # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).
     mean_match_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
     # What the traffic changes against the rates: all above is what holds where every factor is 1.
-    factors: OddsFactors | None = None
+    factors: Factors | None = None
     # Share of the output tokens in each band; those not listed are empty.
     _band_shares: tuple[float, ...] = PrivateAttr((1.0,))
     _head_drafts: int = PrivateAttr(0)

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from draftcast.errors import ScenarioError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance import compiled
-from draftcast.sim.acceptance.chain import BINS, Chain, OddsFactors
+from draftcast.sim.acceptance.chain import BINS, Chain, Factors
 from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
 from draftcast.sim.acceptance.model import AcceptanceModel, Trace, check_drafts
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
@@ -41,7 +41,7 @@ def compile_acceptance(
     n = len(classes)
     kinds = np.array([model.kind for model in models], dtype=np.int64)
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
-    factors = [(model.factors if isinstance(model, Chain) else None) or OddsFactors() for model in models]
+    factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]
     most = max((len(of_class.context) + len(of_class.output_position) for of_class in factors), default=0)
     band_starts = np.zeros((n, most), np.int64)
     band_jumps = np.zeros((len(models), most), np.int64)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from draftcast.calibration.acceptance.measure import accepted_by_round
 from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
-from draftcast.sim.acceptance.chain import Chain, OddsFactors
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.model import FIRST_POSITION
 
 FEWEST = 4  # rounds of a request that has a mean
@@ -127,10 +127,10 @@ def with_positions(model: Chain, rounds: Sequence[FloatArray], k: int) -> Chain:
             break
 
         def miss(log_odds: float, mean: float = float(inside.mean())) -> float:
-            changed = model.model_copy(update={"factors": OddsFactors(temperature=float(np.exp(log_odds)))})
+            changed = model.model_copy(update={"factors": Factors(temperature=float(np.exp(log_odds)))})
             return changed.tokens_per_round(k) - 1.0 - mean
 
         low, high = -MOST_LOG_ODDS, MOST_LOG_ODDS
         log_odds = low if miss(low) > 0.0 else high if miss(high) < 0.0 else brentq(miss, low, high, xtol=1e-4)
         steps.append((FIRST_STEP << (step - 1) if step else 0, round(float(np.exp(log_odds)), 4)))
-    return model.model_copy(update={"factors": OddsFactors(output_position=tuple(steps))}) if steps else model
+    return model.model_copy(update={"factors": Factors(output_position=tuple(steps))}) if steps else model

@@ -80,7 +80,7 @@ def test_experts_without_a_token_are_not_touched(name: str) -> None:
 @pytest.mark.parametrize("plan", [(16, 32, 16, 4, 2), (32, 64, 64, 4, 2), (64, 32, 32, 4, 2)])
 def test_every_tile(plan: tuple[int, ...]) -> None:
     """80 pairs over 4 experts fill blocks of 16 twice or once with a rest; 40 and 24 are no multiples of the tiles."""
-    check("triton", make((40, 40, 24, 4, 2), "fp32"), "fp32", plan=triton_moe.TilePlan(*plan))
+    check("triton", make((40, 40, 24, 4, 2), "fp32"), "fp32", plan=triton_moe.MatrixTiles(*plan))
 
 
 def test_a_prepared_triton_launch_reads_the_routing_anew() -> None:

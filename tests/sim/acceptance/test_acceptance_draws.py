@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from draftcast.sim.acceptance.chain import Chain, OddsFactors
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.model import AcceptanceModel, Trace, Tree
@@ -24,12 +24,8 @@ MODELS: list[AcceptanceModel] = [
     markov(alpha_good=0.9, alpha_bad=0.3, p_gb=0.2, p_bg=0.1),
     Chain(match_probability=0.5, alpha=0.8, persistence=0.7, mean_match_tokens=3.0),
     Chain(match_probability=0.5, alpha_good=0.9, alpha_bad=0.4, mean_match_tokens=4.0).beside_head(3),
-    Chain(
-        match_probability=0.5, alpha=0.8, persistence=0.7, factors=OddsFactors(output_position=((10, 4.0), (30, 0.2)))
-    ),
-    Chain(
-        rates=(0.7, 0.5), concentration=9.0, contrast=2.0, persistence=0.8, factors=OddsFactors(context=((20, 0.3),))
-    ),
+    Chain(match_probability=0.5, alpha=0.8, persistence=0.7, factors=Factors(output_position=((10, 4.0), (30, 0.2)))),
+    Chain(rates=(0.7, 0.5), concentration=9.0, contrast=2.0, persistence=0.8, factors=Factors(context=((20, 0.3),))),
     Tree(model="tree", alpha=0.5, widths=(3, 2, 2, 1, 1, 1, 1, 1)),
     Trace(model="trace"),
 ]

@@ -11,7 +11,7 @@ from numba import njit
 from pydantic import ValidationError
 
 from draftcast import load_scenario
-from draftcast.sim.acceptance.chain import Chain, OddsFactors
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.compiled.borrowed import reference
@@ -33,18 +33,18 @@ BASES: list[dict[str, Any]] = [
 
 def test_a_factor_multiplies_the_odds() -> None:
     """Odds 1 become 3, so 1/2 becomes 3/4; three causes of 3, 2 and 1/6 leave them; 0 and 1 stay."""
-    assert Chain(alpha=0.5, factors=OddsFactors(temperature=3.0)).unconditional(2) == pytest.approx([0.75, 0.5625])
-    both = OddsFactors(temperature=3.0, context=((0, 2.0),), output_position=((0, 1 / 6),))
+    assert Chain(alpha=0.5, factors=Factors(temperature=3.0)).unconditional(2) == pytest.approx([0.75, 0.5625])
+    both = Factors(temperature=3.0, context=((0, 2.0),), output_position=((0, 1 / 6),))
     undone = Chain(alpha=0.5, factors=both).of_requests(PROMPTS, OUTPUTS)
     assert undone.unconditional(2) == pytest.approx([0.5, 0.25])
-    assert Chain(rates=(1.0, 0.0), factors=OddsFactors(temperature=0.5)).unconditional(2).tolist() == [1.0, 0.0]
-    searched = Chain(match_probability=0.5, alpha=0.0, factors=OddsFactors(temperature=3.0))
+    assert Chain(rates=(1.0, 0.0), factors=Factors(temperature=0.5)).unconditional(2).tolist() == [1.0, 0.0]
+    searched = Chain(match_probability=0.5, alpha=0.0, factors=Factors(temperature=3.0))
     assert searched.draft_share(2) == pytest.approx(0.75)
 
 
 def test_shares_are_those_counted_by_hand() -> None:
     """Of 10 prompt tokens, output 0 to 4 stands at context 10 to 14; position 2 and context 13 are the steps."""
-    steps = OddsFactors(context=((13, 0.5),), output_position=((2, 0.5),))
+    steps = Factors(context=((13, 0.5),), output_position=((2, 0.5),))
     assert steps.shares([10], [5]) == pytest.approx((2 / 5, 1 / 5, 0.0, 2 / 5))
     assert steps.shares([20], [5]) == pytest.approx((0.0, 0.0, 2 / 5, 3 / 5))
     assert np.exp(steps.log_odds) == pytest.approx([1.0, 0.5, 0.5, 0.25])
@@ -67,7 +67,7 @@ def _played(arrays: AcceptanceArrays, outputs: np.ndarray) -> tuple[int, int]:
 @pytest.mark.parametrize("steps", STEPS)
 def test_the_average_is_the_played_one_and_falls(base: dict[str, Any], steps: dict[str, Any]) -> None:
     plain = Chain(**base)
-    model = Chain(**base, factors=OddsFactors(**steps)).of_requests(PROMPTS, OUTPUTS)
+    model = Chain(**base, factors=Factors(**steps)).of_requests(PROMPTS, OUTPUTS)
     n = 3000
     prompts, outputs = np.tile(PROMPTS, n), np.tile(OUTPUTS, n)
     tokens, rounds = _played(compile_acceptance([model], np.zeros(2 * n), 7, K, prompt_tokens=prompts), outputs)
@@ -78,7 +78,7 @@ def test_the_average_is_the_played_one_and_falls(base: dict[str, Any], steps: di
 @pytest.mark.parametrize("steps", STEPS)
 def test_classes_keep_their_own_steps(steps: dict[str, Any]) -> None:
     """A class without factors beside one with them accepts what it accepts alone."""
-    plain, changed = Chain(alpha=0.7), Chain(alpha=0.7, factors=OddsFactors(**steps))
+    plain, changed = Chain(alpha=0.7), Chain(alpha=0.7, factors=Factors(**steps))
     outputs, prompts = np.full(200, 500), np.full(200, 100)
     alone = compile_acceptance([plain], np.zeros(200), 3, K)
     beside = compile_acceptance([changed, plain], np.ones(200), 3, K, prompt_tokens=prompts)
@@ -105,4 +105,4 @@ def test_factors_go_with_every_spelling_of_a_chain(section: str) -> None:
 
 def test_steps_must_rise() -> None:
     with pytest.raises(ValidationError, match="must rise"):
-        OddsFactors(context=((100, 0.5), (100, 0.4)))
+        Factors(context=((100, 0.5), (100, 0.4)))

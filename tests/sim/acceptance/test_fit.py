@@ -11,7 +11,7 @@ from numba import njit
 from paths import shared_data
 
 from draftcast.errors import InputError
-from draftcast.sim.acceptance.chain import Chain, OddsFactors
+from draftcast.sim.acceptance.chain import Chain, Factors
 from draftcast.sim.acceptance.compile import compile_acceptance
 from draftcast.sim.acceptance.compiled import AcceptanceArrays
 from draftcast.sim.acceptance.fit import fit_chain, recorded_rounds, round_moments, with_positions
@@ -56,7 +56,7 @@ def test_parameters_are_recovered(true: Chain) -> None:
 
 def test_factors_along_the_output_are_recovered() -> None:
     """Steps of a known size come back, though the plain rates are those of all rounds."""
-    true = Chain(alpha=0.6, match_probability=0.4, factors=OddsFactors(output_position=((256, 3.0), (1024, 0.3))))
+    true = Chain(alpha=0.6, match_probability=0.4, factors=Factors(output_position=((256, 3.0), (1024, 0.3))))
     found = with_positions(true.model_copy(update={"factors": None}), played(true, np.full(400, 2000), 5), K)
     assert found.factors is not None
     factors = dict(found.factors.output_position)
