@@ -27,7 +27,7 @@ class CutoverAxis:
     at: Callable[[Scenario, float], Scenario]
     # Where a search begins, increasing; from the requests that the cluster holds at once and the longest prompt that
     # fits beside the outputs asked for (over outputs: the longest output beside the prompts)
-    first_looks: Callable[[float, int], list[float]]
+    first_points: Callable[[float, int], list[float]]
     is_whole: bool = False  # whether x counts
     largest: float = math.inf  # of any x
 
@@ -113,7 +113,7 @@ def _lengths(least: int, most: float = math.inf) -> Callable[[float, int], list[
 AXES: Mapping[str, CutoverAxis] = {
     axis.name: axis
     for axis in (
-        # Over rates the first looks follow from the capacity, see `draftcast.scenarios.cutover.search.first_looks`.
+        # Over rates the first points follow from the capacity, see `draftcast.scenarios.cutover.search.first_points`.
         CutoverAxis("rate", "req/s", _at_rate, lambda slots, longest: []),
         CutoverAxis("concurrency", "clients", _at_concurrency, _loads, is_whole=True),
         CutoverAxis("batch", "requests", _at_batch, _loads, is_whole=True),

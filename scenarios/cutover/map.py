@@ -1,6 +1,6 @@
 """The speed-up map: speculation's advantage at every load and draft length, or load and acceptance, and where it is 1.
 
-Each cell is one look of `draftcast.scenarios.cutover.probe`; the break-even contour is what
+Each cell is one point of `draftcast.scenarios.cutover.probe`; the break-even contour is what
 `draftcast.sim.statistics.crossing.locate` says of a row or column of them. Runs the simulator; draws nothing.
 """
 
@@ -16,7 +16,7 @@ from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import MAX_K, longest_draft, with_length
 from draftcast.scenarios.cutover.axis import axis_named
 from draftcast.scenarios.cutover.probe import Prober
-from draftcast.scenarios.cutover.search import CutoverQuestion, first_looks, label, settings
+from draftcast.scenarios.cutover.search import CutoverQuestion, first_points, label, settings
 from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.progress import Progress, part_of
@@ -32,7 +32,7 @@ NOT_LOOKED_AT = "not looked at: budget spent"
 
 @dataclass(frozen=True)
 class MapCell:
-    """One look, the errors of step times and acceptance counted in as far as something is known of them."""
+    """One point, the errors of step times and acceptance counted in as far as something is known of them."""
 
     x: float
     advantage: Estimate | None  # None where a side is overloaded or nothing was run
@@ -44,7 +44,7 @@ class MapCell:
         """``probe``: what the prober found at x; None: its budget was spent."""
         if probe is None:
             return cls(x, None, 0, NOT_LOOKED_AT)
-        confidence, run = prober.scenario.statistics.confidence, prober.looks[x]
+        confidence, run = prober.scenario.statistics.confidence, prober.paired_runs[x]
         by_chance, predicted = probe.advantage(confidence), prober.predict(probe, run.capacities, run.slo_use)
         # As of a verdict: a run that tells nothing is no surer for it, and some errors make no difference.
         if predicted is None or predicted.advantage is None or not predicted.advantage.half_width or probe.says_nothing:
@@ -116,21 +116,21 @@ def speedup_map(
         Prober(variant, axis, question.compared, budget, part_of(progress, index, len(ys)))
         for index, variant in enumerate(variants)
     ]
-    xs = question.first_looks()
+    xs = question.first_points()
     if not xs and axis.name == "rate":
         # From little load to beyond the larger capacity by the fluid estimate.
         most = max(fluid.capacity_rps() for fluid in probers[-1].fluids())
         xs = [float(f"{x:.3g}") for x in np.linspace(0.1, 1.0, LOADS) * most]
-    xs = xs or first_looks(probers[-1])
+    xs = xs or first_points(probers[-1])
     for variant in variants:
         axis.at(variant, xs[0])
     replications, confidence = scenario.statistics.replications, scenario.statistics.confidence
-    looks = [[(x, prober(x, replications, 0)) for x in xs] for prober in probers]
-    rows = tuple(tuple(MapCell.of(prober, *point) for point in row) for prober, row in zip(probers, looks, strict=True))
+    cells = [[(x, prober(x, replications, 0)) for x in xs] for prober in probers]
+    rows = tuple(tuple(MapCell.of(prober, *point) for point in row) for prober, row in zip(probers, cells, strict=True))
     if progress is not None:
         progress(1.0)
     # The crossing over the load for each draft length, or over the acceptance for each load.
-    probes = [[probe or Probe(x, note=NOT_LOOKED_AT) for x, probe in row] for row in looks]
+    probes = [[probe or Probe(x, note=NOT_LOOKED_AT) for x, probe in row] for row in cells]
     lines: list[tuple[float, Sequence[Probe]]] = list(zip(ys, probes, strict=True))
     if against == "acceptance":
         columns = [[dataclasses.replace(row[index], x=y) for y, row in lines] for index in range(len(xs))]

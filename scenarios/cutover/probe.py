@@ -31,11 +31,11 @@ MIN_REQUESTS = 1000
 MAX_REQUESTS = 24_000
 """Of one replication; the bounds between which the load decides."""
 FIRST_SHORTFALL = 0.15
-"""By how much a first look's latency may fall short of the steady state; every effort halves it."""
+"""By how much the latency at a first point may fall short of the steady state; every effort halves it."""
 CLOSED_LOOP_TURNS, ENOUGH_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
-"""Answers per client of a closed loop at a first look, and how many are enough where the loop has so many requests."""
+"""Answers per client of a closed loop at a first point, and how many are enough where the loop has so many requests."""
 BATCH_REQUESTS = 16
-"""Requests in all static batches of one replication at a first look."""
+"""Requests in all static batches of one replication at a first point."""
 LEAST_BILLED = 200
 """Requests that a run takes as long as, however short it is."""
 NEAR_CAPACITY = 0.6
@@ -90,7 +90,7 @@ class Prober:
     budget_requests: int
     progress: Progress | None = None  # called with the share of the budget that is spent
     spent_requests: int = field(default=0, init=False)
-    looks: dict[float, PairedRun] = field(default_factory=dict, init=False)
+    paired_runs: dict[float, PairedRun] = field(default_factory=dict, init=False)
     _fluids: dict[float | None, tuple[SteadyState, SteadyState]] = field(default_factory=dict, init=False)
     _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
@@ -106,14 +106,14 @@ class Prober:
         if self.metric.is_throughput and on.scenario.rate_rps is not None:
             probe = self._delivered(x, on.scenario.rate_rps, on, off)
         elif (on.side.position, off.side.position) != ("below", "below"):
-            self.looks[x] = PairedRun(x, (on.side.state, off.side.state))
+            self.paired_runs[x] = PairedRun(x, (on.side.state, off.side.state))
             probe = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence, x).probe
         else:
             probe = self._simulated(x, on, off, replications, effort)
         if probe is not None:
             capacities = [half.side.capacity_rps for half in (on, off)]
             with_sd, without = (capacity.mean if capacity is not None else None for capacity in capacities)
-            self.looks[x] = dataclasses.replace(self.looks[x], capacities=(with_sd, without))
+            self.paired_runs[x] = dataclasses.replace(self.paired_runs[x], capacities=(with_sd, without))
         return probe
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
@@ -232,7 +232,7 @@ class Prober:
         means = [_means(run.replications) if at_x.has_figures else {} for run, at_x in zip(runs, sides, strict=True)]
         use = slo_use_of(metric, sides[0], sides[1], on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
-        self.looks[x] = PairedRun(x, states, replications, simulated, means[0], means[1], use)
+        self.paired_runs[x] = PairedRun(x, states, replications, simulated, means[0], means[1], use)
         probe = decide(metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
         if metric.name == "slo_goodput" and not any(row[metric.figure] for run in runs for row in run.replications):
             probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
@@ -243,7 +243,7 @@ class Prober:
         rates = [half.side.capacity.rates if half.side.capacity else () for half in (on, off)]
         count = min((len(caps) for caps in rates if caps), default=self.scenario.statistics.replications)
         with_sd, without = (tuple(min(rate, cap) for cap in (caps or (rate,) * count)[:count]) for caps in rates)
-        self.looks[x] = PairedRun(x, (on.side.state, off.side.state))
+        self.paired_runs[x] = PairedRun(x, (on.side.state, off.side.state))
         verdict = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence)
         why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be
         return Probe(x, with_sd, without, note=why)

@@ -88,7 +88,7 @@ class CutoverQuestion:
     def compared(self) -> Metric:
         return CUTOVER_METRICS[self.metric]
 
-    def first_looks(self) -> list[float]:
+    def first_points(self) -> list[float]:
         """``at`` in order, each once. Raises InputError: a value that the axis does not take."""
         return [self.axis.check(x) for x in sorted(set(self.at))]
 
@@ -137,7 +137,7 @@ class Cutover(CrossingResult, HasPicture):
     over: str
     unit: str
     metric: Metric
-    looks: tuple[PairedRun, ...]  # the figures behind each of ``probes``
+    paired_runs: tuple[PairedRun, ...]  # the figures behind each of ``probes``
     # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
     capacity_on: Estimate | None
     capacity_off: Estimate | None
@@ -203,7 +203,7 @@ class Cutover(CrossingResult, HasPicture):
                     "sign": self.sign(probe),
                     **picked(run, "replications requests on off"),
                 }
-                for probe, run in zip(self.probes, self.looks, strict=True)
+                for probe, run in zip(self.probes, self.paired_runs, strict=True)
             ],
             "requests_simulated": self.requests,
         }
@@ -233,7 +233,7 @@ def cutover(
     axis = question.axis
     if not 0 < target < 1:
         raise InputError("must lie between 0 and 1", file="--target", value=target)
-    grid = question.first_looks()
+    grid = question.first_points()
     variants = settings(question.scenario, lengths, alternatives)
     for variant in variants:  # refuse what cannot be asked before the first second is simulated
         axis.at(variant, grid[0] if grid else 1.0 if axis.is_whole else 0.5)
@@ -269,7 +269,7 @@ def label(scenario: Scenario) -> str:
 
 def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | None) -> Cutover:
     scenario, axis = prober.scenario, prober.axis
-    grid, statistics = list(at) or first_looks(prober, target), picked(scenario.statistics, "replications confidence")
+    grid, statistics = list(at) or first_points(prober, target), picked(scenario.statistics, "replications confidence")
     result = CrossingSearch(prober, **statistics, target=target, unit=float(axis.is_whole)).run(grid)
     capacities: tuple[Estimate | None, Estimate | None] = (None, None)
     if axis.name == "rate" and result.probes:
@@ -284,7 +284,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
         axis.name,
         axis.unit,
         prober.metric,
-        tuple(prober.looks[probe.x] for probe in result.probes),
+        tuple(prober.paired_runs[probe.x] for probe in result.probes),
         *capacities,
         prober.step_level_crossing(grid),
         prober.scenario_at(),
@@ -295,7 +295,7 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
     )
 
 
-def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
+def first_points(prober: Prober, target: float = TARGET) -> list[float]:
     """Where a search over the whole range begins.
 
     Over rates: just above the smaller capacity, where that is surely the smaller one (what happens there is a matter of
@@ -306,10 +306,10 @@ def first_looks(prober: Prober, target: float = TARGET) -> list[float]:
         # More requests draw longer ones than the estimate's sample did.
         beside = fluids[0].longest_prompt if axis.name == "output" else fluids[0].longest_output
         longest = fluids[0].deployment.settings.max_model_len - math.ceil(1.25 * beside)
-        return axis.first_looks(min(fluid.slots for fluid in fluids), max(longest, 1))
+        return axis.first_points(min(fluid.slots for fluid in fluids), max(longest, 1))
     guess = min(fluid.capacity_rps() for fluid in fluids)
     on, off = prober.sides(guess)
-    if on is None or off is None:  # no budget: the first look will say so
+    if on is None or off is None:  # no budget: the first point will say so
         return [guess]
     capacities = [rate for half in (on, off) if (rate := half.side.capacity_rps) is not None]
     ends = [estimate.low for estimate in capacities] or [fluid.capacity_rps() * 0.8 for fluid in fluids]
@@ -337,7 +337,7 @@ def _predicted(
         return None
     on, off = (estimate.mean if estimate is not None else None for estimate in capacities)
     xs = np.geomspace(probes[0].x, probes[-1].x, PREDICTED_POINTS)
-    predictions, with_use = {}, [run for probe in probes if (run := prober.looks[probe.x]).slo_use is not None]
+    predictions, with_use = {}, [run for probe in probes if (run := prober.paired_runs[probe.x]).slo_use is not None]
     for x in sorted({*(np.round(xs) if axis.is_whole else xs).tolist(), *(probe.x for probe in probes)}):
         use = min(with_use, key=lambda run: abs(run.x - x)).slo_use if with_use else None
         if (prediction := prober.predict(between(probes, x), (on, off), use)) is not None:
@@ -368,7 +368,7 @@ def _either_side(prober: Prober, result: CrossingResult) -> tuple[Observation | 
     above = [probe for probe in probes if probe.x >= crossing.high] or probes[-1:]
     places = []
     for probe in (below[-1], above[0]):
-        x, run = probe.x, prober.looks[probe.x]
+        x, run = probe.x, prober.paired_runs[probe.x]
         sides = zip(prober.scenarios(x), prober.fluids(x), (run.on, run.off), run.states, strict=True)
         on, off = (
             limits_at(variant, fluid, figures, variant.rate_rps if state != "overloaded" else None)
@@ -385,7 +385,7 @@ def _costs(prober: Prober, result: CrossingResult, price: Price) -> tuple[TokenC
     for probe in result.probes:
         if probe.has_value:
             # An open loop's values count requests, a closed one's tokens.
-            factor = 1.0 if prober.looks[probe.x].on else prober.fluids(probe.x)[0].traffic.output_tokens
+            factor = 1.0 if prober.paired_runs[probe.x].on else prober.fluids(probe.x)[0].traffic.output_tokens
             on, off = (per_s * 1e6 / (float(np.mean(side)) * factor) for side in (probe.gains, probe.bases))
             rows.append(TokenCost(probe.x, on, off))
     return tuple(rows)

@@ -169,7 +169,7 @@ def points_table(answer: Cutover) -> Table:
     has_errors = answer.prediction is not None
     advantage, word = ("advantage, sampling noise", "with all errors") if has_errors else ("advantage", "")
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
-    for probe, run in zip(answer.probes, answer.looks, strict=True):
+    for probe, run in zip(answer.probes, answer.paired_runs, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
         means = [Estimate(float(np.mean(side)), *NO_INTERVAL, len(side)) if side else None for side in sides]
         cells = [show(probe.advantage(confidence)), *(show(mean, factor) for mean in means)]

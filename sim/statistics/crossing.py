@@ -255,7 +255,7 @@ class CrossingSearch:
     """Looks at a grid, then wherever the crossing seems to be, until its interval is narrower than ``target``."""
 
     ask: ProbeFunction
-    replications: int  # at every first look at an x; at least 2
+    replications: int  # at every first point; at least 2
     confidence: float = 0.95
     target: float = 0.05  # width of the interval over its value at which the search ends
     unit: float = 0.0  # smallest difference between two x that means anything (1 for whole numbers)
@@ -377,7 +377,7 @@ class CrossingSearch:
             if wider > 1 and slack > spread and effort < MAX_EFFORT:
                 effort += 1
             elif wider > 1 and replications < MAX_REPLICATIONS:
-                # A tenth more than the spread so far asks for: few looks, for each may stop too early by chance.
+                # A tenth more than the spread so far asks for: few probes, for each may stop too early by chance.
                 replications = min(math.ceil(replications * min(1.1 * wider**2, MOST_AT_ONCE)) + 1, MAX_REPLICATIONS)
             elif wider > 1:
                 break

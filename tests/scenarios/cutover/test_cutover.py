@@ -327,12 +327,12 @@ def test_what_no_acceptance_changes_is_simulated_once(tmp_path: Path, monkeypatc
     sizes = [(each.statistics.replications, each.workload.num_requests) for each in served]
     assert len(without) == len(set(sizes)) < len(served) - len(without)
     # The same as if it had been simulated for each.
-    look = answer.looks[0]
-    values = {"workload.num_requests": look.requests, "statistics.replications": look.replications}
-    both = [with_values(axis_named("acceptance").at(loop, look.x), values)]
+    paired = answer.paired_runs[0]
+    values = {"workload.num_requests": paired.requests, "statistics.replications": paired.replications}
+    both = [with_values(axis_named("acceptance").at(loop, paired.x), values)]
     on, off = simulate_together([*both, without_speculation(both[0])])
-    assert look.off["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in off.replications]), rel=1e-12)
-    assert look.on["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in on.replications]), rel=1e-12)
+    assert paired.off["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in off.replications]), rel=1e-12)
+    assert paired.on["mean_e2el_s"] == pytest.approx(np.mean([r["mean_e2el_s"] for r in on.replications]), rel=1e-12)
     spent = sum(r * max(n or 0, cutover_probe.LEAST_BILLED) for r, n in sizes)
     assert answer.requests == spent
 
@@ -366,8 +366,8 @@ def test_every_metric(by_latency: tuple[Scenario, Cutover], metric: str) -> None
     if metric == "cost":
         # 2 an hour for the tokens of that hour.
         at_two = next(cost for cost in answer.costs if cost.x == 2)
-        look = next(look for look in answer.looks if look.x == 2)
-        assert at_two.on == pytest.approx(2e6 / (3600 * look.on["output_throughput"]))
+        paired = next(paired for paired in answer.paired_runs if paired.x == 2)
+        assert at_two.on == pytest.approx(2e6 / (3600 * paired.on["output_throughput"]))
         assert at_two.on < at_two.off
         assert not e2e.metric.less_is_better or e2e.costs == ()
 
@@ -386,13 +386,13 @@ def test_throughputs_are_paired_as_often_as_both_capacities_were_simulated() -> 
     prober = Prober(load_scenario("default"), axis_named("rate"), METRICS["token_goodput"], 10**6)
     rates = ((50.0, 52.0, 54.0), (51.0, 50.0, 52.0, 54.0, 49.0, 47.0))
     halves = [
-        dataclasses.replace(half, known=side_by_capacity(99.0, CapacityEstimate(own)))
+        dataclasses.replace(half, side=side_by_capacity(99.0, CapacityEstimate(own)))
         for half, own in zip(prober.sides(1.0), rates, strict=True)
         if half is not None
     ]
     probe = prober._delivered(99.0, 99.0, *halves)
     assert (probe.gains, probe.bases) == (rates[0], rates[1][:3])
-    below = prober._delivered(51.0, 51.0, halves[0], dataclasses.replace(halves[1], known=Side(None, "below")))
+    below = prober._delivered(51.0, 51.0, halves[0], dataclasses.replace(halves[1], side=Side(None, "below")))
     assert (below.gains, below.bases) == ((50.0, 51.0, 51.0), (51.0,) * 3)
 
 
@@ -459,7 +459,7 @@ def test_cells_of_the_map_hold_the_errors_of_step_times(tmp_path: Path) -> None:
 
 def test_a_cell_that_no_run_tells_anything_of_says_so() -> None:
     prober = Prober(load_scenario("default"), axis_named("rate"), METRICS["e2e"], 10**6)
-    prober.looks[20.0] = PairedRun(20.0, ("not settled", "steady"))
+    prober.paired_runs[20.0] = PairedRun(20.0, ("not settled", "steady"))
     for probe in (Probe(20.0, note="not settled"), Probe(20.0, (2.0,), (1.0,))):
         cell = MapCell.of(prober, 20.0, probe)
         assert (cell.advantage, cell.sign) == (None, 0)
@@ -596,7 +596,7 @@ def test_more_than_one_crossing_says_where_it_is_significant(found: Cutover) -> 
     words = headline(dataclasses.replace(found, crossing=crossing, probes=probes, prediction=None))
     assert words == ("ngram k=3: crosses more than once: faster at 4, 12 and slower at 8 clients (95% interval).")
     equal = Probe(4, (1.0, 1.0001), (1.0, 1.0))
-    even = dataclasses.replace(found, probes=(equal,), looks=found.looks[:1])
+    even = dataclasses.replace(found, probes=(equal,), paired_runs=found.paired_runs[:1])
     assert [list(column.cells) for column in points_table(even).columns][-1] == ["no difference"]
 
 
