@@ -94,9 +94,8 @@ class Prober:
     _fluids: dict[float | None, tuple[SteadyState, SteadyState]] = field(default_factory=dict, init=False)
     _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
-    _off: tuple[str, ServedScenario] | None = field(
-        default=None, init=False
-    )  # the last run without speculation, by its key
+    # The last run without speculation, by its key
+    _off: tuple[str, ServedScenario] | None = field(default=None, init=False)
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         on, off = self.sides(x)
