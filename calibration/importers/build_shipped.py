@@ -69,7 +69,7 @@ def build(source: Path, out: Path, devices: tuple[str, ...] = DEVICES) -> None:
         few = len(imported.table) - len(table)
         left_out = {**imported.left_out, **({NOT_BUNDLED: few} if few else {})}
         engines = {name: shipped(of_engine) for name, of_engine in imported.engines.items()}
-        source_text = imported.source + VERIFIED * (out / name / VERIFY).is_file()
+        source_text = imported.source + (VERIFIED if (out / name / VERIFY).is_file() else "")
         bundled = dataclasses.replace(imported, table=table, engines=engines, left_out=left_out, source=source_text)
         write_profile(out / name, bundled, hardware, name=name, date=DATE, command=COMMAND)
         size = sum(file.stat().st_size for file in (out / name).iterdir())

@@ -130,8 +130,11 @@ def reference(inputs: Tensors) -> Outputs:
 
 def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launch of torch's attention; see the module's docstring."""
-    lengths = sorted(set(inputs["context_lens"].tolist()))
-    steps = [_equal_lengths(inputs, outputs["out"], length) for length in lengths]
+    lengths = inputs["context_lens"].tolist()
+    steps = [
+        _equal_lengths(inputs, outputs["out"], [row for row, other in enumerate(lengths) if other == length], length)
+        for length in sorted(set(lengths))
+    ]
 
     def launch() -> None:
         for step in steps:
@@ -140,9 +143,8 @@ def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     return launch
 
 
-def _equal_lengths(inputs: Tensors, out: torch.Tensor, length: int) -> Launch:
-    """Attention of the sequences that are ``length`` tokens long."""
-    sequences = [row for row, tokens in enumerate(inputs["context_lens"].tolist()) if tokens == length]
+def _equal_lengths(inputs: Tensors, out: torch.Tensor, sequences: list[int], length: int) -> Launch:
+    """Attention of sequences that are all ``length`` tokens long."""
     query, cache = inputs["query"], inputs["key_cache"]
     value_dim = inputs["value_cache"].shape[3]
     batch, q, heads, head_dim = query.shape

@@ -237,7 +237,10 @@ def _by_label(
     labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, percentiles: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
-    if labels is None or labels.nunique() < 2:
+    if labels is None:
+        return {}
+    is_one = isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.cat.categories) < 2
+    if is_one or labels.nunique() < 2:
         return {}
     counted, result = labels.iloc[kept], {}
     for name, places in counted.groupby(counted, observed=True).indices.items():

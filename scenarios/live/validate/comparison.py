@@ -197,8 +197,17 @@ def validate(
         for name, figure in figures.items():
             changes = np.diff([*(mean[name] for mean in means), figure.measured]) / (figure.measured or math.nan)
             attribution[name] = dict(zip(CAUSES, changes.tolist(), strict=True))
-    acceptance, notes = "" if not speculates else "measured" if measured else "configured", _notes(question, steps)
-    return Validation(question, figures, acceptance, front_end, own_front_end, steps, replays, attribution, notes)
+    return Validation(
+        question=question,
+        figures=figures,
+        acceptance="" if not speculates else "measured" if measured else "configured",
+        front_end=front_end,
+        own_front_end=own_front_end,
+        steps=steps,
+        replays=replays,
+        attribution=attribution,
+        notes=_notes(question, steps),
+    )
 
 
 def _notes(question: ReplayQuestion, steps: StepTimes | None) -> tuple[str, ...]:
