@@ -8,7 +8,7 @@ import json
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare.capacity import capacity
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario, with_values, without_speculation
 from draftcast.scenarios.show.tables import aligned
@@ -28,7 +28,7 @@ SHARES = (0.02, 0.3, 0.7, 0.85)
 
 def errors(scenario: Scenario) -> list[float]:
     """Of the capacity, then of the latency at `SHARES` of it."""
-    simulated, fluid = capacity(scenario), SteadyState.of(scenario)
+    simulated, fluid = capacity(scenario), FluidModel.of(scenario)
     assert simulated is not None
     most_rps = simulated.estimate.mean
     result = [fluid.capacity_rps() / most_rps - 1]

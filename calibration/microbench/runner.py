@@ -24,7 +24,7 @@ from draftcast.calibration.journal import Journal
 from draftcast.calibration.microbench import noise
 from draftcast.calibration.microbench.device import Device, ceilings, is_alive, stream_launches
 from draftcast.calibration.microbench.noise import NoiseProbe, NoiseReading, QuietLevels, SpinAndRead
-from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, Timings, next_point
+from draftcast.calibration.microbench.schedule import LAUNCH_SPREAD_S, MIN_BURSTS, PointProgress, next_point
 from draftcast.calibration.microbench.shapes import Plan, Point
 from draftcast.calibration.microbench.timer import Burst, CpuTimer, CudaTimer, Timer, freed_memory_kept
 from draftcast.calibration.microbench.timer import launches as make_launches
@@ -91,7 +91,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         self.folder, self.device, self.plan = folder, device, plan
         self.operators, self.budget_s, self.progress = operators, budget_s, progress
         self.timer: Timer = timer or (CpuTimer() if device.kind == "cpu" else CudaTimer())
-        self.state: dict[str, Timings] = {}
+        self.state: dict[str, PointProgress] = {}
         self.rates: dict[str, float] = {}
         self.readings: list[NoiseReading] = []
         self.levels = QuietLevels()
@@ -190,7 +190,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
             elif kind == "rate":
                 self.rates[record["name"]] = record["per_s"]
             else:
-                progress = self.state.setdefault(record["point"], Timings())
+                progress = self.state.setdefault(record["point"], PointProgress())
                 progress.took_s += record["took_s"]
                 if kind == "failed":
                     progress.failed = record["reason"]

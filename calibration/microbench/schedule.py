@@ -86,7 +86,7 @@ def _quantiles(count: int) -> tuple[int, float]:
 
 
 @dataclass
-class Timings:
+class PointProgress:
     # Seconds of each, with the worse of the readings before and after it (None: none are taken)
     bursts: list[tuple[float, SpinAndRead | None]] = field(default_factory=list)
     launches: int = 0  # timed in all of them
@@ -128,7 +128,7 @@ class Timings:
 
 
 def next_point(
-    points: Sequence[Point], state: dict[str, Timings], levels: QuietLevels, spent_s: float, budget_s: float
+    points: Sequence[Point], state: dict[str, PointProgress], levels: QuietLevels, spent_s: float, budget_s: float
 ) -> Point | None:
     """The point to visit now; None when there is nothing left to do or no time left.
 
@@ -152,6 +152,6 @@ def next_point(
     return min(fitting, key=lambda item: item[1].visits, default=(None, None))[0]
 
 
-def _owed(progress: Timings, levels: QuietLevels) -> int:
+def _owed(progress: PointProgress, levels: QuietLevels) -> int:
     """Quiet bursts that a point still needs; 0 when it has been visited often enough."""
     return 0 if progress.visits >= _MAX_OWED_VISITS else max(MIN_BURSTS - len(progress.quiet_bursts(levels)), 0)

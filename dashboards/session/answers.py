@@ -17,7 +17,7 @@ from draftcast.scenarios.compare.comparison import RatePoint, point_of
 from draftcast.scenarios.compare.limits import Limits, limits_at
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.simulate import RunResult, ServedScenario, measure, serve
 from draftcast.scenarios.run.timeline import Timeline, timeline
@@ -58,7 +58,7 @@ class SimulateAnswer:
         estimates = self.run.summary["figures"] if self.side.has_figures else {}
         figures = {name: estimate.mean for name, estimate in estimates.items()}
         rate = self.scenario.rate_rps if self.side.state != "overloaded" else None
-        return limits_at(self.scenario, SteadyState.of(self.scenario), figures, rate)
+        return limits_at(self.scenario, FluidModel.of(self.scenario), figures, rate)
 
 
 # Streamlit's own cache replays what was drawn while an answer was made; these are made under a progress bar that must

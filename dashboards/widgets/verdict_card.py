@@ -26,7 +26,7 @@ from draftcast.scenarios.compare.verdict import BY_SIGN, Verdict
 from draftcast.scenarios.cutover.probe import step_level_rate_rps
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
@@ -113,7 +113,7 @@ def draft_lengths(scenario: Scenario) -> tuple[DraftLength, ...]:
     first = with_values(scenario, {K: 1})
 
     def length(k: int) -> DraftLength:
-        fluid = SteadyState.of(with_values(scenario, {K: k}) if k else without_speculation(scenario))
+        fluid = FluidModel.of(with_values(scenario, {K: k}) if k else without_speculation(scenario))
         if scenario.rate_rps is not None:
             latency_s = fluid.in_system(scenario.rate_rps) / scenario.rate_rps
         else:

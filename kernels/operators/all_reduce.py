@@ -133,23 +133,23 @@ class RankGroup:
             pipe.recv()  # has left its loop
 
 
-_TEAMS: dict[tuple[int, str], RankGroup] = {}
+_RANK_GROUPS: dict[tuple[int, str], RankGroup] = {}
 
 
-def team(ranks: int, device: str) -> RankGroup:
+def rank_group(ranks: int, device: str) -> RankGroup:
     """The processes for ``ranks`` on "cpu" or "cuda", started if there are none."""
-    running = _TEAMS.get((ranks, device))
+    running = _RANK_GROUPS.get((ranks, device))
     if running is None or not running.is_alive:
         if running is not None:
             running.close()
-        running = _TEAMS[ranks, device] = RankGroup(ranks, device)
+        running = _RANK_GROUPS[ranks, device] = RankGroup(ranks, device)
     return running
 
 
 def close_teams() -> None:
     """End all processes; a later launch needs a new ``prepare``."""
-    while _TEAMS:
-        _TEAMS.popitem()[1].close()
+    while _RANK_GROUPS:
+        _RANK_GROUPS.popitem()[1].close()
 
 
 def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any) -> None:
@@ -198,7 +198,7 @@ def _process_group(store: Any, rank: int, ranks: int, device: str, timeout_s: fl
 def _prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     """Launches of the messages loaded last work, those of earlier ones raise; equal messages count as the same."""
     messages, out = inputs["messages"], outputs["sum"]
-    ours = team(len(messages), messages.device.type)
+    ours = rank_group(len(messages), messages.device.type)
     loaded = ours.load(messages)
     return lambda: ours.launch(loaded, out)
 

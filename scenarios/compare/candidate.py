@@ -15,7 +15,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fluid import SteadyState, mean_step
+from draftcast.scenarios.run.fluid import FluidModel, mean_step
 from draftcast.scenarios.schema import Scenario, to_mapping, with_values, without_speculation
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
@@ -137,7 +137,7 @@ def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]
     are inclusive and draft lengths fall from range to range.
     """
     deployment = deploy(scenario)
-    traffic = SteadyState.of(scenario, deployment).traffic
+    traffic = FluidModel.of(scenario, deployment).traffic
     settings = deployment.settings
     most, sizes = settings.max_num_seqs, [1]
     while sizes[-1] < most:  # every one to 16, then steps of a sixteenth

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftcast.errors import InputError
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.simulate import front_end_work_s, replicate
 from draftcast.scenarios.run.workload_spec import workload_spec
@@ -148,9 +148,7 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
     variant = with_values(scenario, {"cluster.replicas": replicas})
     guess_rps = 0.0
     if think_s:
-        guess_rps = (
-            first_rps * replicas if first_rps is not None else SteadyState.of(variant, deployment).capacity_rps()
-        )
+        guess_rps = first_rps * replicas if first_rps is not None else FluidModel.of(variant, deployment).capacity_rps()
     simulated = 0
     for _ in range(MOST_CROWDS):
         users = min(math.ceil(waiting + guess_rps * think_s), MAX_USERS)
@@ -213,7 +211,7 @@ def settling_requests(scenario: Scenario) -> int:
 
 
 def _needed(scenario: Scenario, rate_rps: float) -> float:
-    fluid = SteadyState.of(scenario)
+    fluid = FluidModel.of(scenario)
     capacity_rps = fluid.capacity_rps()
     utilisation = min(rate_rps / capacity_rps, HIGHEST_UTILISATION)
     ramp = fluid.session_requests(rate_rps)

@@ -21,7 +21,7 @@ from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.work.layers import context_work, elementwise_work, linear_layers, lm_head
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.fluid import MixedSteadyState, SteadyState
+from draftcast.scenarios.run.fluid import FluidModel, MixedFluidModel
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.schema import Scenario, without_speculation
 from draftcast.sim.cost import step_time as st
@@ -77,7 +77,7 @@ class GroupLimits(Limits):
 
 
 def limits_at(
-    scenario: Scenario, fluid: SteadyState, figures: Mapping[str, float], rate_rps: float | None = None
+    scenario: Scenario, fluid: FluidModel, figures: Mapping[str, float], rate_rps: float | None = None
 ) -> Limits:
     """What limits a setting at a load.
 
@@ -92,7 +92,7 @@ def limits_at(
     else:
         in_system = min(fluid.in_system(rate_rps) if rate_rps is not None else math.inf, float(fluid.slots))
         figures = {}
-    if isinstance(fluid, MixedSteadyState):
+    if isinstance(fluid, MixedFluidModel):
         shares = fluid.shares(in_system)
         filled = [
             (share / group.slots, group.latency_s(max(share, 1.0)), index)
@@ -104,7 +104,7 @@ def limits_at(
     return _limits(fluid, in_system, figures["kv_cache_usage"] if figures else fluid.kv_share(in_system))
 
 
-def _limits(fluid: SteadyState, in_system: float, kv_share: float) -> Limits:
+def _limits(fluid: FluidModel, in_system: float, kv_share: float) -> Limits:
     step = fluid.step(in_system)
     memory_s = compute_s = 0.0
     # Of each kind apart: steps with prompts touch more experts than others, a mean of both would touch most of them.
@@ -228,7 +228,7 @@ def closed_form(scenario: Scenario) -> ClosedForm | None:
     k = min(spec.k, schedule[0][2]) if schedule is not None else spec.k
     if k == 0:
         return None
-    traffic = SteadyState.of(scenario, deployment).traffic.of_drafted(scenario)
+    traffic = FluidModel.of(scenario, deployment).traffic.of_drafted(scenario)
     tokens, settings, draft = traffic.tokens_per_round(k), deployment.settings, deployment.draft
     kept_share = traffic.kept_share(k) if settings.method.drafts_ahead else 0.0
     without, drafted = (_decode_step(deployment, 1, drafts, traffic.context_tokens, kept_share)[1] for drafts in (0, k))
@@ -269,7 +269,7 @@ def break_even(scenario: Scenario) -> float:
 
     A round yields 1 + share k tokens in a step that takes longer than one without speculation. Errors as above.
     """
-    spec, context = scenario.speculative_config, SteadyState.of(scenario).traffic.context_tokens
+    spec, context = scenario.speculative_config, FluidModel.of(scenario).traffic.context_tokens
     assert spec is not None
     on, off = cached_deployment(scenario), cached_deployment(without_speculation(scenario))
     batch = max(1, round(min(_batch(scenario), on.settings.max_num_seqs)))
@@ -308,4 +308,4 @@ def _batch(scenario: Scenario) -> float:
     if arrivals.process == "closed_loop":
         return arrivals.concurrency / replicas
     rate = scenario.rate_rps
-    return SteadyState.of(scenario).in_system(rate) / replicas if rate else math.inf
+    return FluidModel.of(scenario).in_system(rate) / replicas if rate else math.inf

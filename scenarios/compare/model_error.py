@@ -22,7 +22,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.metric import E2E, Metric
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import RunResult
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, members, with_values, without_speculation
@@ -102,7 +102,7 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
                 other = cached_deployment(with_values(side, {"profile": name}))
             except InputError:
                 break  # not made for this model, format, method or number of GPUs
-            fluid = SteadyState.of(side)
+            fluid = FluidModel.of(side)
             elsewhere = dataclasses.replace(fluid, deployment=other, _steps={})
             profiles = (deployment.profile, other.profile)
             fitted = [profile.fitted_sequences[1] for profile in profiles if profile.kind == "affine"]
@@ -156,7 +156,7 @@ def _normal_draws() -> FloatArray:
     return np.asarray(ndtri((0.5 + np.outer(steps, np.arange(1, DRAWS + 1))) % 1.0))
 
 
-def latency_curve(fluid: SteadyState, capacity_rps: float | None) -> Curve:
+def latency_curve(fluid: FluidModel, capacity_rps: float | None) -> Curve:
     """Latency of one side over its rate, by the fluid estimate: log of seconds, infinite from the capacity on.
 
     ``capacity_rps``: as simulated, which the estimate's is scaled to; None: its own.
@@ -202,10 +202,10 @@ class Prediction:
 
 def near_capacity(scenario: Scenario) -> bool:
     """As `Response.near_capacity`, of a setting that is compared with nothing."""
-    return _is_near(scenario.rate_rps, setting_error(scenario), SteadyState.of(scenario))
+    return _is_near(scenario.rate_rps, setting_error(scenario), FluidModel.of(scenario))
 
 
-def _is_near(rate_rps: float | None, error: float, fluid: SteadyState) -> bool:
+def _is_near(rate_rps: float | None, error: float, fluid: FluidModel) -> bool:
     if rate_rps is None or not error:
         return False
     return rate_rps * math.exp(3.0 * error) > FLUID_IS_GOOD_TO * fluid.capacity_rps()
@@ -234,7 +234,7 @@ class Response:
     """How the advantage of one scenario answers to the errors of the model."""
 
     error: RelativeErrors
-    fluids: tuple[SteadyState, SteadyState]  # with and without speculation
+    fluids: tuple[FluidModel, FluidModel]  # with and without speculation
     rate_rps: float | None  # of an open loop; None: closed loops and lists, where all times are as the steps
     busy: float = 1.0  # of a closed loop as of `_busy`; 0 where requests arrive by themselves
 
@@ -395,7 +395,7 @@ class RunAtBounds:
             return None
         slower = normal_quantile(scenario.statistics.confidence) * error * np.array([1.0, 0.0, -1.0])
         if rate_rps is not None and run.state == "steady":
-            fluid = SteadyState.of(scenario)
+            fluid = FluidModel.of(scenario)
             most = max(capacity_rps or fluid.capacity_rps(), 1.001 * rate_rps)
             latency = latency_curve(fluid, most)(rate_rps * np.exp(slower))
             return cls(slower + latency - latency[1], np.minimum(1.0, most / rate_rps * np.exp(-slower)))
@@ -445,7 +445,7 @@ def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) ->
     return estimate.within(max(0.0, estimate.mean - below), min(estimate.mean + above, most))
 
 
-def response(scenario: Scenario, fluids: tuple[SteadyState, SteadyState] | None = None) -> Response | None:
+def response(scenario: Scenario, fluids: tuple[FluidModel, FluidModel] | None = None) -> Response | None:
     """Of a scenario with speculation; None where it takes its step times for exact.
 
     ``fluids``: with and without speculation, where they are known.
@@ -455,7 +455,7 @@ def response(scenario: Scenario, fluids: tuple[SteadyState, SteadyState] | None 
     if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
         return None
     if fluids is None:
-        fluids = SteadyState.of(scenario), SteadyState.of(without_speculation(scenario))
+        fluids = FluidModel.of(scenario), FluidModel.of(without_speculation(scenario))
     errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
     largest = max(errors, key=lambda error: error.with_speculation)
     return Response(largest, fluids, None).at(scenario)

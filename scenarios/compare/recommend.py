@@ -21,7 +21,7 @@ from draftcast.scenarios.compare.metric import Metric, check_slo, metric_named
 from draftcast.scenarios.compare.verdict import SIGNS, Verdict, decide, judge, side
 from draftcast.scenarios.run.choices import OFF
 from draftcast.scenarios.run.deployment import assumptions
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import measure, serve
 from draftcast.scenarios.schema import Scenario, members
 from draftcast.scenarios.schema.changes import changed
@@ -301,7 +301,7 @@ def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> serve_
         return error
     if spec is None or spec.synthetic_rates is not None:
         return command
-    rates = SteadyState.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
+    rates = FluidModel.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
     notes = (*command.notes, serve_command.bench_note(server, rates, is_tree=spec.tree is not None))
     if server == "trtllm" and loaded is not None:
         below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"

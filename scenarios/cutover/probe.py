@@ -19,7 +19,7 @@ from draftcast.scenarios.compare.metric import Metric
 from draftcast.scenarios.compare.model_error import Prediction, Response, SloUse, response
 from draftcast.scenarios.compare.verdict import Side, decide, side, side_by_capacity, slo_use_of
 from draftcast.scenarios.cutover.axis import CutoverAxis
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import ServedScenario, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_values, without_speculation
 from draftcast.scenarios.schema.load import scenario_hash
@@ -67,7 +67,7 @@ class _Half:
     """One side of the question at x, before anything but its capacity is simulated."""
 
     scenario: Scenario
-    fluid: SteadyState
+    fluid: FluidModel
     side: Side
 
     def shortfall(self, rate_rps: float) -> float:
@@ -91,7 +91,7 @@ class Prober:
     progress: Progress | None = None  # called with the share of the budget that is spent
     spent_requests: int = field(default=0, init=False)
     paired_runs: dict[float, PairedRun] = field(default_factory=dict, init=False)
-    _fluids: dict[float | None, tuple[SteadyState, SteadyState]] = field(default_factory=dict, init=False)
+    _fluids: dict[float | None, tuple[FluidModel, FluidModel]] = field(default_factory=dict, init=False)
     _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
     # The last run without speculation, by its key
@@ -163,14 +163,14 @@ class Prober:
         """What tells engines and mixes of requests apart: all rates, clients and batches have one."""
         return None if self.axis.name in ("rate", "concurrency", "batch") else x
 
-    def fluids(self, x: float | None = None) -> tuple[SteadyState, SteadyState]:
+    def fluids(self, x: float | None = None) -> tuple[FluidModel, FluidModel]:
         """The fluid estimates at x (None: of the scenario as it is), with and without speculation."""
         place = self._place(x)
         if place not in self._fluids:
             scenarios = (self.scenario, without_speculation(self.scenario)) if x is None else self.scenarios(x)
             # No axis touches the engine: each side is resolved once.
             deployments = next(([fluid.deployment for fluid in both] for both in self._fluids.values()), (None, None))
-            on, off = map(SteadyState.of, scenarios, deployments)
+            on, off = map(FluidModel.of, scenarios, deployments)
             self._fluids[place] = (on, off)
         return self._fluids[place]
 
@@ -291,14 +291,14 @@ class Prober:
         return None
 
 
-def step_level_rate_rps(on: SteadyState, off: SteadyState) -> float:
+def step_level_rate_rps(on: FluidModel, off: FluidModel) -> float:
     """Request rate where mean steps put the crossing in latency; NaN where there is none up to the larger capacity."""
     most = max(on.capacity_rps(), off.capacity_rps())
     rates = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
     return _crossing(rates, lambda rate: _log_advantage_at(rate, on, off))
 
 
-def _log_advantage_at(rate_rps: float, on: SteadyState, off: SteadyState) -> float:
+def _log_advantage_at(rate_rps: float, on: FluidModel, off: FluidModel) -> float:
     """At one rate latencies are as the requests in the system; far from 0 where one side saturates."""
     in_system, without = on.in_system(rate_rps), off.in_system(rate_rps)
     advantage = without / in_system if math.isfinite(in_system) else 1.0 if math.isinf(without) else 0.0

@@ -366,7 +366,7 @@ def _either_side(prober: Prober, result: CrossingResult) -> tuple[Observation | 
         return None, None
     below = [probe for probe in probes if probe.x <= crossing.low] or probes[:1]
     above = [probe for probe in probes if probe.x >= crossing.high] or probes[-1:]
-    places = []
+    observations = []
     for probe in (below[-1], above[0]):
         x, run = probe.x, prober.paired_runs[probe.x]
         sides = zip(prober.scenarios(x), prober.fluids(x), (run.on, run.off), run.states, strict=True)
@@ -374,8 +374,8 @@ def _either_side(prober: Prober, result: CrossingResult) -> tuple[Observation | 
             limits_at(variant, fluid, figures, variant.rate_rps if state != "overloaded" else None)
             for variant, fluid, figures, state in sides
         )
-        places.append(Observation(x, probe.advantage(crossing.confidence), on, off))
-    return places[0], places[1]
+        observations.append(Observation(x, probe.advantage(crossing.confidence), on, off))
+    return observations[0], observations[1]
 
 
 def _costs(prober: Prober, result: CrossingResult, price: Price) -> tuple[TokenCost, ...]:

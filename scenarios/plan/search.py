@@ -14,7 +14,7 @@ import numpy as np
 from draftcast.scenarios.compare.model_error import latency_curve
 from draftcast.scenarios.compare.verdict import Side, side
 from draftcast.scenarios.plan.question import Objective
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import RunResult, State, measure, serve
 from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
@@ -92,8 +92,8 @@ class SimulatedCluster:
     _checks: dict[tuple[int, float], LoadCheck] = field(default_factory=dict, init=False)
 
     @functools.cached_property
-    def replica(self) -> SteadyState:
-        return SteadyState.of(with_values(self.scenario, {"cluster.replicas": 1}))
+    def replica(self) -> FluidModel:
+        return FluidModel.of(with_values(self.scenario, {"cluster.replicas": 1}))
 
     def check(self, replicas: int, rate_rps: float) -> LoadCheck:
         """Simulate ``replicas`` at ``rate_rps``, or recall it."""

@@ -203,7 +203,7 @@ SAMPLE_REQUESTS = 2000
 
 
 @dataclass(frozen=True)
-class SteadyState:
+class FluidModel:
     """One side of the question: the engine, mean requests, and how many engines share the load."""
 
     deployment: Deployment
@@ -216,10 +216,10 @@ class SteadyState:
     _steps: dict[int, MeanStep] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> "SteadyState":
+    def of(cls, scenario: Scenario, deployment: Deployment | None = None) -> "FluidModel":
         """The fluid of a scenario; ``deployment`` where it is known. Raises InputError: as of `draftcast.simulate`."""
         if scenario.cluster.groups:
-            return MixedSteadyState.of_groups(scenario)
+            return MixedFluidModel.of_groups(scenario)
         deployment = deployment or cached_deployment(scenario)
         values: dict[str, Any] = {"workload.num_requests": SAMPLE_REQUESTS, "workload.duration_s": None}
         if scenario.workload.max_model_len_action == "error":
@@ -315,17 +315,17 @@ class SteadyState:
 
 
 @dataclass(frozen=True)
-class MixedSteadyState(SteadyState):
+class MixedFluidModel(FluidModel):
     """Groups of unlike replicas behind one router, equally many requests in each replica until it is full.
 
     Deployment and traffic are the first group's that speculates, for what is the same in all.
     """
 
-    groups: tuple[tuple[Scenario, SteadyState], ...] = ()
+    groups: tuple[tuple[Scenario, FluidModel], ...] = ()
 
     @classmethod
     def of_groups(cls, scenario: Scenario) -> Self:
-        groups = tuple((member, SteadyState.of(member)) for member in members(scenario))
+        groups = tuple((member, FluidModel.of(member)) for member in members(scenario))
         lead = next((fluid for member, fluid in groups if member.speculative_config is not None), groups[0][1])
         together = {"engines": sum(fluid.engines for _, fluid in groups), "_steps": {}}
         together["exact_policy"] = all(fluid.exact_policy for _, fluid in groups)

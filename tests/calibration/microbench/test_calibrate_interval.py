@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from draftcast.calibration.microbench.noise import QuietLevels, SpinAndRead
-from draftcast.calibration.microbench.schedule import MAX_VISITS, MIN_BURSTS, Timings, estimate, next_point
+from draftcast.calibration.microbench.schedule import MAX_VISITS, MIN_BURSTS, PointProgress, estimate, next_point
 from draftcast.calibration.microbench.shapes import Point
 
 
@@ -85,11 +85,11 @@ def levels_fixture() -> QuietLevels:
 
 def visited(levels: QuietLevels, budget_s: float, bursts: dict[int, list[float]] | None = None) -> list[int]:
     """Rows of the points in the order of their visits, one second each, until nothing is left to do."""
-    state: dict[str, Timings] = {}
+    state: dict[str, PointProgress] = {}
     order: list[int] = []
     while (point := next_point(POINTS, state, levels, float(len(order)), budget_s)) is not None:
         m = dict(point.shape)["m"]
-        known = state.setdefault(point.key, Timings())
+        known = state.setdefault(point.key, PointProgress())
         series = (bursts or {}).get(m, [1.0])
         known.bursts.append((series[known.visits % len(series)], QUIET))
         known.took_s += 1.0
@@ -121,9 +121,9 @@ def test_a_point_that_never_settles_is_left_in_the_end(levels: QuietLevels) -> N
 
 
 def test_disturbed_visits_are_made_up_for_before_time_goes_to_anything_else(levels: QuietLevels) -> None:
-    state = {point.key: Timings(bursts=[(1.0, QUIET)] * 3, took_s=3.0) for point in POINTS}
-    state[POINTS[3].key] = Timings(bursts=[(1.0, DISTURBED)] * 5, took_s=5.0)
-    state[POINTS[0].key] = Timings(bursts=[(1.0, QUIET), (1.1, QUIET), (1.2, QUIET)], took_s=3.0)
+    state = {point.key: PointProgress(bursts=[(1.0, QUIET)] * 3, took_s=3.0) for point in POINTS}
+    state[POINTS[3].key] = PointProgress(bursts=[(1.0, DISTURBED)] * 5, took_s=5.0)
+    state[POINTS[0].key] = PointProgress(bursts=[(1.0, QUIET), (1.1, QUIET), (1.2, QUIET)], took_s=3.0)
     assert next_point(POINTS, state, levels, 20.0, 1000.0) == POINTS[3]
     state[POINTS[3].key].bursts += [(1.0, DISTURBED)] * 4
     assert next_point(POINTS, state, levels, 20.0, 1000.0) == POINTS[0], "nine visits are enough"
@@ -131,7 +131,7 @@ def test_disturbed_visits_are_made_up_for_before_time_goes_to_anything_else(leve
 
 def test_a_disturbed_machine_begins_fewer_points(levels: QuietLevels) -> None:
     def begun(moment: SpinAndRead) -> bool:
-        state = {point.key: Timings(bursts=[(1.0, QUIET), (1.0, moment)], took_s=2.0) for point in POINTS[:3]}
+        state = {point.key: PointProgress(bursts=[(1.0, QUIET), (1.0, moment)], took_s=2.0) for point in POINTS[:3]}
         return next_point(POINTS, state, levels, 6.0, 14.0) == POINTS[3]
 
     assert begun(QUIET)
@@ -139,13 +139,13 @@ def test_a_disturbed_machine_begins_fewer_points(levels: QuietLevels) -> None:
 
 
 def test_a_failed_point_is_not_visited_again(levels: QuietLevels) -> None:
-    state = {POINTS[0].key: Timings(took_s=1.0, failed="out of memory")}
+    state = {POINTS[0].key: PointProgress(took_s=1.0, failed="out of memory")}
     assert next_point(POINTS[:1], state, levels, 1.0, 100.0) is None
     assert next_point(POINTS[:2], state, levels, 1.0, 100.0) == POINTS[1]
 
 
 def test_disturbed_bursts_never_settle_and_give_way_to_quiet_ones(levels: QuietLevels) -> None:
-    known = Timings(bursts=[(2.0, DISTURBED)] * 8)
+    known = PointProgress(bursts=[(2.0, DISTURBED)] * 8)
     found = known.estimate(levels)
     assert (found.seconds, found.high_s, found.settled) == (2.0, 2.0, False)
     assert found.low_s == pytest.approx(2.0 / 1.2), "the fixed work was slowed by 1.2, so perhaps this was as well"
@@ -159,7 +159,7 @@ def test_disturbed_bursts_never_settle_and_give_way_to_quiet_ones(levels: QuietL
 
 
 def test_bursts_are_judged_again_when_the_machine_turns_out_quieter(levels: QuietLevels) -> None:
-    known = Timings(bursts=[(1.0, QUIET)] * 3)
+    known = PointProgress(bursts=[(1.0, QUIET)] * 3)
     assert known.estimate(levels).settled
     levels.add([SpinAndRead(0.8, 1.0)] * 16)
     assert not known.estimate(levels).settled

@@ -68,7 +68,7 @@ def test_equal_messages_are_one_preparation_and_others_replace_it() -> None:
 def test_a_rank_that_is_gone_is_an_error_and_the_next_starts_anew() -> None:
     launch, _ = prepared(made(64))
     launch()
-    old = all_reduce.team(2, "cpu")
+    old = all_reduce.rank_group(2, "cpu")
     old._processes[0].kill()
     old._processes[0].join()
     with pytest.raises(RuntimeError):
@@ -76,7 +76,7 @@ def test_a_rank_that_is_gone_is_an_error_and_the_next_starts_anew() -> None:
     inputs = made(64, seed=2)
     launch, found = prepared(inputs)
     launch()
-    assert all_reduce.team(2, "cpu") is not old
+    assert all_reduce.rank_group(2, "cpu") is not old
     torch.testing.assert_close(found.double(), ALL_REDUCE.reference(inputs)["sum"], rtol=1e-6, atol=1e-6)
 
 

@@ -13,7 +13,7 @@ from draftcast.scenarios.compare.capacity import CapacityEstimate, capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import METRICS
 from draftcast.scenarios.compare.verdict import Position, Side, Word, decide
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.schema.load import with_values, without_speculation
 from draftcast.sim import Batch, Policy
 
@@ -48,7 +48,7 @@ def test_data_parallel_ranks_and_api_servers_count() -> None:
     assert alone is not None
     assert together is not None
     assert together.estimate.mean == pytest.approx(2 * alone.estimate.mean, rel=0.03)
-    fluids = [SteadyState.of(side) for side in (one, two)]
+    fluids = [FluidModel.of(side) for side in (one, two)]
     assert fluids[1].slots == 2 * fluids[0].slots
     assert fluids[1].capacity_rps() == pytest.approx(2 * fluids[0].capacity_rps(), rel=0.02)
     # Prompts of few outputs on a fast engine: one API server is the bottleneck, four are not.

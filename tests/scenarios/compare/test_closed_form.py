@@ -11,7 +11,7 @@ from draftcast import load_scenario
 from draftcast.scenarios.compare.comparison import compare
 from draftcast.scenarios.compare.limits import break_even, cliffs, closed_form
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values
 from draftcast.scenarios.show.run_report import cause_line
@@ -81,7 +81,7 @@ def test_a_round_without_a_match_has_the_rows_that_are_scheduled_for_it(method: 
         drafting(method),
         {"acceptance": {"model": "ngram", "match_probability": 0.2, "alpha": 0.0}, "engine.version": version},
     )
-    (_, features), _ = SteadyState.of(scenario).step(8).kinds  # those without prompts
+    (_, features), _ = FluidModel.of(scenario).step(8).kinds  # those without prompts
     assert features["decode_tokens"] / features["decode_seqs"] == pytest.approx(rows)
 
 
@@ -93,7 +93,7 @@ def test_classes_without_drafts_are_no_part_of_what_a_round_accepts() -> None:
     assert one is not None
     assert two is not None
     assert two.block_efficiency == pytest.approx(one.block_efficiency, rel=1e-12)
-    asked = SteadyState.of(mixed).traffic
+    asked = FluidModel.of(mixed).traffic
     assert asked.tokens_per_round(3) < one.block_efficiency  # what the load needs
     rates = asked.of_drafted(mixed).unconditional(3)
     assert rates == pytest.approx([0.6, 0.36, 0.216], rel=1e-12)
@@ -106,7 +106,7 @@ def test_classes_share_the_rounds_by_what_each_yields() -> None:
         {"name": "always", "share": 0.5, "acceptance": {"model": "constant", "alpha": 1.0}},
     ]
     asked = replace(
-        SteadyState.of(with_values(drafting("eagle3"), {"workload.classes": classes})).traffic, shares=(0.5, 0.5)
+        FluidModel.of(with_values(drafting("eagle3"), {"workload.classes": classes})).traffic, shares=(0.5, 0.5)
     )
     assert asked.round_shares(3) == pytest.approx([0.8, 0.2])
     assert asked.tokens_per_round(3) == pytest.approx(1.6)
@@ -118,7 +118,7 @@ def test_the_closed_form_bounds_the_simulated_step_at_batch_size_one() -> None:
     scenario = drafting("eagle3")
     form = closed_form(scenario)
     assert form is not None
-    cost, context = cached_deployment(scenario).cost, SteadyState.of(scenario).traffic.context_tokens
+    cost, context = cached_deployment(scenario).cost, FluidModel.of(scenario).traffic.context_tokens
     off = cached_deployment(with_values(scenario, {SPEC: None})).cost
     real = form.block_efficiency * decode_step_seconds(off, 1, 0, context) / decode_step_seconds(cost, 1, 3, context)
     assert 0.8 * form.speedup < real < form.speedup
@@ -187,7 +187,7 @@ def test_at_break_even_a_batch_yields_as_many_tokens_a_second_as_without() -> No
         loop = {"workload.arrivals": {"process": "closed_loop", "concurrency": clients}}
         scenario = with_values(drafting("eagle3"), loop)
         share = break_even(scenario)
-        cost, context = cached_deployment(scenario).cost, SteadyState.of(scenario).traffic.context_tokens
+        cost, context = cached_deployment(scenario).cost, FluidModel.of(scenario).traffic.context_tokens
         off = cached_deployment(with_values(scenario, {SPEC: None})).cost
         tokens_per_s = clients * (1 + 3 * share) / decode_step_seconds(cost, clients, 3, context)
         assert tokens_per_s == pytest.approx(clients / decode_step_seconds(off, clients, 0, context), rel=1e-12)
@@ -218,7 +218,7 @@ def test_a_schedule_leaves_no_pass_of_the_second_runner_s_draft_model_out() -> N
     draft = {}
     for version in ("vllm 0.32 v1", "vllm 0.32"):
         scenario = with_values(drafting("draft_model", model="llama-3.2-1b"), {"engine.version": version})
-        whole, short = (SteadyState.of(each).step(8).draft_s for each in (scenario, with_values(scenario, shorter)))
+        whole, short = (FluidModel.of(each).step(8).draft_s for each in (scenario, with_values(scenario, shorter)))
         draft[version] = short / whole
     assert draft["vllm 0.32 v1"] < 0.5
     assert draft["vllm 0.32"] == pytest.approx(1.0, rel=0.01)  # its first pass takes the target's fewer rows

@@ -26,7 +26,7 @@ from draftcast.scenarios.compare.model_error import (
 from draftcast.scenarios.compare.slo_answer import slo_answer
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide, side
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_values, without_speculation
@@ -245,7 +245,7 @@ def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
     for batch in (1, 8, 32, 64):
         on, off = (
             math.log(fluid(other).latency_s(batch) / fluid(scenario).latency_s(batch))
-            for fluid in (SteadyState.of, lambda side: SteadyState.of(without(side)))
+            for fluid in (FluidModel.of, lambda side: FluidModel.of(without(side)))
         )
         assert abs(off) < NORMAL_95 * error.step
         assert abs(on - off) < NORMAL_95 * error.speculation

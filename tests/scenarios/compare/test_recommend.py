@@ -26,7 +26,7 @@ from draftcast.scenarios.live.sweep import SweepPlan, modes_of
 from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fluid import SteadyState, mean_step
+from draftcast.scenarios.run.fluid import FluidModel, mean_step
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_values
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
@@ -101,7 +101,7 @@ def test_the_schedule_is_the_best_length_at_every_batch_size() -> None:
     lengths = [k for _, _, k in schedule]
     assert lengths == sorted(lengths, reverse=True)
     deployment = deploy(scenario)
-    asked = SteadyState.of(scenario, deployment).traffic
+    asked = FluidModel.of(scenario, deployment).traffic
     loss = []
     for first, last, k in schedule:
         for size in {first, (first + last) // 2, last}:
@@ -118,7 +118,7 @@ def test_the_steady_step_agrees_with_the_simulated_one() -> None:
     for k in (1, 3):
         tuned = with_values(scenario, {"engine.speculative_config.num_speculative_tokens": k})
         deployment = deploy(tuned)
-        expected = mean_step(deployment, SteadyState.of(tuned, deployment).traffic, 32, k).seconds_per_token
+        expected = mean_step(deployment, FluidModel.of(tuned, deployment).traffic, 32, k).seconds_per_token
         rates = [r["output_throughput"] for r in simulate(tuned).replications]
         assert 32 / np.mean(rates) == pytest.approx(expected, rel=0.10)
 

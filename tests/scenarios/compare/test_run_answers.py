@@ -16,7 +16,7 @@ from draftcast.scenarios.compare.slo_answer import idle_scenario, measured_reque
 from draftcast.scenarios.compare.verdict import Side, judge, side
 from draftcast.scenarios.run.coverage import fidelity
 from draftcast.scenarios.run.deployment import deploy
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import measure, serve, simulate_together
 from draftcast.scenarios.run.timeline import timeline
 from draftcast.scenarios.schema.load import load_scenario, with_values, without_speculation
@@ -155,7 +155,7 @@ def test_what_limits_has_its_numbers(overrides: tuple[str, ...], limit: str, sai
     own = side(scenario, simulate(scenario))
     assert own.run is not None
     means = {name: each.mean for name, each in own.run.summary["figures"].items()} if own.has_figures else {}
-    found = limits_at(scenario, SteadyState.of(scenario), means)
+    found = limits_at(scenario, FluidModel.of(scenario), means)
     assert (found.limit, said in found.sentence) == (limit, True), found.sentence
 
 
@@ -164,7 +164,7 @@ def test_rare_prompts_do_not_make_every_step_read_all_experts() -> None:
     engine = {"model": "qwen3-30b-a3b", "speculative_config": "null"}
     lengths = "workload.lengths={prompt_tokens: 512, output_tokens: 16}"
     scenario = load_scenario(overrides=[*(f"engine.{key}={value}" for key, value in engine.items()), lengths])
-    fluid = SteadyState.of(scenario)
+    fluid = FluidModel.of(scenario)
     found = limits_at(scenario, fluid, {}, 0.01 * fluid.capacity_rps())
     step = fluid.step(1.0)
     (_, decodes), (share, prompts) = step.kinds

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from draftcast import load_scenario
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import without_speculation
 
@@ -31,7 +31,7 @@ def test_the_mean_step_is_that_of_a_run(case: str, speculates: bool) -> None:
     (run,) = simulate_together([scenario])
     figures = run.summary["figures"]
     decoding_s = figures["mean_e2el_s"].mean - figures["mean_ttft_s"].mean
-    fluid = SteadyState.of(scenario)
+    fluid = FluidModel.of(scenario)
     assert fluid.latency_s(1.0) == pytest.approx(decoding_s, rel=0.05)
 
 
@@ -43,10 +43,10 @@ def test_ranks_in_lockstep_wait_for_each_other_s_prompts() -> None:
     scenario = load_scenario(overrides=overrides)
     (run,) = simulate_together([scenario])
     latency_s = run.summary["figures"]["mean_e2el_s"].mean
-    assert SteadyState.of(scenario).in_system(20.0) / 20.0 == pytest.approx(latency_s, rel=0.1)
+    assert FluidModel.of(scenario).in_system(20.0) / 20.0 == pytest.approx(latency_s, rel=0.1)
 
 
-class Queue(SteadyState):
+class Queue(FluidModel):
     """An engine of 400 slots in which as many requests end per second as ``ends_rps`` says of their number."""
 
     ends_rps: Callable[[float], float]
@@ -66,7 +66,7 @@ class Queue(SteadyState):
     ],
 )
 def test_a_queue_holds_what_its_closed_form_says(ends_rps: Callable[[float], float], mean: float) -> None:
-    fluid = SteadyState.of(load_scenario())
+    fluid = FluidModel.of(load_scenario())
     queue = Queue(**vars(replace(fluid, engines=1)))
     object.__setattr__(queue, "ends_rps", ends_rps)
     assert queue.in_system(20.0) == pytest.approx(mean, rel=1e-6)

@@ -22,7 +22,7 @@ from draftcast.scenarios.compare.serve_command import SERVERS, ServerCommand
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion
 from draftcast.scenarios.plan.sizing import plan
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.workload_spec import acceptance_models
 from draftcast.scenarios.schema import Scenario, SpeculativeConfig
 from draftcast.scenarios.schema.changes import assignments, changed_keys
@@ -158,7 +158,7 @@ def test_the_capacity_is_where_a_mixed_cluster_falls_behind(router: str) -> None
     assert found.estimate.mean == pytest.approx(2 * slow if router == "round_robin" else fast + slow)
     assert simulate(with_rate(mixed, 0.9 * found.estimate.mean)).state == "steady"
     assert simulate(with_rate(mixed, 1.15 * found.estimate.mean)).state == "overloaded"
-    fluid = SteadyState.of(mixed)
+    fluid = FluidModel.of(mixed)
     assert fluid.capacity_rps() == pytest.approx(found.estimate.mean, rel=0.2)
 
 
@@ -170,7 +170,7 @@ def test_off_turns_speculation_off_in_every_group() -> None:
 
 
 def test_the_fluid_of_like_groups_is_that_of_a_cluster() -> None:
-    alike, groups = SteadyState.of(cluster("replicas: 2")), SteadyState.of(cluster("groups: [{}, {}]"))
+    alike, groups = FluidModel.of(cluster("replicas: 2")), FluidModel.of(cluster("groups: [{}, {}]"))
     assert groups.slots == alike.slots
     assert groups.capacity_rps() == pytest.approx(alike.capacity_rps(), rel=1e-3)  # of 24 batch sizes, other ones
     for requests in (1.0, 7.0, 400.0):
@@ -179,7 +179,7 @@ def test_the_fluid_of_like_groups_is_that_of_a_cluster() -> None:
 
 def test_what_limits_is_said_of_the_fullest_group() -> None:
     mixed = cluster("router: least_loaded, groups: [{}, {engine: {max_num_seqs: 8}}]")
-    found = limits_at(mixed, SteadyState.of(mixed), {"mean_e2el_s": 1.0, "request_throughput": 20.0})
+    found = limits_at(mixed, FluidModel.of(mixed), {"mean_e2el_s": 1.0, "request_throughput": 20.0})
     assert isinstance(found, GroupLimits)
     assert (found.group, found.limit, found.in_system) == (1, "max_num_seqs", 8.0)
     assert "group 1" in found.sentence

@@ -8,7 +8,7 @@ import pytest
 
 from draftcast import load_scenario, simulate
 from draftcast.scenarios.run.deployment import cached_deployment
-from draftcast.scenarios.run.fluid import SteadyState
+from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.sim.compiled.borrowed import reference
 from draftcast.sim.cost.step_time import decode_step_seconds
 from draftcast.sim.policies.goodput import Goodput, goodput_drafts
@@ -96,7 +96,7 @@ def test_the_mean_step_is_the_simulated_one(alpha: float) -> None:
             "statistics={replications: 1, warmup: none}",
         ]
     )
-    asked, cost = SteadyState.of(scenario).traffic, cached_deployment(scenario).cost
+    asked, cost = FluidModel.of(scenario).traffic, cached_deployment(scenario).cost
     step_s = decode_step_seconds(cost, 1, 3, asked.context_tokens, asked.kept_share(3))
     tpot_s = simulate(scenario).summary["figures"]["mean_tpot_s"].mean
     assert tpot_s * asked.tokens_per_round(3) == pytest.approx(step_s, rel=0.01)
