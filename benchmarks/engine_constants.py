@@ -8,7 +8,8 @@ set-up (model, device, generation), or with ``--sources`` each source, held out 
 constants that changed with the number of set-ups that show each, to be put into ``calibration/engines`` by hand (one
 that fewer than two set-ups show stays provisional), and one JSON line.
 Last the ratios of step times to kernels of models with latent or sparse attention under engines from before those
-kernels, by kind (`Latents`): each the median of its sources, held out of those it is judged by.
+kernels, by kind (`Latents`), and of checkpoints in fp8 by blocks: each the median of its sources, held out of those it
+is judged by.
 Ten minutes.
 """
 
@@ -74,9 +75,9 @@ def main() -> None:
     for when, rows in table.items():
         for kind, row in rows.items():
             show(when, kind, row)
-    ratios, of_ratios = attention_ratios()
+    ratios, of_ratios = step_ratios()
     for when, errors in of_ratios.items():
-        show(when, "latent attention off", asdict(errors))
+        show(when, "steps with a ratio, off", asdict(errors))
     for kind, ratio in ratios.items():
         print(f"{kind} {ratio:.2f}")
     assert any(shown.values()), "no constant changes a forecast"
@@ -92,8 +93,8 @@ def show(when: str, kind: str, row: Mapping[str, float]) -> None:
     print(f"{when:16} {kind:24} {count}  median {row['median']:6.1%}  mean {row['mean']:+6.1%}")
 
 
-def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
-    """Ratios of `EngineGeneration.attention_ratio` by engine and kind, and the errors before, after and held out.
+def step_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
+    """Ratios of `EngineGeneration.step_ratio` by engine and kind, and the errors before, after and held out.
 
     Off times of tier A alone: a factor on every step is a factor on them, with speculation it is the same one. An
     engine of which no source shows one has none.
@@ -123,14 +124,13 @@ def attention_ratios() -> tuple[dict[str, float], dict[str, FigureErrors]]:
 
 
 def stated_ratio(point: EvidencePoint) -> tuple[str, float]:
-    """Kind and `EngineGeneration.attention_ratio` of a point's engine, model and device; 1 without an off side."""
+    """`EngineGeneration.step_ratio` of a point's engine, model and device; 1 without an off side."""
     scenario = scenarios_of(point).off
     if scenario is None:
         return "", 1.0
     version, model = scenario.engine.version, load_model(scenario.engine.model)
     generation = engines.generation_of(version, is_plain=not (model.is_moe or model.is_hybrid))
-    hardware = load_hardware(scenario.hardware)
-    return engines.latents_of(model, hardware), generation.attention_ratio(version, model, hardware)
+    return generation.step_ratio(version, model, scenario.engine.weight_dtype, load_hardware(scenario.hardware))
 
 
 def is_timed(point: EvidencePoint) -> bool:

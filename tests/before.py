@@ -68,6 +68,10 @@ DELETED_TESTS: Mapping[str, str] = {
         *(f"Cluster.router{number}" for number in range(4)),
         *(f"Group.{name}" for name in ("acceptance", "engine0", "engine1", "hardware", "profile", "replicas")),
     )
+} | {
+    "test_what_cannot_be_expressed_has_a_reason_by_field[changes11-ep: whole experts on 2 of 8 ranks]": (
+        "it can be expressed: a case of test_what_runs_on_which_gpus_is_expressed"
+    )
 }
 _CORE_SPEED = (
     "the correction for a noisy host is gone, with its option and its keys in JSON; reports say beside each error what "

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -134,6 +135,9 @@ Latents = Literal["dense", "sparse", "dense, Hopper", "sparse, Hopper"]
 """Attention over all latents or those that an indexer chooses, and whether on GPUs that FlashMLA was written for."""
 
 
+BLOCKS = "fp8 by blocks"
+
+
 def latents_of(model: ModelSpec, hardware: HardwareSpec) -> Latents:
     """Of a model without plain attention."""
     if model.is_mla and not model.has_latent_indexer:
@@ -223,6 +227,8 @@ class EngineGeneration(Section):
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # By device, step times of checkpoints in fp8 by blocks over those of fp8 by tensors.
+    block_ratio: dict[str, Ratio] = field(default_factory=dict)
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead, by the version from which it holds: a
@@ -237,16 +243,22 @@ class EngineGeneration(Section):
     def follows(self, rule: EngineRule, version: str) -> bool:
         return is_since(version, self.rules_since.get(rule))
 
-    def attention_ratio(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> float:
-        """A model's step times under a version over those of the timed kernels.
+    def step_ratio(
+        self, version: str, model: ModelSpec, weight_dtype: str, hardware: HardwareSpec
+    ) -> tuple[str, float]:
+        """What is slower than timed under a version, and a model's step times over those of the timed kernels.
 
-        1 for compressed attention, whose kernels came with the model (DeepSeek-V4, three sources), and for latent
-        attention beside states (Kimi-Linear, one source).
+        Of two kinds the larger one: each was seen with the other. Attention has none where it is compressed, whose
+        kernels came with the model (DeepSeek-V4, three sources), and beside states (Kimi-Linear, one source).
         """
+        ratios = {"": 1.0}
         as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0
-        if as_timed or hardware.vendor not in self.ratio_vendors or not self.latent_ratio:
-            return 1.0
-        return since(self.latent_ratio, version).get(latents_of(model, hardware), 1.0)
+        if not as_timed and hardware.vendor in self.ratio_vendors and self.latent_ratio:
+            kind = latents_of(model, hardware)
+            ratios[kind] = since(self.latent_ratio, version).get(kind, 1.0)
+        if model.weight_block is not None and weight_dtype == model.quantization:
+            ratios[BLOCKS] = self.block_ratio.get(hardware.name, 1.0)
+        return max(ratios.items(), key=itemgetter(1))
 
     def caches_in_fp8(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""

@@ -68,8 +68,9 @@ def named_format(name: str) -> tuple[str, str | None]:
 def _named_block(name: str) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale, where a repository's name says that its fp8 weights have such."""
     blocks, ending = FORMATS["fp8_blocks"], name.lower()
-    owner = published_id(named_format(name)[0]).lower().partition("/")[0]
-    is_cut = ending.endswith("fp8-block") or (ending.endswith("-fp8") and owner in blocks["publishers"])
+    published = published_id(named_format(name)[0]).lower()
+    own = ending.endswith("-fp8") and published.startswith(tuple(blocks["repositories"]))
+    is_cut = ending.endswith("fp8-block") or own
     return tuple(blocks["block"]) if is_cut else None
 
 

@@ -188,10 +188,10 @@ def target_work(model: ModelSpec, config: EngineConfig, f: st.Record) -> Iterato
     tp, dtype, kv_dtype = config.tensor_parallel_size, config.weight_dtype, config.kv_dtype
     act_bytes, rows = activation_bytes(dtype), f["tokens"]
     # Every rank holds a part of each expert, or whole experts, and the rows of all data-parallel ranks meet them.
-    dp, whole = config.data_parallel_size, config.enable_expert_parallel
-    for layer in linear_layers(model, tp, 1 if whole else tp * dp):
+    dp, groups = config.data_parallel_size, config.expert_ranks
+    for layer in linear_layers(model, tp, tp * dp // groups):
         work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
-        yield "linear", layer.stored(dtype)[0], work.scale(1 / (tp * dp)) if whole and layer.num_experts else work
+        yield "linear", layer.stored(dtype)[0], work.scale(1 / groups) if layer.num_experts else work
     head = lm_head(model, tp)
     yield "lm_head", head.stored(dtype)[0], head.work(f["logit_rows"], dtype)
     yield "elementwise", dtype, elementwise_work(model, rows, tp=tp, act_bytes=act_bytes)

@@ -406,11 +406,12 @@ class _Reader:
             engine[DP] = max(attention, dp)
         for name in ("ep-size", "moe_expert_parallel_size"):
             ranks = _whole(words, name)
-            if ranks not in (1, tp):
-                allowed = f"must be 1 or {tp}, the ranks of a layer: experts in groups of ranks are not simulated"
-                raise ScenarioError(allowed, file=FILE, key=name, value=ranks)
+            if tp % ranks:
+                raise ScenarioError(f"must divide the {tp} ranks of a layer", file=FILE, key=name, value=ranks)
             if ranks > 1:
                 engine["enable_expert_parallel"] = True
+            if 1 < ranks < tp:
+                engine["expert_parallel_size"] = ranks
         if engine.get("max_num_batched_tokens") == -1:
             del engine["max_num_batched_tokens"]
             engine["enable_chunked_prefill"] = False

@@ -189,6 +189,9 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     """
     served, spec = served_models(scenario), scenario.speculative_config
     if server == "vllm":
+        if scenario.engine.groups_experts:
+            message, size = "vLLM spreads experts over all ranks of a layer", scenario.engine.expert_parallel_size
+            raise ScenarioError(message, key="engine.expert_parallel_size", value=size)
         flags = vllm_flags(scenario.engine)
         if spec is not None:
             flags += ["--speculative-config", json.dumps(speculative_config_json(scenario))]
@@ -355,7 +358,7 @@ def _parallel_words(server: str, scenario: Scenario) -> Words:
         message = "TensorRT-LLM knows data parallelism of attention alone, of models with experts and one GPU a rank"
         raise ScenarioError(f"{message}; start one server a rank instead", key=f"engine.{DP}", value=dp)
     if engine.enable_expert_parallel:
-        words[names[1]] = ranks
+        words[names[1]] = engine.expert_parallel_size or ranks
     if server == "sglang" and not engine.enable_chunked_prefill:
         # Then another flag bounds the tokens of a batch.
         tokens = cached_deployment(scenario).settings.max_num_batched_tokens

@@ -46,8 +46,13 @@ NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 
 def model_name(name: str) -> str | None:
     """The bundled model with the shapes of a checkpoint, whatever its format; None: there is none."""
-    written = name.split(" (", maxsplit=1)[0].strip()
+    written = _written(name)
     return canonical_name(written) if is_bundled_model(written) else None
+
+
+def _written(name: str) -> str:
+    """A checkpoint's name without a source's remark."""
+    return name.split(" (", maxsplit=1)[0].strip()
 
 
 def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
@@ -68,6 +73,8 @@ def _model(reading: Reading) -> str | None:
         reading.missing("model", f"{name}: not among the bundled models")
     elif "presum" in name:
         reading.assumed["model"] = f"presumably {model}"
+    elif load_model(written := _written(name)).weight_block != load_model(model).weight_block:
+        return written  # the repository's own name says that its weights are in fp8 by blocks
     return model
 
 
@@ -135,17 +142,16 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
         reading.assumed["dp"] = f"attention of {tp} GPUs in {dp} groups"
         tp //= dp
     ranks = tp * dp
-    experts = point.ep is True or flags.get("enable_expert_parallel") is True
-    if point.ep is not None and not isinstance(point.ep, bool) and point.ep > 1:
-        experts = True
-        if point.ep != ranks:
-            reading.missing("ep", f"whole experts on {point.ep} of {ranks} ranks are not simulated")
+    size = 1 if point.ep is None or isinstance(point.ep, bool) else int(point.ep)
+    experts = size > 1 or point.ep is True or flags.get("enable_expert_parallel") is True
     if ranks * pp > _NODE:
         reading.missing("tp", f"{ranks * pp} GPUs span nodes, whose link is not simulated")
     if point.num_gpus is not None and point.num_gpus != ranks * pp and not reading.reasons:
         reading.missing("num_gpus", f"{point.num_gpus} GPUs at tp {tp}, pp {pp}, dp {dp}")
     sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
-    keys = {"tensor_parallel_size": tp, **{name: size for name, size in sizes.items() if size > 1}}
+    keys: dict[str, Any] = {"tensor_parallel_size": tp, **{name: count for name, count in sizes.items() if count > 1}}
+    if 1 < size != ranks:
+        keys["expert_parallel_size"] = size
     return keys | {"enable_expert_parallel": True} if experts else keys
 
 

@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from draftcast.calibration.acceptance.references import reference
-from draftcast.calibration.profile.engines import generation_of, graphs_hold_prompts, is_since, parse_version
+from draftcast.calibration.profile.engines import BLOCKS, generation_of, graphs_hold_prompts, is_since, parse_version
 from draftcast.calibration.profile.hardware import HardwareSpec, load_hardware
 from draftcast.calibration.profile.load import find_profile, has_profile, load_profile, usual_profile
 from draftcast.calibration.profile.roofline import Origin
@@ -319,6 +319,8 @@ def _check_parallel(engine: Engine, model: ModelSpec) -> None:
     refuse, layers = partial(_refuse, engine), model.num_hidden_layers
     no_experts = engine.enable_expert_parallel and not model.is_moe
     refuse(no_experts, "enable_expert_parallel", f"{model.name} has no experts (vLLM refuses it)")
+    in_groups = engine.groups_experts and parse_version(engine.version)[0] == "vllm"
+    refuse(in_groups, "expert_parallel_size", f"{engine.version} spreads experts over all ranks of a layer")
     too_deep = engine.pipeline_parallel_size > layers
     refuse(too_deep, "pipeline_parallel_size", f"must not exceed the {layers} layers of {model.name}")
     if dcp > 1 and not model.is_mla:
@@ -503,9 +505,10 @@ def deploy(scenario: Scenario) -> Deployment:
     if (model.num_linear_layers or model.kv_compression) and config.enable_prefix_caching:
         config = replace(config, enable_prefix_caching=False)
         assumed.append(NOTES["no_state_cache"])
-    ratio = config.generation.attention_ratio(config.version, model, hardware)
+    kind, ratio = config.generation.step_ratio(config.version, model, config.weight_dtype, hardware)
     if ratio != 1.0 and profile.kind != "affine":
-        slower = f"{config.version} ran this attention slower on this GPU"
+        what = "weights in fp8 by blocks" if kind == BLOCKS else "this attention"
+        slower = f"{config.version} ran {what} slower on this GPU"
         assumed.append(f"steps take {ratio:g} times as long as timed: {slower}")
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:

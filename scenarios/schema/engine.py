@@ -67,6 +67,8 @@ class Engine(Frozen):
     pipeline_parallel_size: Degree = 1
     data_parallel_size: Degree = 1
     enable_expert_parallel: bool = False
+    expert_parallel_size: Degree | None = None
+    """Ranks that whole experts are spread over (SGLang's --ep-size); null: all of a layer."""
     decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, OneOf("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, OneOf("quantization", QUANTIZATIONS, " or null")] | None = None
@@ -112,7 +114,13 @@ class Engine(Frozen):
         sizes = self.pipeline_parallel_size, self.data_parallel_size, self.decode_context_parallel_size
         others = (f"{name}{size}" for name, size in zip(("PP", "DP", "DCP"), sizes, strict=True) if size > 1)
         parts = [f"TP{self.tensor_parallel_size}", *others]
-        return " ".join([*parts, "EP"] if self.enable_expert_parallel else parts)
+        experts = [f"EP{self.expert_parallel_size or ''}"] if self.enable_expert_parallel else []
+        return " ".join([*parts, *experts])
+
+    @property
+    def groups_experts(self) -> bool:
+        """Whether whole experts are spread over groups of a layer's ranks, which vLLM does not know."""
+        return self.expert_parallel_size not in (None, self.tensor_parallel_size * self.data_parallel_size)
 
     @property
     def weight_dtype(self) -> str:
@@ -176,6 +184,10 @@ class Engine(Frozen):
         if self.tensor_parallel_size % self.decode_context_parallel_size:
             message = f"must divide tensor_parallel_size = {self.tensor_parallel_size} (vLLM refuses it)"
             yield self.refusal("decode_context_parallel_size", message)
+        ranks, groups = self.tensor_parallel_size * self.data_parallel_size, self.expert_parallel_size
+        if groups is not None and (not self.enable_expert_parallel or ranks % groups):
+            why = f"must divide the {ranks} ranks of a layer" if ranks % groups else "needs enable_expert_parallel"
+            yield self.refusal("expert_parallel_size", why)
         spec = self.speculative_config
         if spec is None:
             return

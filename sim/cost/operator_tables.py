@@ -208,25 +208,26 @@ class OperatorTables:
         ``rows`` are those of all ranks. vLLM 0.32's default (``allgather_reducescatter``) gathers every rank's rows on
         every other and sums up the outputs the same way.
         """
-        ranks, whole_experts = self.tp * self.dp, self.config.enable_expert_parallel
-        matrices = layers.linear_layers(model, self.tp, 1 if whole_experts else ranks)
+        ranks = self.tp * self.dp
+        groups = min(self.config.expert_ranks, ranks)  # a draft may have a degree of its own
+        matrices = layers.linear_layers(model, self.tp, ranks // groups)
         routed = [layer for layer in matrices if layer.num_experts]
         if not routed:
             return np.zeros((len(rows), 3))
         table = self._experts(routed, rows)
-        if whole_experts and ranks > 1:
+        if groups > 1:
             launches = np.where(rows > 0, model.num_moe_layers * self.profile.operator("moe", self.dtype).t0_s, 0.0)
             seconds = table.sum(axis=1)
             launches = np.minimum(launches, seconds)
             undivided = np.where(rows < MANY_ROWS, *UNDIVIDED_SHARE)
-            share = undivided + (1.0 - undivided) / ranks
-            share = np.maximum(share, fullest_rank_share(rows, model.num_experts, model.num_experts_per_tok, ranks))
+            share = undivided + (1.0 - undivided) / groups
+            share = np.maximum(share, fullest_rank_share(rows, model.num_experts, model.num_experts_per_tok, groups))
             table = _split(launches + (seconds - launches) * share, Origin.EXTRAPOLATED)
         if self.dp > 1:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
             # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
-            hidden, group = model.hidden_size * self.act_bytes, ranks if whole_experts else self.dp
-            table += self.exchange(rows, hidden, group, 2.0 * model.num_moe_layers)
+            hidden, between = model.hidden_size * self.act_bytes, ranks if groups > 1 else self.dp
+            table += self.exchange(rows, hidden, between, 2.0 * model.num_moe_layers)
         return table
 
     def exchange(self, rows: IntArray, row_bytes: float, ranks: int, count: float) -> FloatArray:

@@ -33,9 +33,9 @@ from draftcast.sim.cost.step_time import Record, StepCost
 
 # Of `EngineConfig`, what an affine fit holds for; and the scenario's keys that are called otherwise.
 _SETTING = (
-    "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel decode_context_parallel_size "
-    "draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype enforce_eager cudagraph_mode "
-    "max_cudagraph_capture_size"
+    "tensor_parallel_size pipeline_parallel_size lockstep_ranks enable_expert_parallel expert_parallel_size "
+    "decode_context_parallel_size draft_tensor_parallel_size weight_dtype draft_weight_dtype kv_dtype draft_kv_dtype "
+    "enforce_eager cudagraph_mode max_cudagraph_capture_size"
 )
 _KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
          "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip
@@ -296,7 +296,7 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
         p["split_launch_s"] = SPLIT_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
     p["verify_s"] = (constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s).value
     p["expands"] = engine.batch_expansion
-    excess = engine.attention_ratio(config.version, model, device.profile.hardware) - 1.0
+    excess = engine.step_ratio(config.version, model, config.weight_dtype, device.profile.hardware)[1] - 1.0
     p["decode_excess"] = p["prompt_excess"] = excess
 
 

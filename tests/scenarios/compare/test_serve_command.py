@@ -78,12 +78,13 @@ def test_every_field_has_its_flag(key: str, value: object, flags: list[str]) -> 
 def test_no_engine_field_is_forgotten() -> None:
     """Model and speculative_config stand elsewhere in the command, the version nowhere; the rest has a case above.
 
-    Decode-context parallelism divides tensor parallelism, so that it cannot be set alone.
+    Decode-context parallelism divides tensor parallelism, so that it cannot be set alone; groups of experts are
+    SGLang's.
     """
     cases = test_every_field_has_its_flag.pytestmark[0].args[1]  # type: ignore[attr-defined]
     fields = set(type(load_scenario("default").engine).model_fields)
     alone = {"model", "speculative_config", "max_model_len", "version"}
-    assert fields - {case[0] for case in cases} == alone | {"decode_context_parallel_size"}
+    assert fields - {case[0] for case in cases} == alone | {"decode_context_parallel_size", "expert_parallel_size"}
     engine = {"engine.tensor_parallel_size": 2, "engine.decode_context_parallel_size": 2}
     assert "--decode-context-parallel-size" in vllm_flags(with_values(load_scenario("default"), engine).engine)
 

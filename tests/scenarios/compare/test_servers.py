@@ -76,6 +76,16 @@ VARIANTS = {
     "experts": with_values(
         load_scenario("default"), {**EXPERTS, "engine.data_parallel_size": 4, "engine.enable_expert_parallel": True}
     ),
+    "groups of experts": with_values(
+        load_scenario("default"),
+        {
+            **EXPERTS,
+            "engine.version": "sglang 0.5.20",
+            "engine.tensor_parallel_size": 8,
+            "engine.enable_expert_parallel": True,
+            "engine.expert_parallel_size": 2,
+        },
+    ),
     "replicas in one": changed(data_parallel_size=2),
     "whole prompts": changed(
         enable_chunked_prefill=False,
@@ -95,7 +105,7 @@ REFUSED = {
     "trtllm": {"eagle", "p_eagle", "medusa", "mlp_speculator", "arctic", "draft_ahead", "suffix"}
     | {"replicas in one", "adaptive", "n-gram tree", "narrowing tree", "Medusa's tree"},
     "vllm": {"eagle_tree", "mlp_speculator", "arctic", "draft_ahead", "small tree", "Medusa's tree"}
-    | {"n-gram tree", "narrowing tree"},
+    | {"n-gram tree", "narrowing tree", "groups of experts"},
 }
 # The command says all tiers, the scenario none; a tree's bound that binds stands for one that does not.
 LOSSY = {"adaptive", "eagle_tree"}
@@ -272,7 +282,8 @@ def test_no_field_of_the_speculation_is_dropped_without_a_note(field: str, serve
 
 
 def test_no_field_is_missing_from_these_tests() -> None:
-    apart = {"version", "model", "data_parallel_size", "enable_expert_parallel", "speculative_config"}
+    apart = {"version", "model", "data_parallel_size", "enable_expert_parallel", "expert_parallel_size"}
+    apart |= {"speculative_config"}
     assert set(FIELDS) | apart == set(type(load_scenario("default").engine).model_fields)
     said = {"method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "parallel_drafting"}
     said |= {
@@ -322,6 +333,8 @@ def test_no_field_is_missing_from_these_tests() -> None:
         ("off", "--chunked-prefill-size 8192 --page-size 16 --mem-fraction-static 0.92"),
         ("whole prompts", "--chunked-prefill-size -1 --max-prefill-tokens 16384 --disable-radix-cache"),
         ("experts", "--tp-size 4 --attn-dp-size 4 --ep-size 4"),
+        ("groups of experts", "--tp-size 8"),
+        ("groups of experts", "--ep-size 2"),
         ("replicas in one", "--dp-size 2"),
         ("synthetic", "SGLANG_SIMULATE_ACC_LEN=2.25 SGLANG_SIMULATE_ACC_METHOD=match-expected"),
         ("formats", "--speculative-draft-model-quantization unquant"),
@@ -455,8 +468,10 @@ def test_a_command_of_ones_own_is_read() -> None:
     spread = "sglang serve --model x --tp-size 8 --ep-size"
     assert read_command(f"{spread} 8").engine["enable_expert_parallel"]
     assert "enable_expert_parallel" not in read_command(f"{spread} 1").engine
-    with pytest.raises(ScenarioError, match=r"ep-size = 2: must be 1 or 8"):
-        read_command(f"{spread} 2")
+    assert "expert_parallel_size" not in read_command(f"{spread} 8").engine
+    assert read_command(f"{spread} 2").engine["expert_parallel_size"] == 2
+    with pytest.raises(ScenarioError, match=r"ep-size = 3: must divide the 8 ranks of a layer"):
+        read_command(f"{spread} 3")
     with pytest.raises(ScenarioError, match="that is not simulated"):
         read_command("sglang serve --model x --speculative-algorithm UNO --speculative-num-draft-tokens 4")
 

@@ -53,6 +53,7 @@ def test_a_hand_checked_row_key_by_key() -> None:
     [
         ({"engine": "vllm", "tp": 1, "dp": 8, "ep": True}, "TP1 DP8 EP"),
         ({"engine": "sglang", "tp": 8, "dp": 8, "ep": 8}, "TP1 DP8 EP"),
+        ({"engine": "sglang", "tp": 8, "ep": 2}, "TP8 EP2"),
         ({"engine": "sglang", "tp": 8, "dp": 4}, "TP2 DP4"),
         ({"engine": "sglang", "tp": 8, "flags": {"server": "x --enable-dp-attention --dp-size 4"}}, "TP2 DP4"),
         ({"tp": 2, "pp": 4}, "TP2 PP4"),
@@ -84,7 +85,6 @@ def test_the_figure_without_speculation_sets_nothing() -> None:
         ({"engine": "tensorrt-llm"}, "engine: tensorrt-llm is not simulated"),
         ({"pp": 2}, "num_gpus: 1 GPUs at tp 1, pp 2, dp 1"),
         ({"dp": 8}, "num_gpus: 1 GPUs at tp 1, pp 1, dp 8"),
-        ({"ep": 2, "tp": 8, "num_gpus": 8}, "ep: whole experts on 2 of 8 ranks"),
         ({"model": "meta-llama/Llama-3.3-70B-Instruct", "tp": None, "num_gpus": None}, "tp: not given"),
         ({"tp": 16, "num_gpus": 16}, "tp: 16 GPUs span nodes"),
         ({"num_gpus": 4}, "num_gpus: 4 GPUs at tp 1"),
@@ -124,10 +124,10 @@ def test_the_side_without_speculation_stays_where_the_other_cannot_be_expressed(
     ("name", "model"),
     [
         ("amd/Llama-3.1-405B-Instruct-FP8-KV", "Llama-3.1-405B"),
-        ("Qwen/Qwen3-8B-FP8", "Qwen3-8B"),
+        ("Qwen/Qwen3-8B-FP8", "Qwen/Qwen3-8B-FP8"),  # its name says that it is in blocks
         ("deepseek-ai/DeepSeek-R1-0528", "DeepSeek-V3"),
         ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3-Coder-30B-A3B-Instruct"),
-        ("Qwen/Qwen3-235B-A22B-FP8", "Qwen3-235B-A22B"),
+        ("Qwen/Qwen3-235B-A22B-FP8 (block)", "Qwen/Qwen3-235B-A22B-FP8"),
         ("zai-org/GLM-4.5-Air-FP8", "GLM-4.5-Air"),
         ("moonshotai/Kimi-K2-Thinking", "Kimi-K2.5"),
         ("baidu/ERNIE-4.5-21B-A3B-PT", "ERNIE-4.5-21B-A3B"),

@@ -153,6 +153,20 @@ def test_a_limit_on_requests_leaves_sglang_more_memory() -> None:
             ("engine.async_scheduling", "ngram"),
         ),
         (("engine.enable_expert_parallel=true",), ("engine.enable_expert_parallel", "has no experts")),
+        (("engine.expert_parallel_size=1",), ("engine.expert_parallel_size = 1", "needs enable_expert_parallel")),
+        (
+            ("engine.tensor_parallel_size=8", "engine.enable_expert_parallel=true", "engine.expert_parallel_size=3"),
+            ("engine.expert_parallel_size = 3", "must divide the 8 ranks of a layer"),
+        ),
+        (
+            (
+                "engine.model=Qwen3-30B-A3B",
+                "engine.tensor_parallel_size=8",
+                "engine.enable_expert_parallel=true",
+                "engine.expert_parallel_size=2",
+            ),
+            ("engine.expert_parallel_size = 2", "vllm 0.32 spreads experts over all ranks of a layer"),
+        ),
         (("engine.pipeline_parallel_size=33",), ("engine.pipeline_parallel_size = 33", "32 layers")),
         (
             ("engine.tensor_parallel_size=8", "engine.decode_context_parallel_size=2"),
@@ -703,6 +717,16 @@ MINIMAX = ("engine.model=MiniMax-M2.5", "hardware=h200", "engine.max_model_len=1
         (("engine.version=vllm 0.29", "engine.tensor_parallel_size=8"), True),
         (("engine.version=sglang 0.5.14", "engine.tensor_parallel_size=8"), False),
         (("engine.version=sglang 0.5.14", "engine.tensor_parallel_size=8", "hardware=mi300x"), True),
+        # Four of eight GPUs share an expert: 384 columns each.
+        (
+            (
+                "engine.version=sglang 0.5.14",
+                "engine.tensor_parallel_size=8",
+                "engine.enable_expert_parallel=true",
+                "engine.expert_parallel_size=2",
+            ),
+            True,
+        ),
         # 18,432 inputs of a dense layer's down are 576 of each of 32 GPUs, four blocks and a half.
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=32"), False),
         (("engine.model=DeepSeek-V3", "engine.tensor_parallel_size=16"), True),

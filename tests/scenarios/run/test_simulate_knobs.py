@@ -99,6 +99,11 @@ KNOBS = [
     Knob("Engine.pipeline_parallel_size", "engine.pipeline_parallel_size=2"),
     Knob("Engine.data_parallel_size", "engine.data_parallel_size=2"),
     Knob("Engine.enable_expert_parallel", "engine.enable_expert_parallel=true", EXPERTS),
+    Knob(
+        "Engine.expert_parallel_size",
+        "engine.expert_parallel_size=2",
+        (*EXPERTS, "engine.version=sglang 0.5.20", "engine.enable_expert_parallel=true"),
+    ),
     Knob("Engine.decode_context_parallel_size", "engine.decode_context_parallel_size=2", EXPERTS),
     Knob("Engine.dtype", "engine.dtype=float32"),
     Knob("Engine.quantization", "engine.quantization=fp8"),

@@ -563,18 +563,18 @@ def test_latent_and_sparse_attention_was_slower_in_older_engines(
     for model, other in models:
         spec = load_model(model)
         blackwell, hopper = load_hardware("b200"), load_hardware("h200")
-        ratio = generation_of(older, is_plain=False).attention_ratio(older, spec, blackwell)
+        ratio = generation_of(older, is_plain=False).step_ratio(older, spec, "fp8", blackwell)[1]
         assert (ratio > 1.2) == other
         # vLLM V1 before asynchronous scheduling, in three sources, and V0, which is taken for alike.
-        on_hopper = generation_of(older, is_plain=False).attention_ratio(older, spec, hopper)
+        on_hopper = generation_of(older, is_plain=False).step_ratio(older, spec, "fp8", hopper)[1]
         assert on_hopper == (1.29 if other and older in ("vllm 0.7", "vllm 0.13") else 1.0)
-        on_amd = generation_of(older, is_plain=False).attention_ratio(older, spec, load_hardware("mi300x"))
+        on_amd = generation_of(older, is_plain=False).step_ratio(older, spec, "fp8", load_hardware("mi300x"))[1]
         assert on_amd == (ratio if older.startswith("sglang") else 1.0)
         compressed = load_model("DeepSeek-V4-Flash")
-        assert generation_of(older, is_plain=False).attention_ratio(older, compressed, blackwell) == 1.0
+        assert generation_of(older, is_plain=False).step_ratio(older, compressed, "fp8", blackwell)[1] == 1.0
         if newer is None:
             continue
-        assert generation_of(newer, is_plain=False).attention_ratio(newer, spec, blackwell) == 1.0
+        assert generation_of(newer, is_plain=False).step_ratio(newer, spec, "fp8", blackwell)[1] == 1.0
         alike = {"weight_dtype": "fp8", "cudagraph_mode": "FULL_DECODE_ONLY"}
         old, new = (cost_of(model, "b200", version=v, **alike) for v in (older, newer))
         for step in ((8,), (64,), (8, 0, 2000)):
@@ -591,8 +591,25 @@ def test_each_kind_of_latent_attention_has_a_ratio_of_its_own(version: str) -> N
         hardware = load_hardware(device)
         for model, kind in ((dense, "dense"), (sparse, "sparse")):
             ratio = kinds.get(f"{kind}{suffix}", 1.0)
-            assert generation.attention_ratio(version, model, hardware) == ratio
+            assert generation.step_ratio(version, model, "fp8", hardware)[1] == ratio
     assert kinds["dense"] != kinds["sparse"]
+
+
+def test_fp8_by_blocks_is_slower_under_sglang_on_the_gpus_where_it_was_seen() -> None:
+    def ratio(name: str, device: str, version: str = "sglang 0.5.13", dtype: str = "fp8") -> tuple[str, float]:
+        generation = generation_of(version, is_plain=False)
+        return generation.step_ratio(version, load_model(name), dtype, load_hardware(device))
+
+    for name in ("MiniMax-M2.5", "zai-org/GLM-5.1-FP8", "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8"):
+        kind, factor = ratio(name, "mi300x")
+        assert (kind, ratio(name, "mi325x")[1]) == ("fp8 by blocks", factor)
+        assert factor > 1.2
+        for other in (("mi355x",), ("h200",), ("mi300x", "vllm 0.32"), ("mi300x", "sglang 0.5.13", "int4")):
+            assert ratio(name, *other) == ("", 1.0)
+    assert ratio("zai-org/GLM-4.5-Air-FP8", "mi300x") == ("", 1.0)  # a scale for each channel
+    # Of latents and blocks together the larger one.
+    assert ratio("DeepSeek-V3", "mi300x", "sglang 0.5.10")[0] == "dense"
+    assert ratio("DeepSeek-V3", "mi300x")[0] == "fp8 by blocks"
 
 
 def test_shared_experts_of_small_steps_add_only_what_they_read() -> None:

@@ -144,6 +144,16 @@ def test_few_rows_leave_the_fullest_rank_more_than_its_part_of_the_experts() -> 
     assert 0.125 < many < 0.17
 
 
+def test_the_more_ranks_hold_whole_experts_the_more_few_rows_leave_the_fullest_one() -> None:
+    rows = np.array([8])
+    sizes = ({}, *({"enable_expert_parallel": True, "expert_parallel_size": size} for size in (1, 2, 4, None)))
+    parts, one, two, four, eight = (
+        OperatorTables(PROFILE, 8, "fp8", replace(EIGHT, **size)).routed(DEEPSEEK, rows).sum(axis=1) for size in sizes
+    )
+    assert parts == one
+    assert two < four < eight
+
+
 def test_rows_of_other_ranks_pass_through_the_experts_of_this_one() -> None:
     spread = cost(replace(EIGHT, tensor_parallel_size=1, data_parallel_size=8, enable_expert_parallel=True))
     features = np.zeros(1, FEATURES)[0]
