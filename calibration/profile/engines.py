@@ -104,6 +104,8 @@ class Constants(Section):
     # speculation: on each request (which tokens were accepted), and on trees (plans of an attention with masks).
     host_verify_request_s: Constant | None = None
     host_verify_tree_s: Constant | None = None
+    # Choosing the experts of a layer by operations of PyTorch, where no kernel does it in one.
+    expert_choice_s: Constant | None = None
 
 
 GRAPH_KERNELS = 400
@@ -207,6 +209,10 @@ class EngineGeneration(Section):
     fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
+    # The most experts of a group (of all, where there are no groups) of which one kernel chooses, a power of two of them
+    # in all, by the version from which it holds and by transformers' class of the model (any: every other one).
+    choice_kernels: dict[str, dict[str, int]] = field(default_factory=dict)
+    choice_sizes: tuple[int, ...] = ()  # numbers of experts in one group that have a kernel of their own
     # The most rows of a step whose shared experts run beside the routed ones, by the version from which it holds, on
     # the devices of these vendors.
     shared_experts_beside: dict[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
@@ -295,6 +301,16 @@ class EngineGeneration(Section):
     def triton_experts(self, version: str) -> tuple[str, ...]:
         """Formats whose experts a version runs by Triton's kernels."""
         return tuple(dtype for dtype, last in self.triton_experts_until.items() if _is_until(version, last))
+
+    def expert_choice_s(self, version: str, model: ModelSpec, vendor: str) -> float:
+        """Seconds a layer that choosing experts by scores with a bias takes beyond one kernel, of NVIDIA's GPUs."""
+        constant, groups, experts = self.constants.expert_choice_s, model.num_expert_groups, model.num_experts
+        if constant is None or vendor != "NVIDIA" or not (model.router_bias and groups):
+            return 0.0
+        by_class = since(self.choice_kernels, version)
+        most = by_class.get(model.architecture, by_class["any"])
+        has_kernel = experts.bit_count() == 1 and experts <= groups * most
+        return 0.0 if has_kernel or (groups == 1 and experts in self.choice_sizes) else constant.value
 
     def shared_rows(self, version: str, vendor: str) -> int:
         """The most rows of a step whose shared experts run beside the routed ones."""

@@ -343,6 +343,7 @@ def _feed_forward(config: ConfigReader, layers: int) -> dict[str, Any]:
         "expert_bias": config.flag("expert_bias"),
         "router_bias": config.values.get("topk_method") == "noaux_tc"  # e_score_correction_bias
         or config.flag("use_routing_bias"),
+        "num_expert_groups": config.count("n_group"),
     }
 
 

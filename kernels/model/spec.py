@@ -126,6 +126,7 @@ class ModelSpec:
     attention_sinks: bool = False
     expert_bias: bool = False
     router_bias: bool = False
+    num_expert_groups: int = 0  # of which a token chooses some before it chooses experts of theirs; 0: it is not said
     # What its own checkpoint stores in fewer than 16 bits: (group of `parameter_groups`, format, bytes a weight), and
     # the format that it asks of the KV cache, where it names one.
     formats: tuple[tuple[str, str, float], ...] = ()

@@ -276,7 +276,9 @@ class OperatorTables:
                 launches += part.launches
         if launches:
             table += self.fitted("elementwise", self.wide_dtype, rest, rows, launches)
-        return table
+        choice_s = self.generation.expert_choice_s(self.config.version, model, self.profile.hardware.vendor)
+        seconds = np.where(rows > 0, model.num_moe_layers * choice_s, 0.0)
+        return np.asarray(table + _split(seconds, Origin.EXTRAPOLATED))
 
     def _through_cache(self, moved: FloatArray, runs: float) -> FloatArray:
         """Bytes at the memory's rate that take as long as ``moved``, by ``runs`` kernels in all.

@@ -887,7 +887,8 @@ def _fingerprint(model: ModelSpec) -> object:
 
 # Read elsewhere: positions by the engine, windows by step cost and memory, MTP layers by mtp_head, blocks by checks.
 _ELSEWHERE = {"name", "architecture", "max_position_embeddings", "sliding_window", "num_sliding_layers",
-              "num_nextn_layers", "first_k_dense_layers", "window_kind", "kv_cache_dtype", "weight_block"}  # fmt: skip
+              "num_nextn_layers", "num_expert_groups", "first_k_dense_layers", "window_kind", "kv_cache_dtype",
+              "weight_block"}  # fmt: skip
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ModelSpec) if field.name not in _ELSEWHERE])

@@ -632,3 +632,38 @@ def test_a_kernel_of_this_very_shape_goes_before_the_engine_s_own_of_other_shape
     table = tables.routed(qwen, np.array([64]))
     assert table[0].argmax() == Origin.MEASURED
     assert table.sum() / qwen.num_moe_layers == pytest.approx(172.7e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "device", "is_compiled"),
+    [
+        ("GLM-4.5-Air", "sglang 0.5.7", "b200", True),  # 128 experts in one group
+        ("GLM-4.5-Air", "sglang 0.5.12", "h200", True),  # its shared expert among them
+        ("GLM-4.5-Air", "sglang 0.5.13", "h200", False),
+        ("GLM-4.6", "sglang 0.5.13", "b200", True),  # 160 are no power of two
+        ("GLM-5", "sglang 0.5.7", "b200", True),
+        ("GLM-5", "sglang 0.5.8", "b200", False),
+        ("DeepSeek-V3", "sglang 0.5.6", "b200", False),  # 256 in eight groups
+        ("Kimi-K2", "sglang 0.5.6", "b200", False),  # 384 have a kernel of their own
+        ("Qwen3-30B-A3B", "sglang 0.5.6", "b200", False),  # chosen by softmax
+        ("MiniMax-M2.5", "sglang 0.5.6", "b200", False),  # without groups
+        ("GLM-4.5-Air", "sglang 0.5.7", "mi300x", False),
+        ("GLM-4.5-Air", "vllm 0.12", "b200", False),
+    ],
+)
+def test_experts_without_a_kernel_that_chooses_them_take_longer(
+    name: str, version: str, device: str, is_compiled: bool
+) -> None:
+    model, generation = load_model(name), generation_of(version, is_plain=False)
+    assert (generation.expert_choice_s(version, model, load_hardware(device).vendor) > 0.0) == is_compiled
+
+
+def test_choosing_experts_is_part_of_every_layer_that_has_them() -> None:
+    model, rows = load_model("GLM-4.5-Air"), np.array([0, 1, 64])
+    profile = load_profile(None, load_hardware("h200"))
+    older, newer = (
+        OperatorTables(profile, 4, "bf16", EngineConfig(version=version, is_moe=True, tensor_parallel_size=4))
+        for version in ("sglang 0.5.12", "sglang 0.5.13")
+    )
+    more_s = (older.model_pass(model, rows) - newer.model_pass(model, rows)).sum(axis=1)
+    assert more_s == pytest.approx([0.0, 45 * 45e-6, 45 * 45e-6])
