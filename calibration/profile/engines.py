@@ -209,8 +209,8 @@ class EngineGeneration(Section):
     fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
-    # The most experts of a group (of all, where there are no groups) of which one kernel chooses, a power of two of them
-    # in all, by the version from which it holds and by transformers' class of the model (any: every other one).
+    # The most experts of a group among which one kernel chooses, if all are a power of two: by the version from which
+    # it holds and by transformers' class of the model (any: every other one).
     choice_kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     choice_sizes: tuple[int, ...] = ()  # numbers of experts in one group that have a kernel of their own
     # The most rows of a step whose shared experts run beside the routed ones, by the version from which it holds, on

@@ -48,9 +48,11 @@ def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     if part := cut_expert(config, model):
         is_run = is_since(config.version, config.generation.cuts_blocks_since.get(hardware.vendor))
         if not is_run or math.gcd(*block, part, model.hidden_size) < _LEAST_BLOCK:
-            fewer = (degree for degree in range(1, tp) if tp % degree == 0)
+            in_groups = config.enable_expert_parallel
+            fewer = (degree for degree in range(1, tp) if tp % degree == 0 and not in_groups)
             works = [str(degree) for degree in fewer if not cut_expert(_with_ranks(config, degree), model)]
-            instead = f"{', '.join(works)} or enable_expert_parallel works" if works else "enable_expert_parallel works"
+            whole = "a larger expert_parallel_size works" if in_groups else "enable_expert_parallel works"
+            instead = f"{', '.join(works)} or {whole}" if works else whole
             message = f"leaves {part} of an expert's {model.moe_intermediate_size} columns to a rank: {why}; {instead}"
             raise ScenarioError(message, key="engine.tensor_parallel_size", value=tp)
 

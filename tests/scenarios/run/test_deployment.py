@@ -800,6 +800,13 @@ def test_the_refusal_of_cut_blocks_says_what_works() -> None:
     )
 
 
+def test_the_refusal_of_cut_blocks_in_groups_offers_larger_ones() -> None:
+    """1,536 columns of sixteen GPUs in groups of two: eight share an expert, 192 columns each."""
+    groups = ("engine.enable_expert_parallel=true", "engine.expert_parallel_size=2")
+    error = str(refused(*MINIMAX, "engine.version=sglang 0.5.14", "engine.tensor_parallel_size=16", *groups))
+    assert error.endswith("sglang 0.5.14 does not start; a larger expert_parallel_size works")
+
+
 def test_expert_parallelism_is_not_offered_where_shared_experts_are_cut() -> None:
     eight = (
         "engine.model=Qwen3-Next-80B-A3B-Instruct-FP8",
