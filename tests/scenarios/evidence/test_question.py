@@ -53,11 +53,11 @@ def test_a_hand_checked_row_key_by_key() -> None:
     [
         ({"engine": "vllm", "tp": 1, "dp": 8, "ep": True}, "TP1 DP8 EP"),
         ({"engine": "sglang", "tp": 8, "dp": 8, "ep": 8}, "TP1 DP8 EP"),
-        ({"engine": "sglang", "tp": 8, "ep": 2}, "TP8 EP2"),
         ({"engine": "sglang", "tp": 8, "dp": 4}, "TP2 DP4"),
         ({"engine": "sglang", "tp": 8, "flags": {"server": "x --enable-dp-attention --dp-size 4"}}, "TP2 DP4"),
         ({"tp": 2, "pp": 4}, "TP2 PP4"),
         ({"tp": 8, "flags": {"decode-context-parallel-size": 8}}, "TP8 DCP8"),
+        ({"engine": "sglang", "tp": 8, "ep": 2}, "TP8 EP2"),
     ],
 )
 def test_what_runs_on_which_gpus_is_expressed(changes: dict[str, Any], layout: str) -> None:
@@ -85,6 +85,7 @@ def test_the_figure_without_speculation_sets_nothing() -> None:
         ({"engine": "tensorrt-llm"}, "engine: tensorrt-llm is not simulated"),
         ({"pp": 2}, "num_gpus: 1 GPUs at tp 1, pp 2, dp 1"),
         ({"dp": 8}, "num_gpus: 1 GPUs at tp 1, pp 1, dp 8"),
+        ({"engine": "lmdeploy"}, "engine: lmdeploy is not simulated"),
         ({"model": "meta-llama/Llama-3.3-70B-Instruct", "tp": None, "num_gpus": None}, "tp: not given"),
         ({"tp": 16, "num_gpus": 16}, "tp: 16 GPUs span nodes"),
         ({"num_gpus": 4}, "num_gpus: 4 GPUs at tp 1"),

@@ -76,7 +76,8 @@ def test_off_and_on_again() -> None:
 
 def test_a_draft_model_shares_the_vocabulary() -> None:
     scenario = load_scenario()
-    assert choices.draft_models(scenario) == ["Llama-3.2-1B", "Llama-3.2-3B", "Qwama-0.5B", "SmolLM3-3B"]
+    llamas = ["Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-Minitron-4B"]
+    assert choices.draft_models(scenario) == [*llamas, "Qwama-0.5B", "SmolLM3-3B"]
     found = choices.with_method(scenario, "draft_model")
     assert found["engine.speculative_config"]["model"] == "Llama-3.2-1B"
     # Command R's vocabulary is as large as Gemma 2's, and another.
