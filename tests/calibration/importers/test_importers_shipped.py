@@ -1,5 +1,6 @@
 """The bundled profiles: whole, small, wide enough for every bundled model, and possible on their devices."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ def frames() -> dict[str, pd.DataFrame]:
     return {name: pd.read_parquet(PROFILE_FOLDER / name / TABLE) for name in DEVICES}
 
 
+@functools.cache
 def sharded() -> list[tuple[ModelSpec, int]]:
     """Bundled models at the tensor-parallel degrees they allow."""
     pairs = []
@@ -47,6 +49,17 @@ def sharded() -> list[tuple[ModelSpec, int]]:
                 continue
             pairs.append((model, tp))
     return pairs
+
+
+@functools.cache
+def matrices() -> dict[tuple[int, int], str]:
+    """Inputs and outputs of every matrix of a bundled model, routed experts apart, and one that has these."""
+    return {
+        (layer.k, layer.n): f"{model.name} tp {tp} {layer.name}"
+        for model, tp in sharded()
+        for layer in (*linear_layers(model, tp), lm_head(model, tp))
+        if not layer.num_experts and layer.n >= NARROWEST and max(layer.k, layer.n) <= WIDEST
+    }
 
 
 @pytest.mark.parametrize("name", DEVICES)
@@ -109,17 +122,14 @@ def test_every_matrix_of_every_bundled_model_lies_between_measured_ones(
         rows = linear[linear["dtype"] == dtype]
         last = rows.groupby(["k", "n"])["m"].max()
         grid = [np.unique(rows[axis]) for axis in ("k", "n")]
-        for model, tp in sharded():
-            for layer in (*linear_layers(model, tp), lm_head(model, tp)):
-                if layer.num_experts or not (layer.n >= NARROWEST and max(layer.k, layer.n) <= WIDEST):
-                    continue
-                sides = [
-                    {values[values <= size].max(), values[values >= size].min()}
-                    for values, size in zip(grid, (layer.k, layer.n), strict=True)
-                ]
-                for k in sides[0]:
-                    for n in sides[1]:
-                        assert last.get((k, n), 0) >= 4096, f"{model.name} tp {tp} {layer.name} {dtype}: {k} x {n}"
+        for sizes, example in matrices().items():
+            sides = [
+                {values[values <= size].max(), values[values >= size].min()}
+                for values, size in zip(grid, sizes, strict=True)
+            ]
+            for k in sides[0]:
+                for n in sides[1]:
+                    assert last.get((k, n), 0) >= 4096, f"{example} {dtype}: {k} x {n}"
 
 
 def test_matrices_beyond_the_tables_are_only_these() -> None:
