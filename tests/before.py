@@ -72,7 +72,6 @@ DELETED_TESTS: Mapping[str, str] = {
     "test_what_cannot_be_expressed_has_a_reason_by_field[changes11-ep: whole experts on 2 of 8 ranks]": (
         "it can be expressed: a case of test_what_runs_on_which_gpus_is_expressed"
     ),
-    "test_heads_of_the_bundled_models": "test_heads_of_the_models_with_measured_results",
     **dict.fromkeys(
         (
             "test_a_checkpoint_has_the_shapes_of_a_bundled_model[Qwen/Qwen3-235B-A22B-FP8-Qwen3-235B-A22B]",

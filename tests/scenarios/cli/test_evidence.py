@@ -20,7 +20,7 @@ def test_every_filter_narrows_the_points() -> None:
         (PointFilter(device="h100"), lambda p: "h100" in p.gpu.lower()),
         (PointFilter(method="ngram"), lambda p: p.spec.method == "ngram"),
         (PointFilter(method="none"), lambda p: not p.spec.is_on),
-        (PointFilter(engine="sglang"), lambda p: p.engine.startswith("sglang")),
+        (PointFilter(engine="sglang"), lambda p: p.engine.split(" (")[0] == "sglang"),
         (PointFilter(load="burst"), lambda p: p.load.kind == "burst"),
         (PointFilter(tier="a,b"), lambda p: p.tier in "AB"),
         (PointFilter(source="SpecForge"), lambda p: "SpecForge" in p.source),
