@@ -138,6 +138,7 @@ Latents = Literal["dense", "sparse", "dense, Hopper", "sparse, Hopper"]
 
 
 BLOCKS = "fp8 by blocks"
+"""What `EngineGeneration.step_ratio` calls checkpoints with a scale for each block of weights."""
 
 
 def latents_of(model: ModelSpec, hardware: HardwareSpec) -> Latents:

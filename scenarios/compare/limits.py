@@ -188,7 +188,7 @@ def target_work(model: ModelSpec, config: EngineConfig, f: st.Record) -> Iterato
     tp, dtype, kv_dtype = config.tensor_parallel_size, config.weight_dtype, config.kv_dtype
     act_bytes, rows = activation_bytes(dtype), f["tokens"]
     # Every rank holds a part of each expert, or whole experts, and the rows of all data-parallel ranks meet them.
-    dp, groups = config.data_parallel_size, config.expert_ranks
+    dp, groups = config.data_parallel_size, config.expert_groups
     for layer in linear_layers(model, tp, tp * dp // groups):
         work = layer.work(rows * dp if layer.num_experts else rows, dtype).scale(layer.count)
         yield "linear", layer.stored(dtype)[0], work.scale(1 / groups) if layer.num_experts else work

@@ -21,7 +21,7 @@ _BY_INPUTS = ("o", "window_o", "linear_out", "down", "fc2", "shared_down")  # ma
 
 def cut_expert(config: EngineConfig, model: ModelSpec) -> int:
     """Width of an expert's part on one rank if it is not made of whole blocks, else 0."""
-    ranks = config.tensor_parallel_size * config.lockstep_ranks // config.expert_ranks
+    ranks = config.tensor_parallel_size * config.lockstep_ranks // config.expert_groups
     if model.weight_block is None or "experts" not in _groups(config, model):
         return 0
     part = math.ceil(model.moe_intermediate_size / ranks)

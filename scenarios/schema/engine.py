@@ -68,7 +68,7 @@ class Engine(Frozen):
     data_parallel_size: Degree = 1
     enable_expert_parallel: bool = False
     expert_parallel_size: Degree | None = None
-    """Ranks that whole experts are spread over (SGLang's --ep-size); null: all of a layer."""
+    """Groups of ranks that share out the experts (SGLang's --ep-size); null: each rank is one."""
     decode_context_parallel_size: Degree = 1
     dtype: Annotated[str, OneOf("dtype", DTYPES)] = "auto"
     quantization: Annotated[str, OneOf("quantization", QUANTIZATIONS, " or null")] | None = None

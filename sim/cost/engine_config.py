@@ -36,8 +36,8 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1  # ranks with a scheduler of their own; those of a model with experts step together
-    enable_expert_parallel: bool = False  # whole experts are spread over tensor- and data-parallel ranks
-    expert_parallel_size: int | None = None  # so many of them, the others share each expert's matrices; None: all
+    enable_expert_parallel: bool = False  # whole experts are spread over all tensor- and data-parallel ranks
+    expert_parallel_size: int | None = None  # or over so many groups of ranks, which share the matrices of theirs
     decode_context_parallel_size: int = 1  # tensor-parallel ranks that share out the tokens of the KV cache
     draft_tensor_parallel_size: int = 0  # the target's
     weight_dtype: str = "bf16"  # a format of `WEIGHT_BYTES`
@@ -135,8 +135,8 @@ class EngineConfig:
         return self.data_parallel_size if self.is_moe else 1
 
     @property
-    def expert_ranks(self) -> int:
-        """Ranks that whole experts are spread over; 1: every rank holds a part of each expert."""
+    def expert_groups(self) -> int:
+        """Groups of ranks that share out the experts; 1: every rank holds a part of each expert."""
         every = self.tensor_parallel_size * self.lockstep_ranks
         return (self.expert_parallel_size or every) if self.enable_expert_parallel else 1
 

@@ -209,7 +209,7 @@ class OperatorTables:
         every other and sums up the outputs the same way.
         """
         ranks = self.tp * self.dp
-        groups = min(self.config.expert_ranks, ranks)  # a draft may have a degree of its own
+        groups = min(self.config.expert_groups, ranks)  # a draft may have a degree of its own
         matrices = layers.linear_layers(model, self.tp, ranks // groups)
         routed = [layer for layer in matrices if layer.num_experts]
         if not routed:
