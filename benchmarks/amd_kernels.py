@@ -4,8 +4,10 @@
     python benchmarks/amd_kernels.py DIR
 
 The package (MIT) tells devices by their compute units: 304 is MI300X, 256 MI355X, 80 MI308X, which has the memory of an
-MI300X and a part of its units. ``calibration/profiles/default-amd.yaml`` takes what this prints, rounded; no figure of
-the evidence takes part. Batches of equal matrices are one launch.
+MI300X and a part of its units. ``calibration/profiles/default-amd.yaml`` takes what this prints of all devices,
+``default-cdna4.yaml`` what it prints of MI355X alone, rounded; no figure of the evidence takes part. Batches of equal
+matrices are one launch. MI355X's experts were timed with too few rows to tell what they reach of its compute: their
+share is that of all devices.
 """
 
 from dataclasses import replace
@@ -18,13 +20,15 @@ import typer
 
 from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.calibration.profile.measured import TablePart, seconds_by
+from draftcast.calibration.profile.roofline import Roofline
 from draftcast.calibration.profile.roofline_fit import FitErrors, fit_roofline
 from draftcast.kernels.operators.cost import Work
 from draftcast.scenarios.show.tables import aligned
 
 MI300X = load_hardware("mi300x")
 MI308X = replace(MI300X, peak_flops={name: rate * 80 / 304 for name, rate in MI300X.peak_flops.items()})
-DEVICES = {304: MI300X, 256: load_hardware("mi355x"), 80: MI308X}
+MI355X_UNITS = 256
+DEVICES = {304: MI300X, MI355X_UNITS: load_hardware("mi355x"), 80: MI308X}
 MATRICES = {
     "bf16": ["bf16_tuned_batched_gemm"],
     "fp8": ["a8w8_tuned_batched_gemm", "a8w8_tuned_gemm", "a8w8_bpreshuffle_tuned_gemm"],
@@ -34,18 +38,21 @@ NAMES = {"M": "m", "K": "k", "N": "n", "token": "m", "model_dim": "k", "inter_di
 NAMES |= {"expert": "num_experts", "topk": "top_k"}
 
 
-def fitted(part: TablePart, rows: pd.DataFrame) -> tuple[str, ...]:
-    """A row of the table: the roofline of all devices' points together, and how far they lie from it."""
+def fitted(
+    part: TablePart, rows: pd.DataFrame, devices: str, e_c: float | None = None
+) -> tuple[Roofline, tuple[str, ...]]:
+    """The roofline of the devices' points together, and its row of the table: how far they lie from it."""
     compute, memory = np.zeros(len(rows)), np.zeros(len(rows))
     for units, hardware in DEVICES.items():
         of_device = (rows["cu_num"] == units).to_numpy()
         work, batch = part.work_of(rows[of_device]), rows["B"][of_device].to_numpy()
         flops, bandwidth = hardware.ceilings(*part.roofline)
         compute[of_device], memory[of_device] = batch * work.flops / flops, batch * work.bytes / bandwidth
-    fit = fit_roofline(compute, memory, rows["seconds"].to_numpy())
+    fit = fit_roofline(compute, memory, rows["seconds"].to_numpy(), e_c)
     predicted = seconds_by(fit, (1.0, 1.0))(Work(compute, memory))
     errors = FitErrors.of(predicted, rows, lambda _: "")
-    return (str(part), str(len(rows)), *(f"{value:.3g}" for value in (fit.t0_s, fit.e_c, fit.e_m, fit.p)), str(errors))
+    values = (f"{value:.3g}" for value in (fit.t0_s, fit.e_c, fit.e_m, fit.p))
+    return fit, (str(part), devices, str(len(rows)), *values, str(errors))
 
 
 def main(folder: Annotated[Path, typer.Argument(help="where the wheel was unzipped")]) -> None:
@@ -54,9 +61,12 @@ def main(folder: Annotated[Path, typer.Argument(help="where the wheel was unzipp
     experts = read(configs / "tuned_fmoe.csv")
     for dtype, names in MATRICES.items():
         rows = pd.concat([read(configs / f"{name}.csv") for name in names])
-        table.append(fitted(TablePart("linear", dtype), rows[rows["cu_num"] != 80]))
-        table.append(fitted(TablePart("moe", dtype), experts[experts["q_type"] == EXPERTS[dtype]]))
-    print("\n".join(aligned([("part", "points", "t0_s", "e_c", "e_m", "p", "errors"), *table])))
+        table.append(fitted(TablePart("linear", dtype), rows[rows["cu_num"] != 80], "all")[1])
+        rows = experts[experts["q_type"] == EXPERTS[dtype]]
+        of_all, row = fitted(TablePart("moe", dtype), rows, "all")
+        _, row_of_one = fitted(TablePart("moe", dtype), rows[rows["cu_num"] == MI355X_UNITS], "mi355x", of_all.e_c)
+        table += [row, row_of_one]
+    print("\n".join(aligned([("part", "devices", "points", "t0_s", "e_c", "e_m", "p", "errors"), *table])))
 
 
 def read(path: Path) -> pd.DataFrame:

@@ -74,6 +74,8 @@ class HardwareSpec(Section):
     attention_kernel: Annotated[str, OneOf("kernel", ATTENTION_KERNELS)] = "separate"
     # Of a device that nobody timed, the timed one most like it: its kernels, with these peaks; "": none is like it
     nearest_timed: str = ""
+    # Where none is: the bundled rooflines that hold for it; "": those of its vendor
+    assumed_profile: str = ""
 
     @property
     def is_hopper(self) -> bool:

@@ -163,7 +163,7 @@ def profiles_of(device: str) -> tuple[str, ...]:
 
 
 def assumed_profile(hardware: HardwareSpec) -> str:
-    return _ASSUMED.get(hardware.vendor, DEFAULT_PROFILE)
+    return hardware.assumed_profile or _ASSUMED.get(hardware.vendor, DEFAULT_PROFILE)
 
 
 def usual_profile(hardware: HardwareSpec) -> str:

@@ -297,6 +297,19 @@ def test_assumed_efficiencies_go_by_vendor() -> None:
             assert own.seconds_of(family, "bf16")(work) > other.seconds_of(family, "bf16")(work)
 
 
+@pytest.mark.parametrize("device", ["mi350x", "mi355x"])
+def test_a_device_s_file_may_name_its_assumed_efficiencies(device: str) -> None:
+    """CDNA 4's kernels reach more of its memory than those of MI300X do of theirs."""
+    hardware = load_hardware(device)
+    own, other = load_profile(None, hardware), load_profile("default-amd", hardware)
+    assert own.name == "default-cdna4"
+    assert isinstance(own, RooflineProfile)
+    assert isinstance(other, RooflineProfile)
+    reading = Work(np.array(0.0), np.array(1e10))
+    for family in ("attention_decode", "mla_decode", "dsa_decode", "moe"):
+        assert own.seconds_of(family, "bf16")(reading) < other.seconds_of(family, "bf16")(reading)
+
+
 H200 = load_hardware("h200")
 QWEN_MATRIX = (4096, 12288)
 
