@@ -33,6 +33,7 @@ _BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # letters of
 _MLA = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")
 # Of Mamba-2's: groups, heads, state size, head size and convolution, in the order of `LINEAR_SIZES`.
 _MAMBA = ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel")
+_MOE_STEPS = ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")
 _GATED, _UNGATED = ("silu", "swish", "swiglu", "swigluoai", "situ"), ("relu", "relu2")
 _WHOLE_RATIO = 128  # of DeepSeek-V4: tokens of a compressed entry that no indexer chooses
 
@@ -80,7 +81,7 @@ def decoder_values(config: ConfigReader, overrides: Mapping[str, Any]) -> dict[s
     if "sliding_window" not in overrides:
         values |= _shared_layers(config, layers)
         values |= _indexers(config, layers) or _sliding(config, layers)
-        if values["num_sliding_layers"]:
+        if values.get("num_sliding_layers"):
             values |= _window_heads(config, values)
         else:
             config.refuse_unused([*WINDOW_HEADS.values(), *GLOBAL_HEADS.values()])
@@ -196,10 +197,9 @@ def _attention(config: ConfigReader, hidden: int, heads: int) -> dict[str, Any]:
 
 
 def _sliding(config: ConfigReader, layers: int) -> dict[str, Any]:
-    """Window in tokens and number of layers that use it; zeros where attention is full everywhere."""
-    none = {"sliding_window": 0, "num_sliding_layers": 0}
+    """Window in tokens and number of layers that use it; nothing where attention is full everywhere."""
     if config.values.get("use_sliding_window") is False:
-        return none
+        return {}
     # MiMo-V2 gives both, and slides.
     chunk = config.count("attention_chunk_size") if not config.count("sliding_window") else 0
     kinds = config.strings("layer_types", _KINDS)
@@ -220,7 +220,7 @@ def _sliding(config: ConfigReader, layers: int) -> dict[str, Any]:
     key = "attention_chunk_size" if chunked else "sliding_window"
     window = config.integer(key, None if kinds and sliding_layers else 0)
     if window >= config.integer("max_position_embeddings") or not window or not sliding_layers:
-        return none
+        return {}
     kind = "chunked" if chunked else "sliding"
     return {"sliding_window": window, "num_sliding_layers": sliding_layers, "window_kind": kind}
 
@@ -356,8 +356,7 @@ def _moe_layers(config: ConfigReader, layers: int) -> int:
     frequency = config.values.get("moe_layer_freq")
     listed = config.bits("moe_layer_freq", layers) if isinstance(frequency, list) and frequency else []
     every = 1 if listed else config.integer("moe_layer_freq", 1)
-    steps = [config.integer(key, 1) for key in ("decoder_sparse_step", "interleave_moe_layer_step",
-                                                "moe_layer_interval")]  # fmt: skip
+    steps = [config.integer(key, 1) for key in _MOE_STEPS]
     first = config.count("first_k_dense_replace")
     if first > layers:
         raise config.refusal(config.first("first_k_dense_replace"), f"at most num_hidden_layers = {layers}")

@@ -67,11 +67,9 @@ def named_format(name: str) -> tuple[str, str | None]:
 
 def _named_block(name: str) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale, where a repository's name says that its fp8 weights have such."""
-    blocks, ending = FORMATS["fp8_blocks"], name.lower()
-    published = published_id(named_format(name)[0]).lower()
-    own = ending.endswith("-fp8") and published.startswith(tuple(blocks["repositories"]))
-    is_cut = ending.endswith("fp8-block") or own
-    return tuple(blocks["block"]) if is_cut else None
+    blocks, published = FORMATS["fp8_blocks"], published_id(named_format(name)[0]).lower()
+    own = name.lower().endswith("-fp8") and published.startswith(tuple(blocks["repositories"]))
+    return tuple(blocks["block"]) if own or name.lower().endswith("fp8-block") else None
 
 
 def _find(name: str) -> tuple[str, dict[str, Any]] | None:

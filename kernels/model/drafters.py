@@ -20,8 +20,8 @@ EAGLE3_DRAFT_VOCAB = 32000
 EAGLE3_CAPTURED_LAYERS = 3  # EAGLE-3 (arXiv 2503.01840, section 3): low, middle and high hidden states are fused.
 # amazon/GPT-OSS-20B-P-EAGLE and GPT-OSS-120B-P-EAGLE model cards: 4-layer heads (P-EAGLE, arXiv 2602.01469).
 P_EAGLE_LAYERS = 4
-DFLASH_LAYERS = 5  # z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
-DFLASH_CAPTURED_LAYERS = 5
+# z-lab/Qwen3-8B-DFlash-b16 config.json: 5 layers over 5 target layers' hidden states.
+DFLASH_LAYERS = DFLASH_CAPTURED_LAYERS = 5
 # z-lab/Qwen3.8-27B-DFlash2 config.json (dflash_config).
 DFLASH2_SIZES = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 # DSpark's Markov head: rank-256 transition bias over the vocabulary (vLLM qwen3_dspark, markov_rank).
@@ -189,8 +189,8 @@ def _arctic(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
     Not modelled: its lm_head in fp8 for up to 32 requests.
     """
     base = _mlp_speculator(replace(head, num_heads=0, inner_dim=ARCTIC_INNER), target, k)
-    matrices = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
-    return replace(base, draft_gates=4, extra_parameters=base.extra_parameters + 3 * matrices)
+    one_gate = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
+    return replace(base, draft_gates=4, extra_parameters=base.extra_parameters + 3 * one_gate)
 
 
 _KINDS: dict[str, tuple[str, str, Callable[[HeadConfig, ModelSpec, int], ModelSpec]]] = {

@@ -56,17 +56,16 @@ def matrices(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[Matrix]:
         yield Matrix("project_out", outer, inner, 1, quantised=False, group="embedding")
 
 
-def _output(model: ModelSpec, tp: int) -> Iterator[tuple[str, int, int]]:
+def _output(model: ModelSpec, tp: int) -> list[tuple[str, int, int]]:
     """(name, inputs, outputs) of attention's output projection.
 
     DeepSeek-V4's groups of heads have a matrix each to a low rank; together they count as one (vLLM 0.32).
     """
     width = model.num_attention_heads * model.value_dim
     if not model.o_groups:
-        yield "o", width // tp, model.hidden_size
-        return
+        return [("o", width // tp, model.hidden_size)]
     rank = model.o_groups // tp * model.o_lora_rank
-    yield from (("o_a", width // model.o_groups, rank), ("o", rank, model.hidden_size))
+    return [("o_a", width // model.o_groups, rank), ("o", rank, model.hidden_size)]
 
 
 def _latent_attention(model: ModelSpec, tp: int) -> Iterator[Matrix]:
@@ -138,9 +137,9 @@ def _feed_forward(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[Matrix]
         yield Matrix(down, width, hidden, count, group="dense_mlp")
     if model.per_layer_input_size:
         size, count = model.per_layer_input_size, model.num_hidden_layers
-        for name, k, n, times in (("per_layer_model", hidden, count * size, 1), ("per_layer_gate", hidden, size, count),
-                                  ("per_layer_out", size, hidden, count)):  # fmt: skip
-            yield Matrix(name, k, n, times, quantised=False, group="router")
+        yield Matrix("per_layer_model", hidden, count * size, 1, quantised=False, group="router")
+        yield Matrix("per_layer_gate", hidden, size, count, quantised=False, group="router")
+        yield Matrix("per_layer_out", size, hidden, count, quantised=False, group="router")
     if model.num_moe_layers:
         width, count = math.ceil(model.moe_intermediate_size / expert_tp), model.num_moe_layers
         experts, top_k, inputs = model.num_experts, model.num_experts_per_tok, model.expert_input_size
@@ -186,18 +185,17 @@ def _residuals(model: ModelSpec) -> Iterator[Matrix]:
 
 def _of_draft_head(model: ModelSpec, tp: int) -> Iterator[Matrix]:
     hidden, gates = model.hidden_size, model.draft_gates
-    shapes: list[tuple[str, int, int, int, Scope]] = []
     if model.fc_input_size:
-        shapes.append(("fc", model.fc_input_size, gates * hidden, 1, "pass" if model.fc_every_pass else "context"))
+        scope: Scope = "pass" if model.fc_every_pass else "context"
+        yield Matrix("fc", model.fc_input_size, gates * hidden, 1, quantised=False, scope=scope, group="extra")
     if model.num_draft_heads:
         # One forward pass is one head: its block, then lm_head.
-        shapes.append(("block", hidden, gates * hidden, 1, "pass"))
+        yield Matrix("block", hidden, gates * hidden, 1, quantised=False, group="extra")
     if model.selector_rank:
         # The kernels of a sublayer's two convolutions, and what a position says of its candidates: whole on each rank.
         kernels = 2 * model.conv_kernel_size * hidden // model.conv_group_size
-        shapes.append(("conv_kernel", hidden, kernels, 2 * model.num_hidden_layers, "pass"))
-        shapes.append(("selector", hidden, model.selector_rank, 1, "pass"))
+        yield Matrix("conv_kernel", hidden, kernels, 2 * model.num_hidden_layers, quantised=False, group="extra")
+        yield Matrix("selector", hidden, model.selector_rank, 1, quantised=False, group="extra")
     if model.markov_rank:
-        shapes.append(("markov", model.markov_rank, math.ceil(model.vocab_size / tp), 1, "position"))
-    for name, k, n, count, scope in shapes:
-        yield Matrix(name, k, n, count, quantised=False, scope=scope, group="extra")
+        columns = math.ceil(model.vocab_size / tp)
+        yield Matrix("markov", model.markov_rank, columns, 1, quantised=False, scope="position", group="extra")

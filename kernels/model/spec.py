@@ -209,8 +209,6 @@ class ModelSpec:
             is_known = self.mamba_ssm_dtype in _STATE_DTYPES
             yield "mamba_ssm_dtype", not is_known, f"must be one of {', '.join(filter(None, _STATE_DTYPES))}"
 
-    # Layers -----------------------------------------------------------------------------------------------------
-
     @property
     def is_multimodal(self) -> bool:
         """Whether it takes images too, by its class in transformers."""
@@ -304,8 +302,6 @@ class ModelSpec:
         of_sliding = self.num_kv_shared_sliding_layers
         return ((full - self.num_kv_shared_layers + of_sliding, model), (sliding - of_sliding, windowed))
 
-    # Counts -----------------------------------------------------------------------------------------------------
-
     def check_tensor_parallel(self, tp: int) -> None:
         """Raise ModelError unless the attention heads split over ``tp`` ranks (vLLM's rule)."""
         kv_heads = self.num_key_value_heads
@@ -351,11 +347,14 @@ class ModelSpec:
         groups = dict.fromkeys(("embedding", "ngrams", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
         for matrix in matrices(self, tp, tp):
             groups[matrix.group] += matrix.parameters
-        embedding = 0 if self.shares_embedding else vocab * self.word_embed_proj_dim
-        embedding += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
-        lm_head = vocab * self.word_embed_proj_dim * max(1, self.num_draft_heads)
-        norms = layers * self.norms_per_layer * norm
-        norms += norm if self.final_norm else 0
+        table = vocab * self.word_embed_proj_dim
+        groups["embedding"] += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
+        groups["embedding"] += 0 if self.shares_embedding else table
+        groups["ngrams"] = math.ceil(self.ngram_rows / tp) * self.ngram_size
+        if not (self.tie_word_embeddings or self.shares_lm_head):
+            groups["lm_head"] = table * max(1, self.num_draft_heads)
+        groups["extra"] = self.extra_parameters
+        norms = (layers * self.norms_per_layer + self.final_norm) * norm + self.per_layer_input_size
         norms += moe_layers * hidden if self.shared_expert_gate else 0
         # What mixes the residual's streams before and behind half a layer, or their norms beside `residual_rank`.
         of_streams = 1 if self.residual_rank else self.residual_streams * (self.residual_streams + 2)
@@ -384,14 +383,7 @@ class ModelSpec:
         biases += self.num_dense_layers * (wide * mlp + hidden if self.mlp_bias else 0)
         biases += moe_layers * self.num_experts * ((2 * expert_mlp + hidden) if self.expert_bias else 0)
         biases += moe_layers * (self.num_experts if self.router_bias else 0)
-        return groups | {
-            "embedding": groups["embedding"] + embedding,
-            "ngrams": math.ceil(self.ngram_rows / tp) * self.ngram_size,
-            "lm_head": 0 if self.tie_word_embeddings or self.shares_lm_head else lm_head,
-            "norms": norms + self.per_layer_input_size,
-            "biases": biases,
-            "extra": self.extra_parameters,
-        }
+        return groups | {"norms": norms, "biases": biases}
 
     @property
     def entries_of_token(self) -> int:
@@ -437,15 +429,13 @@ class ModelSpec:
         Its own checkpoint where that is in ``dtype``; else as the checkpoints that vLLM's users serve.
         """
         dtype = weight_dtype(dtype)
-        if group == "ngrams" and dtype != wide_dtype(dtype):
-            stored: tuple[str, float] | None = ("fp8", 1.0)  # of narrower checkpoints too (SGLang, models/qwen4_exp.py)
-        elif dtype == self.quantization:
-            stored = next(((own_dtype, size) for named, own_dtype, size in self.formats if named == group), None)
-        else:
-            experts_only = {"mxfp4": ("experts",), "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
-            narrow = experts_only.get(dtype, QUANTISED)
-            stored = (dtype, WEIGHT_BYTES[dtype]) if group in narrow else None
-        return stored or (wide_dtype(dtype), activation_bytes(dtype))
+        wide = (wide_dtype(dtype), activation_bytes(dtype))
+        if group == "ngrams" and dtype != wide[0]:
+            return "fp8", 1.0  # of narrower checkpoints too (SGLang, models/qwen4_exp.py)
+        if dtype == self.quantization:
+            return next(((own_dtype, size) for named, own_dtype, size in self.formats if named == group), wide)
+        experts_only = {"mxfp4": ("experts",), "nvfp4": _QUANTISED_NVFP4 if self.is_moe else QUANTISED}
+        return (dtype, WEIGHT_BYTES[dtype]) if group in experts_only.get(dtype, QUANTISED) else wide
 
     def kv_elements_per_layer(self, tp: int = 1) -> int:
         """Elements cached per token and layer on one rank: K and V heads, or MLA's latent and rotary key."""
@@ -476,10 +466,7 @@ class ModelSpec:
         return self.kv_elements_per_layer(tp) * KV_BYTES[dtype]
 
     def kv_bytes_per_token(self, kv_cache_dtype: str, tp: int = 1, *, packed: bool = False) -> float:
-        """KV-cache bytes of one token over all layers with a cache (sliding ones too) on one of ``tp`` ranks.
-
-        ``packed``: as of `kv_bytes_per_layer`.
-        """
+        """`kv_bytes_per_layer` of one token over all layers with a cache, sliding ones and index keys too."""
         cached = sum(
             count * kind.kv_bytes_per_layer(kv_cache_dtype, tp, packed=packed) / (kind.kv_compression or 1)
             for count, kind in self.cached_kinds()
@@ -528,4 +515,4 @@ class ModelSpec:
     def convolution_state_bytes(self, dtype: str, tp: int = 1, k: int = 0) -> float:
         """Bytes of the inputs that a linear layer's convolution keeps of a request, ``k`` drafts' among them."""
         keys, values, _ = self.linear_widths(tp)
-        return (2 * keys + values) * (self.linear_conv_kernel_dim - 1 + k) * activation_bytes(weight_dtype(dtype))
+        return (2 * keys + values) * (self.linear_conv_kernel_dim - 1 + k) * activation_bytes(dtype)
