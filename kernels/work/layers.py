@@ -82,39 +82,38 @@ class ElementwisePart:
         return moved_work(as_array(m) * self.elements * self.count, act_bytes)
 
 
-def elementwise_parts(model: ModelSpec, tp: int = 1) -> tuple[ElementwisePart, ...]:
+def elementwise_parts(model: ModelSpec, tp: int = 1) -> Iterator[ElementwisePart]:
     """Norms, rotary embedding, activations, residuals, routing and the embedding look-up of a whole forward pass.
 
     Fused as in vLLM: each norm with its residual add reads and writes two rows of ``h`` (4h); rotary reads and writes q
     and k; SwiGLU reads ``2f`` and writes ``f`` (a plain activation ``f`` and ``f``).
     """
     hidden, layers = model.hidden_size, model.num_hidden_layers
-    parts = [ElementwisePart("embedding", (model.vocab_size, hidden), 1, 2.0 * hidden, 1)]
+    yield ElementwisePart("embedding", (model.vocab_size, hidden), 1, 2.0 * hidden, 1)
     if model.per_layer_input_size:  # looked up, normalised and added to the projection; then a gate in every layer
-        parts.append(ElementwisePart("", (), layers, 10.0 * model.per_layer_input_size, layers + 3))
+        yield ElementwisePart("", (), layers, 10.0 * model.per_layer_input_size, layers + 3)
     if layers:
         norms, streams = layers * model.norms_per_layer, model.residual_streams
         if streams:
             # Read, written with the last output added, and mixed into the next input: one kernel (vLLM 0.32), whose
             # small matrix is not counted.
-            parts.append(ElementwisePart("", (), 2 * layers, (2.0 * streams + 2.0) * hidden, 2 * layers))
+            yield ElementwisePart("", (), 2 * layers, (2.0 * streams + 2.0) * hidden, 2 * layers)
         if norms:
-            parts.append(ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms))
-        parts += _rotary_parts(model, tp)
-        parts += _activation_parts(model, tp)
-        parts += _gate_parts(model, tp)
+            yield ElementwisePart("rmsnorm", (hidden,), norms, 4.0 * hidden, norms)
+        yield from _rotary_parts(model, tp)
+        yield from _activation_parts(model, tp)
+        yield from _gate_parts(model, tp)
     if model.final_norm:
         # Without a residual: half of what the fused norm moves.
-        parts.append(ElementwisePart("", (), 1, 2.0 * hidden, 1))
+        yield ElementwisePart("", (), 1, 2.0 * hidden, 1)
     if model.num_draft_heads:
-        parts.append(ElementwisePart("", (), 1, 3.0 * hidden, 1))
+        yield ElementwisePart("", (), 1, 3.0 * hidden, 1)
     if model.selector_rank:
         # Each convolution reads and writes a row and reads its dynamic kernel; the selector reads two codebooks' rows
         # of every candidate and writes a score for each pair.
         taps, top_k = model.conv_kernel_size / model.conv_group_size, model.selector_top_k
-        parts.append(ElementwisePart("", (), 4 * layers, (2.0 + taps) * hidden, 4 * layers))
-        parts.append(ElementwisePart("", (), 1, 2.0 * top_k * model.selector_rank + top_k * top_k, 2))
-    return tuple(parts)
+        yield ElementwisePart("", (), 4 * layers, (2.0 + taps) * hidden, 4 * layers)
+        yield ElementwisePart("", (), 1, 2.0 * top_k * model.selector_rank + top_k * top_k, 2)
 
 
 def _rotary_parts(model: ModelSpec, tp: int) -> Iterator[ElementwisePart]:
