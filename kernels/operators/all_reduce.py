@@ -61,8 +61,7 @@ class RankGroup:
     """
 
     def __init__(self, ranks: int, device: str) -> None:
-        dist: Any = torch.distributed
-        store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        store = torch.distributed.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
         context = multiprocessing.get_context("spawn")
         self._until = context.RawValue("q", 0)
         self._pipes, self._processes = [], []
@@ -158,8 +157,7 @@ def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any)
     # One core a rank, as an engine's rank has on a CPU that is shared by several.
     torch.set_num_threads(1)
     place = f"cuda:{rank}" if device == "cuda" else "cpu"
-    dist: Any = torch.distributed
-    store = dist.TCPStore("127.0.0.1", port, ranks, is_master=False)
+    store = torch.distributed.TCPStore("127.0.0.1", port, ranks, is_master=False)
     group = _process_group(store, rank, ranks, device, IDLE_S)
     flying: deque[Any] = deque()
     while True:
@@ -183,16 +181,15 @@ def _serve(rank: int, ranks: int, device: str, port: int, pipe: Any, until: Any)
 
 def _process_group(store: Any, rank: int, ranks: int, device: str, timeout_s: float) -> Any:
     """A group of its own: torch's default group belongs to whoever else uses this process."""
-    dist: Any = torch.distributed  # torch's type stubs know little of these classes
+    dist = torch.distributed
     if device == "cuda":
         torch.cuda.set_device(rank)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        return dist.ProcessGroupNCCL(store, rank, ranks, options)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        backend, options = dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options()
+    else:
+        backend, options = dist.ProcessGroupGloo, dist.ProcessGroupGloo._Options()
+        options._devices = [backend.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(store, rank, ranks, options)
+    return backend(store, rank, ranks, options)
 
 
 def _prepare(inputs: Tensors, outputs: Tensors) -> Launch:

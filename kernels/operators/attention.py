@@ -9,9 +9,6 @@ key of ``k`` numbers a token (latent and rotary part), and its first ``n`` are t
 every head has its own keys of ``k`` and values of ``n`` numbers, expanded from the latents. Imported times of these two
 hold the latents' norms, the rotary embedding and the cache write too (`calibration/importers/latent_attention`). They
 have no kernel here, so `calibrate` times no latent attention.
-
-Bytes: a sequence's KV is read ONCE, whatever q is; so is every query, and every output and new key and value is written
-once. (The kernels here find the new keys and values written; they are counted for the engine, which writes them.)
 """
 
 import importlib.util
@@ -49,7 +46,8 @@ def attention_work(
 
     ``4 H d sum(q S)`` FLOPs (scores and weighted sum). A sequence's KV is read once however many of its queries are
     verified: ``2 sum(S) H_kv d bytes`` does not contain k (FlashAttention, arXiv 2205.14135; DESIGN section 3). New
-    K and V are written once per query token; queries are read and outputs written once.
+    K and V are written once per query token, by the engine: the kernels here find them written. Queries are read and
+    outputs written once.
     MLA in absorbed form (arXiv 2405.04434): every head attends to one shared latent of ``kv_lora_rank + rope`` and sums
     latents: ``2 H (2 kv_lora_rank + rope) sum(q S)`` FLOPs; the latent is read once per sequence for all heads. Prompts
     run in the plain form instead, over keys and values expanded per head (vLLM's ``forward_mha``): ``2 H (nope + rope +
@@ -64,8 +62,6 @@ def attention_work(
             sliding layer).
         query_kv: sum of q*S (causal prefill: sum of the context each query sees).
         tp: ranks; heads are split, KV heads replicated when fewer.
-        kv_cache_dtype: format of the KV cache.
-        act_bytes: bytes per activation element.
         absorbed: which form of MLA; without meaning for other attention.
     """
     queries, context, pairs = as_array(query_tokens), as_array(kv_tokens), as_array(query_kv)
@@ -91,8 +87,7 @@ def layer_shape(model: ModelSpec, phase: str, tp: int) -> tuple[str, dict[str, i
         expanded = (model.qk_nope_head_dim + model.qk_rope_head_dim, model.v_head_dim)
         k, n = latent if phase == "decode" else expanded
         return f"mla_{phase}", {"heads": heads, "k": k, "n": n}
-    fields = {"heads": heads, "kv_heads": model.kv_heads_per_rank(tp), "head_dim": model.head_dim}
-    return f"attention_{phase}", fields
+    return f"attention_{phase}", {"heads": heads, "kv_heads": model.kv_heads_per_rank(tp), "head_dim": model.head_dim}
 
 
 def attention_shape_work(shape: Mapping[str, Any], dtype: str, kv_cache_dtype: str, *, causal: bool) -> Work:
@@ -178,11 +173,8 @@ def _flash_prepare(inputs: Tensors, outputs: Tensors) -> Launch:
     scales = {}
     if cache.dtype == torch.float8_e4m3fn:
         flat = (flat / FP8_SCALE).clamp(-E4M3_MAX, E4M3_MAX).to(cache.dtype)
-        by = {"q": FP8_SCALE, "k": inputs["k_scale"], "v": inputs["v_scale"]}
-        scales = {
-            f"{name}_descale": torch.tensor(scale, device=out.device).expand(batch, kv_heads)
-            for name, scale in by.items()
-        }
+        by = {"q_descale": FP8_SCALE, "k_descale": inputs["k_scale"], "v_descale": inputs["v_scale"]}
+        scales = {name: torch.tensor(scale, device=out.device).expand(batch, kv_heads) for name, scale in by.items()}
     starts = torch.arange(batch + 1, dtype=torch.int32, device=out.device) * q
     # A query sees itself and window - 1 keys before it.
     window = (inputs["window"] - 1, 0) if inputs["window"] else (-1, -1)

@@ -51,11 +51,9 @@ def _draw_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     """Activations of variance 1, weights of variance 1/k: outputs of variance 1."""
     m, k, n = shape["m"], shape["k"], shape["n"]
     x, w = draw.normal(m, k), draw.normal(n, k, scale=1 / math.sqrt(k))
-    scales: dict[str, Any] = {"x_scale": None, "w_scale": None}
-    if draw.dtype == "fp8":
-        scales["x_scale"] = torch.tensor(FP8_SCALE, device=draw.device)
-        scales["w_scale"] = scales["x_scale"] / math.sqrt(k)
-    return {"x": x, "w": w, **scales}
+    x_scale = torch.tensor(FP8_SCALE, device=draw.device) if draw.dtype == "fp8" else None
+    w_scale = None if x_scale is None else x_scale / math.sqrt(k)
+    return {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale}
 
 
 def _reference(inputs: Tensors) -> Outputs:

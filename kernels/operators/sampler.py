@@ -124,9 +124,7 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
         target = torch.softmax(logits / (temperature or 1.0), 1)
         likeliest = [int((row == row.max()).nonzero()[0]) for row in logits]
         tokens: list[int] = []
-        weights = None
-        for draft in drafts:
-            place = len(tokens)
+        for place, draft in enumerate(drafts):
             q = torch.zeros_like(target[0])
             q[draft] = 1.0
             if inputs["draft_probs"] is not None:
@@ -137,8 +135,9 @@ def _rejection_reference(inputs: Tensors) -> Outputs:
                 weights = (target[place] - q).clamp(min=0)
                 break
             tokens.append(draft)
+        else:
+            weights = target[len(drafts)]
         place = len(tokens)
-        weights = target[place] if weights is None else weights
         cumulative = weights.cumsum(0)
         over = (cumulative > float(inputs["final_uniforms"][sequence]) * cumulative[-1]).nonzero()
         tokens.append(int(over[0]) if temperature > 0 and len(over) else likeliest[place])
@@ -163,8 +162,7 @@ def verify_drafts(inputs: Tensors) -> Outputs:
     is_draft = slots[:-1] < num_drafts
     tokens = inputs["draft_tokens"].long().where(is_draft, 0)
     p = target[:, :-1].gather(2, tokens[..., None])[..., 0]
-    certain = torch.ones_like(p)
-    q_drafted = certain if draft_probs is None else draft_probs.gather(2, tokens[..., None])[..., 0]
+    q_drafted = torch.ones_like(p) if draft_probs is None else draft_probs.gather(2, tokens[..., None])[..., 0]
     kept = (inputs["uniforms"] * q_drafted < p) & (q_drafted > 0)
     kept = torch.where(temperature[:, None] > 0, kept, tokens == likeliest[:, :-1]) & is_draft
     length = kept.long().cumprod(1).sum(1, keepdim=True)

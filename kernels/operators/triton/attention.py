@@ -233,12 +233,9 @@ def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: 
     page, kv_heads = cache.shape[1:3]
     plan = plan or tile_plan(q * heads // kv_heads, head_dim, cache.element_size())
     tiles = math.ceil(q * heads // kv_heads / plan.rows)
-    window = inputs["window"]
-    tokens = tables.shape[1] * page
-    if window:
-        tokens = min(tokens, window + q)
-    if splits is None:
-        splits = split_count(batch * kv_heads * tiles, tokens, processors(query))
+    window, tokens = inputs["window"], tables.shape[1] * page
+    seen = min(tokens, window + q) if window else tokens
+    splits = splits or split_count(batch * kv_heads * tiles, seen, processors(query))
     out = outputs["out"]
     parts, weights = out, out  # not touched when nothing is split
     if splits > 1:
@@ -250,14 +247,13 @@ def prepare(inputs: Tensors, outputs: Tensors, splits: int | None = None, plan: 
         none if tree is None else tree, none if tree is None else inputs["depths"],
         q, tables.shape[1], window, inputs["scale"] * inputs["k_scale"] * LOG2_E.value, inputs["v_scale"],
     )  # fmt: skip
-    precision = "ieee" if query.dtype == torch.float32 else "tf32"
 
     def launch() -> None:
         _attend[(tiles * kv_heads, splits, batch)](
             *arguments, HEAD_DIM=head_dim, GROUP=heads // kv_heads, KV_HEADS=kv_heads, PAGE=page,
             ROWS=plan.rows, KEYS=plan.keys, SPLITS=splits, TREE=tree is not None, WINDOW=window > 0,
             QUERIES=q if tree is not None else 1, UNMASKED=plan.rows >= 128 and not window,
-            PRECISION=precision, DOT=dot_type(query.element_size()),
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32", DOT=dot_type(query.element_size()),
             num_warps=plan.num_warps, num_stages=plan.num_stages,
         )  # fmt: skip
         if splits > 1:

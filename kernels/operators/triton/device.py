@@ -11,7 +11,6 @@ import triton.language as tl
 from draftcast.kernels.extras import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-_INTERPRETED_PROCESSORS = 8
 
 
 class MatrixTiles(NamedTuple):
@@ -26,9 +25,9 @@ class MatrixTiles(NamedTuple):
 
 
 def processors(tensor: torch.Tensor) -> int:
-    """Multiprocessors of the tensor's device."""
+    """Multiprocessors of the tensor's device; 8 for the interpreter."""
     if not tensor.is_cuda:
-        return _INTERPRETED_PROCESSORS
+        return 8
     return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 

@@ -119,17 +119,15 @@ def prepare(inputs: Tensors, outputs: Tensors, *, plan: MatrixTiles | None = Non
     """Launch over the inputs of `draftcast.kernels.operators.linear`; ``plan`` and ``splits`` may be given."""
     x, w, y = inputs["x"], inputs["w"], outputs["y"]
     (m, k), n, size = x.shape, len(w), x.element_size()
-    quantised = inputs["x_scale"] is not None
     plan = plan or tile_plan(m, n, size, processors(x))
     splits = splits or split_count(m, n, k, size, plan, processors(x))
     tiles = triton.cdiv(m, plan.rows) * triton.cdiv(n, plan.columns)
     parts = torch.empty(tiles * splits * plan.rows * plan.columns if splits > 1 else 1, device=x.device)
     arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
-
     return partial(
         _linear[(tiles, splits)],
         y, x, w, inputs["x_scale"], inputs["w_scale"], parts, arrived, m, n, k,
         ROWS=plan.rows, COLUMNS=plan.columns, DEPTH=plan.depth, GROUP=GROUPED_ROW_TILES, SPLITS=splits,
-        EVEN=k % plan.depth == 0, QUANTISED=quantised, PRECISION="ieee", DOT=dot_type(size),
+        EVEN=k % plan.depth == 0, QUANTISED=inputs["x_scale"] is not None, PRECISION="ieee", DOT=dot_type(size),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip

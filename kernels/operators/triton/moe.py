@@ -167,13 +167,11 @@ def prepare(inputs: Tensors, outputs: Tensors, plan: MatrixTiles | None = None) 
     )
     hidden = torch.empty((pairs, n), dtype=x.dtype, device=x.device)
     parts = torch.empty((pairs, k), dtype=out.dtype, device=x.device)
-    sizes = {"K": k, "N": n, "MOST": most, "ROWS": plan.rows, "DEPTH": plan.depth}
-    format_ = {
-        "QUANTISED": x.dtype == torch.float8_e4m3fn,
-        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        "DOT": dot_type(x.element_size()),
-    }
-    common = {**sizes, **format_, "num_warps": plan.num_warps, "num_stages": plan.num_stages}
+    common = {
+        "K": k, "N": n, "MOST": most, "ROWS": plan.rows, "DEPTH": plan.depth, "DOT": dot_type(x.element_size()),
+        "QUANTISED": x.dtype == torch.float8_e4m3fn, "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": plan.num_warps, "num_stages": plan.num_stages,
+    }  # fmt: skip
     half = plan.columns // 2
     width = min(triton.next_power_of_2(k), 1024)
 
