@@ -214,8 +214,7 @@ def _quark(section: ConfigReader) -> Iterator[Scheme]:
 def _scheme(
     weights: ConfigReader, key: str, scheme: tuple[Any, int], act_bits: Any, group: int, zero_points: bool
 ) -> Stored:
-    wanted = [*scheme, act_bits]
-    dtype = next((dtype for *row, dtype in FORMATS["schemes"] if row == wanted), None)
+    dtype = next((dtype for *row, dtype in FORMATS["schemes"] if row == [*scheme, act_bits]), None)
     if scheme == ("float", 4) and group == 32:
         dtype = "mxfp4"
     elif dtype == "fp8" and group == 32:

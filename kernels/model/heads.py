@@ -49,8 +49,7 @@ def _on(config: HeadConfig, target: ModelSpec, k: int) -> Head:
 @functools.cache
 def _bundled() -> dict[str, tuple[str, dict[str, Any]]]:
     """Lower-case name or alias -> (canonical name, entry)."""
-    heads = _FACTS["heads"].items()
-    return {key.lower(): (name, entry) for name, entry in heads for key in (name, *entry["aliases"])}
+    return {key.lower(): (name, entry) for name, entry in _FACTS["heads"].items() for key in (name, *entry["aliases"])}
 
 
 def is_bundled_head(name: str) -> bool:

@@ -31,10 +31,6 @@ class Matrix:
     scope: Scope = "pass"
     group: str = "attention"  # of `ModelSpec.parameter_groups`
 
-    @property
-    def parameters(self) -> int:
-        return self.k * self.n * self.count * max(1, self.num_experts)
-
 
 def matrices(model: ModelSpec, tp: int, expert_tp: int) -> Iterator[Matrix]:
     """All matrices of one forward pass on one of ``tp`` ranks, lm_head apart, routed experts split over ``expert_tp``.

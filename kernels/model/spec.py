@@ -346,7 +346,7 @@ class ModelSpec:
 
         groups = dict.fromkeys(("embedding", "ngrams", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
         for matrix in matrices(self, tp, tp):
-            groups[matrix.group] += matrix.parameters
+            groups[matrix.group] += matrix.k * matrix.n * matrix.count * max(1, matrix.num_experts)
         table = vocab * self.word_embed_proj_dim
         groups["embedding"] += self.position_embeddings * hidden + vocab * layers * self.per_layer_input_size
         groups["embedding"] += 0 if self.shares_embedding else table
