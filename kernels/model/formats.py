@@ -16,8 +16,8 @@ from draftcast.kernels.model.config import ConfigReader
 from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
 Stored = tuple[str, float]  # A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales.
-Scheme = tuple[list[str], Stored | None]
-"""Modules, none: all that nothing else is said of; and their format, None: 16 bits."""
+Scheme = tuple[list[str], Stored]
+"""Modules, none: all that nothing else is said of; and their format."""
 
 MODULES: dict[str, list[str]] = FORMATS["modules"]
 # A dense MLP beside the experts of a layer (Gemma 4).
@@ -43,9 +43,9 @@ def stored_formats(
     """
     default, by_module = None, dict[Stored, list[str]]()
     for targets, stored in _schemes(section):
-        if stored is not None and targets:
+        if targets:
             by_module.setdefault(stored, []).extend(targets)
-        elif stored is not None:
+        else:
             default = stored
     unquantised = {rule: key for key in _KEPT for rule in section.strings(key)}
     if section.values.get("quant_method") == "gptq":
@@ -198,8 +198,7 @@ def _quark(section: ConfigReader) -> Iterator[Scheme]:
         layers = section.section("layer_quant_config")
         schemes = [([pattern], layers.section(pattern)) for pattern in layers.values]
     for targets, scheme in [([], section.section("global_quant_config")), *schemes]:
-        if scheme.values.get("weight") is None:
-            yield targets, None
+        if scheme.values.get("weight") is None:  # 16 bits
             continue
         weights = scheme.section("weight")
         inputs = scheme.values.get("input_tensors")

@@ -72,8 +72,7 @@ def attention_work(
     if model.is_mla and not absorbed:
         width = model.qk_nope_head_dim + model.qk_rope_head_dim + model.v_head_dim
         return attended_work(heads, width, pairs, queries, context * heads * width * act_bytes, act_bytes)
-    latent = 2 * model.kv_lora_rank + model.qk_rope_head_dim
-    width = latent if model.is_mla else model.head_dim + model.value_dim
+    width = 2 * model.kv_lora_rank + model.qk_rope_head_dim if model.is_mla else model.head_dim + model.value_dim
     cached = (context + queries) * model.kv_elements_per_layer(tp) * kv_bytes
     return attended_work(heads, width, pairs, queries, cached, act_bytes)
 

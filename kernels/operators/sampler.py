@@ -97,8 +97,7 @@ def _rejection_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
     batch, q, n = shape["batch"], shape["q"], shape["n"]
     drafts = (batch, q - 1)
     logits = draw.normal(batch, q, n, scale=2.0)
-    likeliest = logits[:, :-1].argmax(2)
-    tokens = torch.where(draw.uniform(*drafts) < 0.5, likeliest, draw.integers(0, n, *drafts))
+    tokens = torch.where(draw.uniform(*drafts) < 0.5, logits[:, :-1].argmax(2), draw.integers(0, n, *drafts))
     return {
         "logits": logits,
         "temperature": torch.ones(batch, device=draw.device),
@@ -166,8 +165,7 @@ def verify_drafts(inputs: Tensors) -> Outputs:
     kept = (inputs["uniforms"] * q_drafted < p) & (q_drafted > 0)
     kept = torch.where(temperature[:, None] > 0, kept, tokens == likeliest[:, :-1]) & is_draft
     length = kept.long().cumprod(1).sum(1, keepdim=True)
-    last = length[..., None].expand(batch, 1, n)
-    weights = target.gather(1, last)[:, 0]
+    weights = target.gather(1, length[..., None].expand(batch, 1, n))[:, 0]
     if drafts:
         place = length.clamp(max=drafts - 1)
         if draft_probs is None:

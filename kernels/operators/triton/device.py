@@ -26,9 +26,7 @@ class MatrixTiles(NamedTuple):
 
 def processors(tensor: torch.Tensor) -> int:
     """Multiprocessors of the tensor's device; 8 for the interpreter."""
-    if not tensor.is_cuda:
-        return 8
-    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count)
+    return int(torch.cuda.get_device_properties(tensor.device).multi_processor_count) if tensor.is_cuda else 8
 
 
 def dot_type(element_bytes: int) -> Any:
