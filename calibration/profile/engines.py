@@ -136,39 +136,28 @@ class MemoryReserve(Section):
 Latents = Literal["dense", "sparse", "dense, Hopper", "sparse, Hopper"]
 """Attention over all latents or those that an indexer chooses, and whether on GPUs that FlashMLA was written for."""
 
-
 BLOCKS = "fp8 by blocks"
 """What `EngineGeneration.step_ratio` calls checkpoints with a scale for each block of weights."""
 
 
-def latents_of(model: ModelSpec, hardware: HardwareSpec) -> Latents:
-    """Of a model without plain attention."""
-    if model.is_mla and not model.has_latent_indexer:
-        return "dense, Hopper" if hardware.is_hopper else "dense"
-    return "sparse, Hopper" if hardware.is_hopper else "sparse"
-
-
 @dataclass(frozen=True)
 class EngineGeneration(Section):
-    """Versions of an engine that run a step alike."""
+    """Versions of an engine that run a step alike. What is by version holds from that version on (`since`)."""
 
     schema_version: Literal[1]
     name: str
     engine: str
     first: str  # versions covered, both included
     last: str  # with its patches
-    # Whether step n+1 is scheduled before step n is known, without speculation and, by the version from which it
-    # holds, with it.
-    async_scheduling: bool
-    async_speculation: dict[str, bool]
-    cudagraph_mode: dict[str, CudagraphMode]  # the default, by the version from which it holds
-    # Bytes that the sampler holds of a logit in the start's profiling pass, by the version from which it holds.
+    async_scheduling: bool  # whether step n+1 is scheduled before step n is known, without speculation
+    async_speculation: dict[str, bool]  # and with it, by version
+    cudagraph_mode: dict[str, CudagraphMode]  # the default, by version
+    # Bytes that the sampler holds of a logit in the start's profiling pass, by version.
     sampler_bytes: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]]
     # Whether uniform batches of fewer than k drafts replay full graphs, and a policy that varies k keeps them.
     full_graphs_of_any_k: bool
     constants: Constants
-    # Requests and tokens of a step by default, by the version from which they hold: a GPU's GiB of memory below which a
-    # row holds.
+    # Requests and tokens of a step by default, by version: a GPU's GiB of memory below which a row holds, and both.
     batch_limits: dict[str, tuple[tuple[float, int, int], ...]]
     # Requests of models with compressed attention and, of any other, with speculation, where they are others.
     compressed_requests: int | None = None
@@ -182,26 +171,23 @@ class EngineGeneration(Section):
     draft_graphs: Literal["FULL", "PIECEWISE"] = "FULL"  # CUDA graphs of a draft's passes, by default
     graphless_drafts: tuple[str, ...] = ()  # methods that have none: the host launches each kernel of their drafts
     draft_loop_since: str | None = None  # the version from which one graph holds EAGLE's passes behind the first
-    # Whether each verified row runs as a sequence of its own, which reads the whole context again.
-    batch_expansion: bool = False
-    # Whether prompts run in steps of their own while decoding waits, instead of in the same steps.
-    prompts_alone: bool = False
+    batch_expansion: bool = False  # whether each verified row runs as a sequence of its own and reads all its context
+    prompts_alone: bool = False  # whether prompts run in steps of their own while decoding waits
     # Whether room is kept for the output of running requests when others are admitted; where blocks run out all the
     # same, the request with the fewest output tokens is preempted and waits behind all others.
     retracts: bool = False
     # Whether a request without a match still verifies as many rows as a text search may draft.
     pads_searches: bool = False
     # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache; what is
-    # left to them by default, by the version from which it holds; of the share that remains, what multimodal models
-    # get, and of any share what AMD's kernels leave with more than 8,192 tokens of context.
+    # left to them by default, by version; of the share that remains, what multimodal models get, and of any share what
+    # AMD's kernels leave with more than 8,192 tokens of context.
     memory_beside: bool = False
     memory_reserve: dict[str, MemoryReserve] = field(default_factory=dict)
     multimodal_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     amd_context_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
     graphs_counted_since: str | None = None
-    # Bytes that it holds for each of `max_num_seqs` and each token of the vocabulary as long as it runs, where they are
-    # counted before the KV cache is sized: by the version from which they are.
+    # Bytes held of each of `max_num_seqs` and vocabulary token, where counted before the KV cache is sized, by version.
     request_state_bytes: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = field(default_factory=dict)
     rules_since: dict[EngineRule, str] = field(default_factory=dict)  # the version from which a rule holds
     full_drafts: tuple[str, ...] = ()  # methods whose draft passes all run, however few drafts a schedule asks for
@@ -210,27 +196,24 @@ class EngineGeneration(Section):
     fuses_quantisation_since: str | None = None
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
-    # The most experts of a group among which one kernel chooses, if all are a power of two: by the version from which
-    # it holds and by transformers' class of the model (any: every other one).
+    # The most experts of a group among which one kernel chooses, if all are a power of two: by version and by
+    # transformers' class of the model (any: every other one).
     choice_kernels: dict[str, dict[str, int]] = field(default_factory=dict)
     choice_sizes: tuple[int, ...] = ()  # numbers of experts in one group that have a kernel of their own
-    # The most rows of a step whose shared experts run beside the routed ones, by the version from which it holds, on
-    # the devices of these vendors.
+    # The most rows of a step whose shared experts run beside the routed ones, by version, on these vendors' devices.
     shared_experts_beside: dict[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
     beside_vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
-    # that room is kept for with a request's prefixes cached, by the version from which it holds; None: one pool.
+    # that room is kept for with a request's prefixes cached, by version; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
     state_slots: dict[str, Annotated[int, Field(ge=1)]] = field(default_factory=dict)
     caches_states_async: dict[str, bool] = field(default_factory=dict)  # whether models whose states it caches run so
-    # Step times of models with latent or sparse attention over those of the timed kernels, by the version from which
-    # they hold and by kind; a kind that is not there has none.
+    # Step times of models with latent or sparse attention over those of the timed kernels, by version and kind, if any.
     latent_ratio: dict[str, dict[Latents, Ratio]] = field(default_factory=dict)
     ratio_vendors: tuple[str, ...] = ("NVIDIA", "AMD")  # whose devices these are
-    # Of sparse latents (DeepSeek-V3.2, GLM-5), by the version from which it holds: compute capabilities, in whole
-    # numbers, on which ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one); those on
-    # which fp8 ones are packed with their scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``); and those on which
-    # there is no other format.
+    # Of sparse latents (DeepSeek-V3.2, GLM-5), by version, compute capabilities in whole numbers on which
+    # ``kv_cache_dtype: auto`` is fp8, by transformers' class of the model (any: every one), on which fp8 is packed with
+    # its scales, the rotary key in 16 bits (vLLM's ``fp8_ds_mla``), and on which there is no other format.
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -238,8 +221,8 @@ class EngineGeneration(Section):
     block_ratio: dict[str, Ratio] = field(default_factory=dict)
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
-    # The most requests of a captured batch, where rows are not limited instead, by the version from which it holds: a
-    # GPU's GiB of memory below which a row holds, of fewer than four GPUs, of four or more.
+    # The most requests of a captured batch, where rows are not limited instead, by version: a GPU's GiB of memory below
+    # which a row holds, of fewer than four GPUs, of four or more.
     max_graph_requests: dict[str, tuple[tuple[float, int, int], ...]] = field(default_factory=dict)
     latent_prompt_rows: dict[str, int] = field(default_factory=dict)  # the most of a captured prompt with latents
     # The default with speculation and of multimodal models, where it is another; with DP attention, pipelines and what
@@ -260,9 +243,11 @@ class EngineGeneration(Section):
         """
         ratios = {"": 1.0}
         as_timed = model.has_plain_attention or model.is_hybrid or model.kv_compression > 0
-        if not as_timed and hardware.vendor in self.ratio_vendors and self.latent_ratio:
-            kind = latents_of(model, hardware)
-            ratios[kind] = since(self.latent_ratio, version).get(kind, 1.0)
+        if not as_timed and hardware.vendor in self.ratio_vendors:
+            is_dense = model.is_mla and not model.has_latent_indexer
+            kinds: tuple[Latents, Latents] = ("dense", "dense, Hopper") if is_dense else ("sparse", "sparse, Hopper")
+            kind = kinds[hardware.is_hopper]
+            ratios[kind] = since(self.latent_ratio, version, {}).get(kind, 1.0)
         if model.weight_block is not None and weight_dtype == model.quantization:
             ratios[BLOCKS] = self.block_ratio.get(hardware.name, 1.0)
         return max(ratios.items(), key=itemgetter(1))
@@ -271,7 +256,7 @@ class EngineGeneration(Section):
         """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""
         if model.kv_compression:  # DeepSeek-V4, on every device
             return True
-        by_class = since(self.fp8_latents, version) if model.has_latent_indexer and self.fp8_latents else {}
+        by_class = since(self.fp8_latents, version, {}) if model.has_latent_indexer else {}
         capabilities = (*by_class.get("any", ()), *by_class.get(model.architecture, ()))
         return int(hardware.compute_capability) in capabilities
 
@@ -286,8 +271,7 @@ class EngineGeneration(Section):
     def _concerns(
         self, by_version: dict[str, tuple[int, ...]], version: str, model: ModelSpec, hardware: HardwareSpec
     ) -> bool:
-        capabilities = since(by_version, version) if model.has_latent_indexer and by_version else ()
-        return int(hardware.compute_capability) in capabilities
+        return model.has_latent_indexer and int(hardware.compute_capability) in since(by_version, version, ())
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""
@@ -315,8 +299,7 @@ class EngineGeneration(Section):
 
     def shared_rows(self, version: str, vendor: str) -> int:
         """The most rows of a step whose shared experts run beside the routed ones."""
-        limits = self.shared_experts_beside if vendor in self.beside_vendors else {}
-        return since(limits, version) if limits else 0
+        return since(self.shared_experts_beside, version, 0) if vendor in self.beside_vendors else 0
 
     @property
     def provisional(self) -> tuple[str, ...]:
@@ -332,9 +315,7 @@ class EngineGeneration(Section):
 def generation_of(version: str, method: str = "none", *, is_plain: bool = True) -> EngineGeneration:
     """The generation of an engine's version, as ``vllm 0.32``, ``sglang 0.5.6`` or, with its runner, ``vllm 0.32 v1``.
 
-    ``method``, ``is_plain``: as of `EngineGeneration.runs`.
-
-    Raises HardwareError: an engine or version that no file covers; lists those that are.
+    ``method``, ``is_plain``: as of `EngineGeneration.runs`. Raises HardwareError that lists the versions covered.
     """
     engine, number, runner = parse_version(version)
     of_engine = [entry for entry in generations() if entry.engine == engine and _number(entry.first) <= number]
@@ -363,17 +344,15 @@ def generations() -> tuple[EngineGeneration, ...]:
 
 
 def graphs_hold_prompts(model: ModelSpec, hardware: HardwareSpec) -> bool:
-    """Whether SGLang's default holds a model's prompts in CUDA graphs on a device: on NVIDIA's, not DeepSeek-V3.2's.
-
-    docs.sglang.io, Piecewise CUDA Graph.
-    """
+    """Whether SGLang's default holds a model's prompts in CUDA graphs (docs.sglang.io, Piecewise CUDA Graph)."""
     return hardware.vendor == "NVIDIA" and not model.has_latent_indexer
 
 
-def since(values: Mapping[str, Value], version: str) -> Value:
-    """What holds from the latest of some versions on that is not after this one."""
+def since(values: Mapping[str, Value], version: str, default: Value | None = None) -> Value:
+    """What holds from the latest of some versions on that is not after this one; ``default`` where none is."""
     number = parse_version(version)[1]
-    return next(value for first, value in reversed(list(values.items())) if number >= _number(first))
+    holding = (value for first, value in reversed(list(values.items())) if number >= _number(first))
+    return next(holding) if default is None else next(holding, default)
 
 
 @functools.cache
