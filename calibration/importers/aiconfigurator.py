@@ -41,7 +41,7 @@ number of experts (balanced: up to 39 % too slow), those of balanced within 12 %
 import importlib.metadata
 import importlib.util
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ import pandas as pd
 from draftcast.calibration.importers import latent_attention, table_file
 from draftcast.calibration.importers.latent_attention import FP8_SPARSE_MODELS, MODEL, block_shape, module_rows
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import NAMES, PROMPTS, ImportedTable, LeftOut, known_rows, launches
+from draftcast.calibration.importers.table_file import NAMES, ImportedTable, LeftOut, known_rows, launches, without
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
@@ -81,7 +81,7 @@ def gemm_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
 
 def attention_rows(raw: pd.DataFrame, left_out: LeftOut, operator: str) -> pd.DataFrame:
     rows = known_rows(raw, "kv_cache_dtype", DTYPES, f"{operator} over a KV cache in", left_out)
-    kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*PROMPTS, "num_key_value_heads", "head_dim")
+    kv_dtype, sizes = rows["kv_cache_dtype"].map(DTYPES), (*table_file.PROMPTS, "num_key_value_heads", "head_dim")
     window = rows.get("window_size", 0)  # files of older versions have none
     return launches(rows, operator, "bf16", sizes, kv_dtype=kv_dtype, context=rows["step"] + rows["isl"], window=window)
 
@@ -91,12 +91,10 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_
     rows = known_rows(raw, "moe_dtype", dtypes, "experts in", left_out)
     # Nemotron's experts (22 of 512, or 1856 wide) have no gate matrix; Kimi-K3's activation was replaced by another.
     other = (rows["topk"] == 22) | (rows["inter_size"] == 1856) | rows["kernel_source"].str.endswith("_as_silu")
-    elsewhere = rows["moe_ep_size"] > 1
+    rows = without(rows, other, "experts that are not gate, up, SiLU and down", left_out)
+    rows = without(rows, rows["moe_ep_size"] > 1, "experts of which other ranks hold some", left_out)
     uneven = rows["inter_size"] % rows["moe_tp_size"] != 0
-    left_out["experts that are not gate, up, SiLU and down"] += int(other.sum())
-    left_out["experts of which other ranks hold some"] += int((elsewhere & ~other).sum())
-    left_out["experts whose width the ranks do not divide"] += int((uneven & ~other & ~elsewhere).sum())
-    rows = rows[~(other | elsewhere | uneven)]
+    rows = without(rows, uneven, "experts whose width the ranks do not divide", left_out)
     crowded = rows["num_tokens"] * rows["topk"] <= CROWDED * rows["num_experts"]
     rank = rows["distribution"].map(_CROWDED_FIRST).where(crowded, rows["distribution"].map(_BALANCED_FIRST))
     point = ["moe_dtype", "kernel_source", "num_tokens", "hidden_size", "inter_size", "moe_tp_size", "topk"]
@@ -119,9 +117,9 @@ def gdn_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     convolution, rule = raw[convolves], raw[~convolves]
     least = convolution.groupby(shape)["latency"].min().rename("convolution")
     rows = rule.sort_values("latency", kind="stable").drop_duplicates(shape).join(least, on=shape)
-    left_out["linear attention without times of its convolution"] += int(rows["convolution"].isna().sum())
-    both = rows.assign(latency=rows["latency"] + rows["convolution"]).dropna(subset="convolution")
-    operator = both["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"})
+    rows = without(rows, rows["convolution"].isna(), "linear attention without times of its convolution", left_out)
+    operator = rows["phase"].map({"generation": "gdn_decode", "context": "gdn_prefill"})
+    both = rows.assign(latency=rows["latency"] + rows["convolution"])
     return launches(both, operator, "bf16", shape[1:], kv_dtype="fp32")
 
 
@@ -130,11 +128,10 @@ def latent_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     kv_dtype, context = raw["kv_cache_dtype"].map(DTYPES), raw["step"] + raw["isl"]
     widths = block_shape(load_model(MODEL), "mla_decode", 1)
     del widths["heads"]
-    rows = launches(raw, "mla_decode", "bf16", PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
+    rows = launches(raw, "mla_decode", "bf16", table_file.PROMPTS, kv_dtype=kv_dtype, context=context, **widths)
     wide = rows[kv_dtype == "bf16"].groupby(["batch", "context", "heads"])["seconds"].min().rename("wide")
     slower = (kv_dtype == "fp8") & (rows["seconds"] > rows.join(wide, on=["batch", "context", "heads"])["wide"])
-    left_out["latent attention slower over a narrow cache than over a wide one"] += int(slower.sum())
-    return rows[~slower]
+    return without(rows, slower, "latent attention slower over a narrow cache than over a wide one", left_out)
 
 
 def product_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
@@ -198,22 +195,18 @@ ENGINE = "vllm"
 def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: str | None = None) -> ImportedTable:
     """Every row of one device that has a counterpart in the latency table, implausible ones dropped.
 
-    Args:
-        path: the package's folder, the one it stands in, its ``systems/data`` or one system's folder; None takes the
-            installed package.
-        hardware: the device, for the floor that no time may undercut.
-        system: the package's name of the device; absent: by the name of ``hardware``.
+    ``path``: the package's folder, the one it stands in, its ``systems/data`` or one system's folder; None takes the
+    installed package. ``system``: the package's name of the device; absent: by the name of ``hardware``.
 
     Raises HardwareError: no package, no such system, a file that is unreadable or not of this format.
     """
     folder = find_system(path, hardware, system)
     left_out: dict[str, LeftOut] = {engine: Counter() for engine in FILES}
-    frames: dict[str, pd.DataFrame] = {}
+    parts: defaultdict[str, list[pd.DataFrame]] = defaultdict(list)
     devices: set[str] = set()
     versions = {"aiconfigurator-core": _package_version(folder)}
     sources: dict[str, str] = {}
     for engine, kinds in FILES.items():
-        parts = []
         for kind, rows_of in kinds.items():
             files = newest_first(folder / NAMES["files"][kind]["family"] / engine, f"{kind}_perf.parquet")
             # The newest version, and the one before where that counts too.
@@ -225,18 +218,18 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
                 versions[f"{engine} {kind}"] = ", ".join(timed)
                 sources |= {file.relative_to(folder.parent).as_posix(): sha256(file) for file in raw}
                 newest = next(iter(raw.values())) if len(raw) == 1 else _EARLIER[kind](*raw.values())
-                parts.append(table_file.complete(rows_of(newest, left_out[engine])))
-        if parts:
-            frames[engine] = pd.concat(parts, ignore_index=True)
+                parts[engine].append(table_file.complete(rows_of(newest, left_out[engine])))
+    frames = {engine: pd.concat(of_engine, ignore_index=True) for engine, of_engine in parts.items()}
     if ENGINE not in frames:
         raise HardwareError(f"holds no times of {ENGINE}", file=str(folder))
-    frame, dropped = plausible(frames.pop(ENGINE), hardware)
+    dropped: LeftOut = Counter()
+    frame = plausible(frames.pop(ENGINE), hardware, dropped)
     frame = latent_attention.without_matrices(frame, hardware, left_out[ENGINE])
     if len(devices) > 1:
         raise HardwareError(f"times of several devices: {', '.join(sorted(devices))}", file=str(folder))
     matrices = frame[frame["operator"] == "linear"]
     others = {name: _of_other(rows, matrices, hardware, left_out[name]) for name, rows in frames.items()}
-    counts = dict(+left_out.pop(ENGINE)) | dropped
+    counts = dict(left_out.pop(ENGINE) | dropped)
     return ImportedTable(
         table=table_file.table_of(frame, folder),
         engines={name: table_file.table_of(rows, folder) for name, rows in others.items()},
@@ -251,8 +244,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
 
 def _of_other(rows: pd.DataFrame, matrices: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
     """Another engine's rows, the matrices of sparse blocks taken off by the times of ``matrices``."""
-    frame, dropped = plausible(with_products(rows), hardware)
-    left_out.update(dropped)
+    frame = plausible(with_products(rows), hardware, left_out)
     blocks = frame["operator"] == "dsa_decode"
     sparse = pd.concat([frame[blocks], matrices], ignore_index=True)
     apart = latent_attention.without_matrices(sparse, hardware, left_out, "fp8")

@@ -22,13 +22,10 @@ FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model"
 
 
 def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any) -> ImportedTable:
-    """Times of one of `FORMATS`.
+    """Times of one of `FORMATS`, taken on ``hardware``.
 
-    Args:
-        path: file or folder; None only for aiconfigurator, whose package may be installed.
-        hardware: the device that was timed.
-        options: those of the format, None where they are not given. ``model``, ``tp`` and ``dtype``: for llmservingsim,
-            whose files name layers but no sizes; ``system``: for aiconfigurator, the package's name of the device.
+    ``path``: file or folder; None only for aiconfigurator, whose package may be installed. ``options``: those of the
+    format, as of `read_llmservingsim` and `read_aiconfigurator`; None where they are not given.
 
     Raises HardwareError: an unknown format, an option missing or not of it, an unreadable or foreign file.
     """
@@ -62,10 +59,7 @@ def _with_all_reduces(imported: ImportedTable, hardware: HardwareSpec) -> Import
 def write_profile(
     folder: Path, imported: ImportedTable, hardware: HardwareSpec, *, name: str, date: str, command: str
 ) -> None:
-    """Write table, manifest and fit into ``folder``: all of them or none.
-
-    Raises HardwareError: the folder cannot be written, the table cannot be fitted.
-    """
+    """Write table, manifest and fit, all or none. Raises HardwareError: ``folder`` cannot be written, no fit."""
     tables = {TABLE: imported.table}
     tables |= {ENGINE_TABLE.format(engine): table for engine, table in imported.engines.items()}
     made(folder, HardwareError)

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from draftcast.calibration.importers.plausible import plausible
-from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, known_rows, launches
+from draftcast.calibration.importers.table_file import PROMPTS, LeftOut, known_rows, launches, without
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import TablePart, curves_of, parts_of, seconds_by
 from draftcast.calibration.profile.roofline_fit import Rooflines, fit_table
@@ -42,10 +42,7 @@ NOTHING_LEFT = "latent attention no slower than its matrices"
 def module_rows(
     raw: pd.DataFrame, left_out: LeftOut, operator: str, names: tuple[str, ...] = (), gemm_type: str = "bfloat16"
 ) -> pd.DataFrame:
-    """Whole blocks with matrices of ``gemm_type`` as rows of ``operator``; the others are counted in ``left_out``.
-
-    ``names``: of their models where they are not `MODULES`.
-    """
+    """Blocks of the models ``names`` (none: of `MODULES`) with ``gemm_type`` matrices; the others are counted."""
     names = names or MODULES[operator]
     wanted = {"model": names, "gemm_type": (gemm_type,), "mla_dtype": ("bfloat16",), "kv_cache_dtype": tuple(KV_DTYPES)}
     for column, values in wanted.items():
@@ -53,8 +50,7 @@ def module_rows(
     models = {name: load_model(named_format(name)[0]) for name in names}
     heads = raw["model"].map({name: model.num_attention_heads for name, model in models.items()}).astype(np.int64)
     uneven = heads % raw["num_heads"] != 0
-    left_out[f"{operator} with heads that ranks cannot share"] += int(uneven.sum())
-    rows = raw[~uneven]
+    rows = without(raw, uneven, f"{operator} with heads that ranks cannot share", left_out)
     kv_dtype, context = rows["kv_cache_dtype"].map(KV_DTYPES), rows["step"] + rows["isl"]
     sizes = pd.DataFrame({name: block_shape(model, operator, 1) for name, model in models.items()}).drop("heads")
     widths = {str(size): rows["model"].map(of_model) for size, of_model in sizes.iterrows()}
@@ -70,12 +66,9 @@ def block_shape(model: ModelSpec, operator: str, tp: int) -> dict[str, int]:
 def without_matrices(
     frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut, dtype: str = "bf16"
 ) -> pd.DataFrame:
-    """``frame`` with the blocks of `module_rows` less their matrices; rows that cannot be are counted in ``left_out``.
+    """``frame`` with the blocks of `module_rows` less their matrices in ``dtype``; rows that cannot be are counted.
 
-    Args:
-        dtype: format of the matrices.
-        frame: columns of a latency table; blocks without measured matrices beside them are dropped.
-        hardware: the device, for the floor of `plausible`.
+    Blocks without measured matrices beside them are dropped.
     """
     blocks = frame[frame["operator"].isin(MODULES)]
     if blocks.empty:
@@ -86,14 +79,11 @@ def without_matrices(
         left_out["latent attention without times of its matrices"] = len(blocks)
         return others
     blocks = blocks.assign(seconds=blocks["seconds"] - _matrix_seconds(blocks, matrices, hardware))
-    nothing = blocks["seconds"] <= 0.0
+    blocks = without(blocks, blocks["seconds"] <= 0.0, NOTHING_LEFT, left_out)
     fits_cache = _footprint(blocks, WEIGHT_BYTES[dtype]) <= hardware.cache_bytes
     cached = blocks["operator"].str.endswith("decode") & fits_cache
-    low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached & ~nothing], hardware))
-    for reason, bad in ((NOTHING_LEFT, nothing), (CACHED, low & ~nothing)):
-        left_out[reason] += int(bad.sum())
-    rest, dropped = plausible(blocks[~nothing & ~low], hardware)
-    left_out.update({f"latent attention: {reason}": count for reason, count in dropped.items()})
+    low = cached & (blocks["seconds"] < _roofline_seconds(blocks, blocks[~cached], hardware))
+    rest = plausible(without(blocks, low, CACHED, left_out), hardware, left_out, "latent attention: ")
     return pd.concat([others, rest], ignore_index=True)
 
 

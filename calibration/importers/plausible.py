@@ -5,11 +5,10 @@ while in an engine a layer's weights and KV come from memory. A row far above a 
 ran a badly chosen kernel that padding avoids. Both are dropped and counted, never corrected.
 """
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 
+from draftcast.calibration.importers.table_file import LeftOut, without
 from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import ATTENTION, TablePart, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
@@ -27,21 +26,13 @@ ABOVE_LARGER = f"more than {DISTURBED} times the time of a larger shape: disturb
 ABOVE_WIDER = f"experts in fp8 more than {DISTURBED} times slower than in bf16: a kernel run without its tuning"
 
 
-def plausible(frame: pd.DataFrame, hardware: HardwareSpec) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The rows of one device that can be, and how many were dropped for which reason.
-
-    ``frame``: columns of a latency table (`LABELS`, `SHAPES`, graph, seconds).
-    """
-    left_out: dict[str, int] = {}
+def plausible(frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut, what: str = "") -> pd.DataFrame:
+    """Of a latency table's rows of one device those that can be; the others are counted as ``what`` and the reason."""
     if frame.empty:
-        return frame, left_out
-    below = partial(below_floor, hardware=hardware)
-    for reason, test in ((BELOW_FLOOR, below), (ABOVE_LARGER, above_larger), (ABOVE_WIDER, above_wider)):
-        bad = test(frame)
-        if bad.any():
-            left_out[reason] = int(bad.sum())
-            frame = frame[~bad]
-    return frame.reset_index(drop=True), left_out
+        return frame
+    frame = without(frame, below_floor(frame, hardware), what + BELOW_FLOOR, left_out)
+    frame = without(frame, above_larger(frame), what + ABOVE_LARGER, left_out)
+    return without(frame, above_wider(frame), what + ABOVE_WIDER, left_out).reset_index(drop=True)
 
 
 def floor_seconds(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
@@ -58,24 +49,24 @@ def _fetched_bytes(part: TablePart, rows: pd.DataFrame) -> FloatArray:
     shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
     if part.operator == "linear":
         return shape["k"] * shape["n"] * WEIGHT_BYTES[part.dtype]
-    if part.operator == "mla_decode":
-        return shape["batch"] * (shape["context"] - shape["q"]) * shape["k"] * KV_BYTES[part.kv_dtype]
-    if part.operator == "mla_prefill":
-        return shape["batch"] * (shape["context"] - shape["q"]) * shape["heads"] * (shape["k"] + shape["n"]) * 2.0
-    if part.operator == "dsa_decode":
-        earlier = shape["context"] - shape["q"]
-        chosen = np.minimum(earlier, shape["top_k"]) * shape["k"] * KV_BYTES[part.kv_dtype]
-        return shape["batch"] * (earlier * shape["head_dim"] + chosen)
-    if part.operator == "gdn_decode":
-        # A state that is written to the cache pushes another one out of it.
-        return 2.0 * shape["batch"] * shape["heads"] * shape["k"] * shape["n"] * KV_BYTES[part.kv_dtype]
+    if part.operator not in ATTENTION:
+        return part.work(shape).bytes
     if part.operator == "gdn_prefill":
         return np.zeros(len(rows))
-    if part.operator in ATTENTION:
-        window = np.where(shape["window"] > 0, shape["window"], np.inf)
-        earlier = np.minimum(shape["context"] - shape["q"], window)
-        return 2.0 * shape["batch"] * earlier * shape["kv_heads"] * shape["head_dim"] * KV_BYTES[part.kv_dtype]
-    return part.work(shape).bytes
+    batch, number_bytes = shape["batch"], KV_BYTES[part.kv_dtype]
+    if part.operator == "gdn_decode":
+        # A state that is written to the cache pushes another one out of it.
+        return 2.0 * batch * shape["heads"] * shape["k"] * shape["n"] * number_bytes
+    earlier = shape["context"] - shape["q"]
+    if part.operator == "mla_decode":
+        return batch * earlier * shape["k"] * number_bytes
+    if part.operator == "mla_prefill":
+        return batch * earlier * shape["heads"] * (shape["k"] + shape["n"]) * 2.0
+    if part.operator == "dsa_decode":
+        chosen = np.minimum(earlier, shape["top_k"]) * shape["k"] * number_bytes
+        return batch * (earlier * shape["head_dim"] + chosen)
+    seen = np.where(shape["window"] > 0, np.minimum(earlier, shape["window"]), earlier)
+    return 2.0 * batch * seen * shape["kv_heads"] * shape["head_dim"] * number_bytes
 
 
 def below_floor(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:

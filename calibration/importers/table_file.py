@@ -87,9 +87,7 @@ class TableRows:
 def read_rows(path: Path, *needed: str) -> TableRows:
     """The rows of a CSV file, or of a Parquet file by its suffix.
 
-    ``needed``: columns that must be there, besides those that are asked for later.
-
-    Raises HardwareError: unreadable, one of the columns missing, or a line with more or fewer fields than the header.
+    Raises HardwareError: unreadable, a ``needed`` column missing, or a line with more or fewer fields than the header.
     """
     is_csv = path.suffix != ".parquet"
     rows = TableRows(str(path), _read_csv(path) if is_csv else read_frame(path, kind=HardwareError), is_csv)
@@ -133,6 +131,12 @@ def known_rows(rows: pd.DataFrame, column: str, values: Iterable[str], what: str
     has = rows[column].isin(list(values))
     left_out.update(f"{what} {value}" for value in rows.loc[~has, column])
     return rows[has]
+
+
+def without(rows: pd.DataFrame, bad: pd.Series[bool], reason: str, left_out: LeftOut) -> pd.DataFrame:
+    """The other rows; the bad ones are counted as ``reason``."""
+    left_out[reason] += int(bad.sum())
+    return rows[~bad]
 
 
 def launches(rows: pd.DataFrame, operator: Any, dtype: Any, sizes: Sequence[str], **more: Any) -> pd.DataFrame:
