@@ -7,10 +7,7 @@ from draftcast.kernels.model.catalog import canonical_name, is_bundled_model
 
 
 def check_model(measured: str, model: str, source: str) -> None:
-    """Refuse ``source``, measured on another model. A name that is not bundled may be any model's, and passes.
-
-    Raises InputError: both names are bundled models', and not of the same one.
-    """
+    """InputError where ``source`` was measured on another bundled model; any other name may be any model's."""
     are_bundled = is_bundled_model(measured) and is_bundled_model(model)
     if are_bundled and canonical_name(measured) != canonical_name(model):
         raise InputError(f"was measured on another model than {model}", file=source, key="model", value=measured)

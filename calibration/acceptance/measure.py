@@ -59,9 +59,7 @@ class TokenRequest(NamedTuple):
 
 
 def read_token_log(path: str | Path) -> list[TokenRequest]:
-    """The requests of a token log, in the order of the file: one JSON object per line, blank lines skipped.
-
-    Other keys than the prompt's and the output's token ids are ignored.
+    """The requests of a token log in the file's order: one JSON object a line; blank lines and other keys are ignored.
 
     Raises TraceError: the file cannot be read, is empty, or a line is not such an object; file, line and key are named.
     """
@@ -161,9 +159,7 @@ def measure_suffix(
 ) -> Measurement:
     """Suffix decoding over a log, its requests one after the other; k None: the tree depth, as in vLLM.
 
-    Other arguments as of `measure_ngram`.
-
-    Raises InputError: a setting out of its range, or no request with a decoding round.
+    Other arguments and errors as of `measure_ngram`.
     """
     named = _suffix_settings(settings)
     k = min(settings.max_tree_depth, MAX_DRAFTS) if k is None else k
@@ -183,9 +179,8 @@ def measure_arctic(
     """Suffix decoding beside a head over a log: it takes a round over where its score reaches the head's drafts.
 
     Rounds with a draft are those that it takes over; all others accept as many of the head's drafts as ``head_rates``
-    say (unconditional, by position), drawn anew at every output position. Other arguments as of `measure_suffix`.
-
-    Raises InputError: a setting out of its range, rates that rise, or no request with a decoding round.
+    say (unconditional, by position), drawn anew at every output position. Other arguments and errors as of
+    `measure_suffix`; InputError also for rates that rise.
     """
     named = _suffix_settings(settings)
     rates = np.array(head_rates, float)

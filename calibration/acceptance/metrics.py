@@ -12,6 +12,7 @@ tokens a verification gave: those generated less each request's first, which its
 
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -118,9 +119,7 @@ def _at_position(position: int) -> str:
 
 
 def counted(text: str, file: str, names: Collection[str], *, whole: bool = False) -> tuple[str, dict[str, list[float]]]:
-    """The model, and the values of all samples by name, of accepted drafts by name and position.
-
-    ``whole``: whether each must be a whole number.
+    """The model, and values of all samples (with ``whole`` no fractions) by name, accepted drafts' by position too.
 
     Raises InputError: as of `samples`, a value that is no number or negative, no position, several models.
     """
@@ -227,14 +226,14 @@ def _from_sglang(text: str, file: str, before: str | Path | None) -> ServerAccep
 
 def _from_trtllm(text: str, file: str) -> ServerAcceptance:
     lines = [parse_json(line, file, line=n) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    sums = dict.fromkeys(TRTLLM_KEYS, 0)
+    sums = Counter(dict.fromkeys(TRTLLM_KEYS, 0))
     for step in lines[0] if len(lines) == 1 and isinstance(lines[0], list) else lines:
         stats = (step.get("specDecodingStats") if isinstance(step, dict) else None) or {}
-        if any(not isinstance(stats.get(key, 0), int) or stats.get(key, 0) < 0 for key in TRTLLM_KEYS):
+        counts = {key: stats.get(key, 0) for key in TRTLLM_KEYS}
+        if not all(isinstance(count, int) and count >= 0 for count in counts.values()):
             raise InputError("must hold whole numbers, 0 or more", file=file, key="specDecodingStats", value=stats)
-        if stats.get("numDraftTokens", 0):
-            for key in TRTLLM_KEYS:
-                sums[key] += stats.get(key, 0)
+        if counts["numDraftTokens"]:
+            sums.update(counts)
     rounds, drafted, accepted = sums.values()
     if not rounds:
         raise InputError(_NO_ROUND, file=file, key=TRTLLM_KEYS[0], value=0)

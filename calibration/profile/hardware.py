@@ -42,10 +42,7 @@ def _with_a_wide_format(peak_flops: dict[str, float]) -> dict[str, float]:
 
 
 class Section:
-    """A mapping of a profile's or device's file: validated against the types, unknown keys refused.
-
-    A record made in code is trusted.
-    """
+    """A mapping of a file: validated against the types, unknown keys refused. A record made in code is trusted."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -130,10 +127,7 @@ def recognised(name: str) -> HardwareSpec | None:
 
 
 def load_hardware(name_or_path: str | Path) -> HardwareSpec:
-    """Device by a bundled name (`recognised`), else by the path of a YAML file.
-
-    Raises HardwareError: nothing of that name (lists the bundled ones), or a bad file.
-    """
+    """Device of a bundled name (`recognised`), else of a YAML file. Raises HardwareError: neither, or a bad file."""
     text = str(name_or_path)
     if (device := recognised(text)) is not None:
         return device

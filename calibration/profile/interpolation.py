@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -59,12 +60,11 @@ class Curve:
         return np.asarray(self._between_points(np.log(inside)), dtype=np.float64)
 
     @functools.cached_property
-    def _between_points(self) -> Callable[[FloatArray], FloatArray]:
+    def _between_points(self) -> Any:
         # Imported here: scipy.interpolate takes longer to import than a profile to load.
         from scipy.interpolate import PchipInterpolator
 
-        interpolator: Callable[[FloatArray], FloatArray] = PchipInterpolator(np.log(self.x), self.log_s)
-        return interpolator
+        return PchipInterpolator(np.log(self.x), self.log_s)
 
 
 @dataclass(frozen=True)
@@ -108,16 +108,14 @@ class CurveSet:
         """Seconds and `Origin` values at ``x`` for one combination of the axes; zero x takes no time."""
         xs = np.asarray(x, dtype=np.float64)
         some = np.maximum(xs, 1.0)
-        if key in self.curves:
-            log_s, origins = self._along(self.curves[key], some, key)
-        else:
-            if key not in self._between:
-                self._between[key] = self._blend(key, self._corners(key))
-            curve = self._between[key]
-            log_s, origins = self._nearest(some, key) if curve is None else self._along(curve, some, key)
-            origins = np.maximum(origins, int(Origin.INTERPOLATED))
+        if key not in self.curves and key not in self._between:
+            self._between[key] = self._blend(key)
+        curve = self.curves.get(key) or self._between[key]
+        log_s, origins = self._nearest(some, key) if curve is None else self._along(curve, some, key)
         if self.is_stretched:
             origins = np.full(xs.shape, int(Origin.EXTRAPOLATED))
+        elif key not in self.curves:
+            origins = np.maximum(origins, int(Origin.INTERPOLATED))
         return np.where(xs > 0.0, np.exp(log_s), 0.0), origins
 
     def _along(self, curve: Curve, x: FloatArray, key: Key) -> tuple[FloatArray, IntArray]:
@@ -149,9 +147,10 @@ class CurveSet:
         ]
         return corners if all(corner in self.curves for corner, _ in corners) else []
 
-    def _blend(self, key: Key, corners: list[tuple[Key, float]]) -> Curve | None:
+    def _blend(self, key: Key) -> Curve | None:
         """The curve of a combination between measured ones; None where it has no such neighbours, or none in common."""
         # Nodes at which every neighbour was measured or lies between its own points; then along x as on one curve.
+        corners = self._corners(key)
         curves = [self.curves[corner] for corner, _ in corners]
         if not curves:
             return None

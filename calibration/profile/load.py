@@ -110,9 +110,6 @@ def read_manifest(folder: Path) -> ProfileManifest:
 
 
 PROFILE_FOLDER = Path(__file__).parents[1] / "profiles"
-DEFAULT_PROFILE = "default"
-_ASSUMED = {"AMD": "default-amd"}
-"""Assumed efficiencies of a vendor whose kernels reach other shares than those of `DEFAULT_PROFILE`."""
 _KINDS: dict[str, TypeAdapter[Any]] = {"roofline": TypeAdapter(RooflineProfile), "affine": TypeAdapter(AffineProfile)}
 
 
@@ -145,12 +142,14 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
         raise HardwareError(f"must be {allowed} {beside} a table", file=str(path / FIT), key="kind", value=profile.kind)
     if isinstance(profile, AffineProfile):
         return profile
-    tables = {name: checksum for name, checksum in manifest.files.items() if name not in (FIT, VERIFY)}
     verify = path / VERIFY if VERIFY in manifest.files else None
-    times = {name: MeasuredTimes(path / name, checksum, verify=verify) for name, checksum in tables.items()}
-    measured, of_engine = times.pop(TABLE), {Path(name).stem: of_one for name, of_one in times.items()}
-    device = manifest.ceilings.applied(hardware)
-    return dataclasses.replace(profile, hardware=device, measured=measured, of_engine=of_engine)
+    times = {
+        Path(name).stem: MeasuredTimes(path / name, checksum, verify=verify)
+        for name, checksum in manifest.files.items()
+        if name not in (FIT, VERIFY)
+    }
+    device, measured = manifest.ceilings.applied(hardware), times.pop(Path(TABLE).stem)
+    return dataclasses.replace(profile, hardware=device, measured=measured, of_engine=times)
 
 
 def has_profile(hardware: HardwareSpec) -> bool:
@@ -163,7 +162,8 @@ def profiles_of(device: str) -> tuple[str, ...]:
 
 
 def assumed_profile(hardware: HardwareSpec) -> str:
-    return hardware.assumed_profile or _ASSUMED.get(hardware.vendor, DEFAULT_PROFILE)
+    """Name of the assumed efficiencies; AMD's kernels reach other shares."""
+    return hardware.assumed_profile or ("default-amd" if hardware.vendor == "AMD" else "default")
 
 
 def usual_profile(hardware: HardwareSpec) -> str:

@@ -159,11 +159,7 @@ def roofline_of(part: TablePart, group: Mapping[str, int], seconds: Seconds) -> 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """The table of a profile.
-
-    A profile has one roofline for an operator and a dtype, so whoever asks for the same curves or grid hands over the
-    same ``seconds``: they are built once.
-    """
+    """The table of a profile. Curves and grids are built once: a profile has one roofline an operator and dtype."""
 
     table: Path  # path of the Parquet file; read in parts, when first asked for
     sha256: str  # its checksum, verified by who made this
@@ -175,10 +171,7 @@ class MeasuredTimes:
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:
-        """Curves of an operator at a dtype; None when nothing was measured for it.
-
-        ``without``: kernels whose name holds it do not count.
-        """
+        """Curves of an operator at a dtype, of kernels whose name is ``without`` this; None: nothing was measured."""
         part = TablePart(operator, measured_dtype(dtype))
 
         def build() -> CurveSet | None:

@@ -90,12 +90,7 @@ def soft_max(compute_s: FloatArray, memory_s: FloatArray, p: float) -> FloatArra
 @njit(cache=True)
 def soft_max_scalar(compute_s: float, memory_s: float, p: float) -> float:
     """Compiled twin of `soft_max` for one pair; equal to it to rounding. ``p`` of 1, 2, 4 and inf avoid ``pow``."""
-    if compute_s > memory_s:
-        larger = compute_s
-        smaller = memory_s
-    else:
-        larger = memory_s
-        smaller = compute_s
+    larger, smaller = (compute_s, memory_s) if compute_s > memory_s else (memory_s, compute_s)
     if smaller <= 0.0 or p == np.inf:
         return larger
     ratio = smaller / larger

@@ -222,10 +222,7 @@ def fit_roofline(
 
 
 def fit_profile(folder: Path, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:
-    """Fit the table in ``folder`` and write the profile's file beside it.
-
-    Raises HardwareError: no valid manifest or table, or they are of another device than ``hardware``.
-    """
+    """Fit the table in ``folder`` and write the fit beside it. Raises HardwareError: no valid table of ``hardware``."""
     manifest = read_manifest(folder)
     if manifest.hardware != hardware.name:
         message = f"the table was made on this device, not on {hardware.name}"

@@ -113,9 +113,7 @@ def load_table(path: Path) -> pd.DataFrame:
 def read_points(path: Path, operator: str, **wanted: str | int) -> pd.DataFrame:
     """Kernel, shape and seconds of an operator's points, unchecked: a profile checks the file's checksum instead.
 
-    ``wanted``: columns of `LABELS` and `SHAPES` and the values they must have.
-
-    Raises HardwareError: unreadable, or not these columns.
+    ``wanted``: values of columns of `LABELS` and `SHAPES`. Raises HardwareError: unreadable, or not these columns.
     """
     columns, equal = ["implementation", *SHAPE_FIELDS[operator], "seconds"], {"operator": operator, **wanted}
     try:
