@@ -2,9 +2,8 @@
 
 Rows are all scheduled rows (prompt tokens and drafts to verify included), KV tokens stand in the cache before the
 step, sequences are the requests in it: the features of an affine profile. A second log, of the same server with
-speculative decoding, adds what a step costs beyond them: for a drafting model ``fixed + pass * passes + token * drafts
-made + kv * KV tokens``, for text search ``step + sequence * sequences + token * KV tokens``. Every log gives
-stretches of its time, evenly spread, for the errors.
+speculative decoding, adds what drafting costs: with a model ``fixed + pass * passes + token * drafts made + kv * KV
+tokens``, with text search ``step + sequence * sequences + token * KV tokens``. Errors are of stretches of every log.
 """
 
 import math
@@ -21,19 +20,16 @@ from draftcast.calibration.profile.roofline_fit import FitErrors
 from draftcast.errors import InputError
 from draftcast.files import picked, plain
 
-# A speculative server verifies drafts in nearly every step; without one, a resumed request may look alike now and then.
-_SPECULATIVE_SHARE = 0.02
-# Points without KV tokens are dropped where they are fewer than this in every log; otherwise KV tokens are not fitted.
-_MOST_KV_UNKNOWN = 0.5
+_SPECULATIVE_SHARE = 0.02  # without speculation a resumed request may look as if it verified drafts now and then
+_MOST_KV_UNKNOWN = 0.5  # points without KV tokens are dropped where fewer in every log; else they are not fitted
 _MOST_STRETCHES = 40
 _POINTS_PER_STRETCH = 15
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    # value, low, high: seconds per unit; the interval is NaN when no bootstrap was asked for
-    value: float
-    low: float
+    value: float  # seconds per unit
+    low: float  # of its interval; NaN, as high, when no bootstrap was asked for
     high: float
     # ``identified``; ``weak``: the interval reaches 0 or is wider than the value; or why it was not fitted and where
     # its cost went. One that was not fitted is 0.
@@ -42,12 +38,9 @@ class Coefficient:
 
 @dataclass(frozen=True)
 class StepTimeFit:
-    # By name, of `TERMS`: the target's, then those of drafting or search where there is a speculative log
-    coefficients: dict[str, Coefficient]
-    # Errors by kind of point: ``all``, ``decode`` (no prompt tokens), ``prompts``, ``speculative`` (the second log)
-    held_out: dict[str, FitErrors]
-    # outlier_points, outlier_seconds, seconds_over_fit: see `Regression`
-    outlier_points: float
+    coefficients: dict[str, Coefficient]  # by name, of `TERMS`: the target's, then those of drafting or search, if any
+    held_out: dict[str, FitErrors]  # by kind: all, decode (no prompt tokens), prompts, speculative (the second log)
+    outlier_points: float  # this and the next two: see `Regression`
     outlier_seconds: float
     seconds_over_fit: float
     # Robust standard deviation, between stretches of time, of their median of measured over fitted time. Above the
@@ -60,18 +53,14 @@ class FitOptions:
     """How logs are fitted. Raises InputError: a value out of range."""
 
     method: str | None = None  # of the speculative log, where that begins after the server said so
-    # clock, warmup_steps: see `timed_steps`
-    clock: Clock = "auto"
-    warmup_steps: int = 10
-    # Share of the stretches of time that the fit behind the errors does not see; coefficients are fitted on all
-    held_out: float = 0.25
-    # bootstrap, confidence, seed: resamples of the stretches behind the intervals (0 none), their level, the seed
-    bootstrap: int = 200
-    confidence: float = 0.95
+    clock: Clock = "auto"  # see `timed_steps`
+    warmup_steps: int = 10  # see `timed_steps`
+    held_out: float = 0.25  # share of the stretches of time kept from the fit behind the errors; coefficients see all
+    bootstrap: int = 200  # resamples of the stretches behind the intervals; 0: none
+    confidence: float = 0.95  # level of the intervals
     seed: int = 0
-    # kv_capacity_tokens, block_size: see `with_kv_tokens`
-    kv_capacity_tokens: float | None = None
-    block_size: int | None = None
+    kv_capacity_tokens: float | None = None  # see `with_kv_tokens`
+    block_size: int | None = None  # see `with_kv_tokens`
 
     def __post_init__(self) -> None:
         capacity, size = self.kv_capacity_tokens, self.block_size
@@ -91,27 +80,22 @@ class FitOptions:
 class EngineLogFit:
     regression: StepTimeFit  # the coefficients, as an affine profile takes them, and their errors
     clock: str  # ``wall`` (stamps) or ``elapsed`` (the log's figure, plus the host's seconds where they are known)
-    # host_fixed_s, host_sequence_s: seconds of a step outside ``elapsed``; NaN where the log cannot say. They are in
-    # the coefficients already.
-    host_fixed_s: float
-    host_sequence_s: float
+    host_fixed_s: float  # seconds of a step outside ``elapsed``, in the coefficients already; NaN: the log cannot say
+    host_sequence_s: float  # the same by sequence
     elapsed_share: float  # elapsed over wall time, NaN where no wall time is known
     # Median relative difference of successive points alike in rows and sequences, over sqrt(2): about the held-out
     # median error of a perfect fit
     repeat_error: float
-    # steps, points: steps used, and points they were taken together to
-    steps: int
-    points: int
+    steps: int  # used
+    points: int  # that they were taken together to
     left_out: dict[str, int]  # steps not used, by reason
     sequences: tuple[int, int]  # smallest and largest number of requests in a step
-    # method, num_speculative_tokens: of the second log, every k in it; "" and none without one
-    method: str
-    num_speculative_tokens: tuple[int, ...]
+    method: str  # of the second log; "" without one
+    num_speculative_tokens: tuple[int, ...]  # every k in the second log
     speculative: bool  # the only log is of a server with speculative decoding: drafting is in the target's coefficients
     enforce_eager: bool | None  # what the server was started with; None where no log says so
-    # sources, versions: files, and the vLLM versions they name
-    sources: tuple[str, ...]
-    versions: tuple[str, ...]
+    sources: tuple[str, ...]  # files
+    versions: tuple[str, ...]  # of vLLM, that the files name
 
     @property
     def overhead_s(self) -> float:
@@ -127,12 +111,10 @@ class EngineLogFit:
 def fit_engine_log(
     frame: pd.DataFrame, speculative_frame: pd.DataFrame | None = None, options: FitOptions = FitOptions()
 ) -> EngineLogFit:
-    """Fit the step time of one server.
+    """Fit the step time of one server. Raises InputError: too few usable steps, logs that do not belong together.
 
     ``frame``: of `read_engine_log`, or several concatenated; without speculative decoding where there is a second.
     ``speculative_frame``: the same server with speculative decoding.
-
-    Raises InputError: too few usable steps, logs that do not belong together.
     """
     frames = [frame] if speculative_frame is None else [frame, speculative_frame]
     drafts_with = "" if speculative_frame is None else _method(frame, speculative_frame, options.method)

@@ -6,12 +6,11 @@ iteration elapsed time: 12.41 ms, GPU KV cache usage: 0.2%`` with `` (dummy)`` a
 rank and encoder figures at the end where there are any. Before (pull request 31193), ``EngineCore`` wrote it without
 engine number and KV usage.
 
-What the line does not say: the number of KV tokens (`draftcast.calibration.engine_log.steps` derives it), how many
-drafts were accepted, and how long the step took as a whole. ``elapsed`` is the wait for the step's result after it was
-dispatched (``EngineCore.step``): with worker processes and synchronous scheduling nearly the whole step, but not with
-asynchronous scheduling or with the worker inside the engine's process (one GPU), where it may be next to nothing. The
-time stamps say how long a step took; ``--logging-config.formatter json`` stamps milliseconds, the default whole
-seconds.
+The line does not say the number of KV tokens (`draftcast.calibration.engine_log.steps` derives it), how many drafts
+were accepted, and how long the whole step took. ``elapsed`` is the wait for the step's result after its dispatch
+(``EngineCore.step``): nearly the whole step with worker processes and synchronous scheduling, but maybe next to nothing
+with asynchronous scheduling or the worker inside the engine's process (one GPU). The time stamps say how long a step
+took; ``--logging-config.formatter json`` stamps milliseconds, the default whole seconds.
 """
 
 import math
@@ -32,8 +31,7 @@ COLUMNS: dict[str, str] = yaml_beside(__file__, "columns.yaml")
 
 # A longer line is read in pieces and the text before an iteration counts this far back, so time grows with size alone.
 _LONGEST_LINE, _LONGEST_HEAD = 2**16, 1_000
-# More unreadable iteration lines than this and the file is taken for something else. A few are torn or interleaved.
-_MOST_DAMAGED = 0.01
+_MOST_DAMAGED = 0.01  # with more unreadable iteration lines it is no log of vLLM; a few are torn or interleaved
 
 _ITERATION = re.compile(
     r"Iteration\((?P<step>\d{1,15})\): (?P<context_requests>\d{1,9}) context requests, "

@@ -20,15 +20,12 @@ from scipy.optimize import nnls
 from draftcast.kernels.arrays import BoolArray, FloatArray
 from draftcast.yaml_text import yaml_beside
 
-# 95 % efficient for normal errors.
-_BIWEIGHT = 4.685
-# Median absolute deviation to standard deviation, for normal errors.
-MAD_TO_STD = 1.4826
+_BIWEIGHT = 4.685  # 95 % efficient for normal errors
+MAD_TO_STD = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _SOFT_ROUNDS = 25
 _BIWEIGHT_ROUNDS = 15
 _LEAST_OF_ITS_OWN = 0.05  # share of a column's norm that is left when the kept columns are taken out of it
-# Residuals of a noiseless table are rounding errors; they are not a scale.
-_EXACT = 1e-9
+_EXACT = 1e-9  # residuals of a noiseless table are rounding errors; they are not a scale
 
 
 @dataclass(frozen=True)
@@ -43,13 +40,10 @@ class RobustFit:
 def robust_fit(
     x: FloatArray, y: FloatArray, steps: FloatArray, *, offset: FloatArray | float = 0.0, start: RobustFit | None = None
 ) -> RobustFit:
-    """Coefficients >= 0 for times ``y`` (> 0).
+    """Coefficients >= 0 for times ``y`` (> 0); ``x``: shape (rows, columns).
 
-    Args:
-        x: shape (rows, columns).
-        steps: steps a row sums over; its relative error is that much smaller (square root).
-        offset: known part of the prediction.
-        start: a fit of nearly the same rows: only its biweight rounds are repeated, with its scale.
+    ``steps``: steps a row sums over; its relative error is that much smaller (square root). ``offset``: known part of
+    the prediction. ``start``: a fit of nearly the same rows: only its biweight rounds are repeated, with its scale.
     """
     root = np.sqrt(steps)
 
@@ -87,10 +81,8 @@ def _nnls(x: FloatArray, y: FloatArray, weight: FloatArray) -> FloatArray:
     return np.asarray(nnls(r[:, :-1], r[:, -1])[0] / norm, dtype=np.float64)
 
 
-DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")
-"""Methods whose drafting an affine profile can hold: one pass of a drafting model per draft token."""
-SEARCHES = ("ngram", "ngram_gpu", "suffix")
-"""Methods that draft by text search."""
+DRAFTERS = ("draft_model", "eagle", "eagle3", "mtp")  # methods that make a pass of a drafting model per draft token
+SEARCHES = ("ngram", "ngram_gpu", "suffix")  # methods that draft by text search
 LEAST_POINTS = 40
 
 
@@ -103,9 +95,8 @@ class Regression:
     x: FloatArray  # their columns, shape (points, names)
     folded: dict[str, str]  # by name of one that is not fitted, the fitted one it moves with; "" where it multiplies 0
     fit: RobustFit
-    # Shares of the points and of the time that the fit sets aside
-    outlier_points: float
-    outlier_seconds: float
+    outlier_points: float  # share of the points that the fit sets aside
+    outlier_seconds: float  # share of the time
     seconds_over_fit: float  # measured over fitted time, outliers included: what the fit leaves out of the whole
 
     @classmethod

@@ -2,11 +2,9 @@
 
 A step is timed by the wall clock from the line before it to its own. That is the step's period, scheduling and output
 included, if the engine had no time to idle in between: sure when the step has a generation request, which was in the
-engine before the step began. Other steps (prompts only) may follow a pause and are not timed by the wall clock.
-
-Stamps are rounded down. Consecutive steps are taken together until the rounding is under a fiftieth of their time;
-with stamps of whole seconds such a block begins and ends where the second changes, and is uncertain by a step, not by
-a second.
+engine before the step began. Other steps (prompts only) may follow a pause and are not timed by the wall clock. Stamps
+are rounded down. Consecutive steps are taken together until the rounding is under a fiftieth of their time; with whole
+seconds such a block begins and ends where the second changes, and is uncertain by a step, not by a second.
 """
 
 import math
@@ -23,14 +21,10 @@ from draftcast.kernels.arrays import FloatArray
 
 Clock = Literal["auto", "wall", "elapsed"]
 
-# vLLM's block size on GPUs where none is given on the command line.
-DEFAULT_BLOCK_SIZE = 16
-# A block lasts this many times the uncertainty of its ends: the difference of two uniform errors is then 1.6 % rms.
-_BLOCK_UNCERTAINTIES = 25.0
-# Wall-clock blocks of up to this many steps are taken as they are; with longer ones, elapsed says more, if it is whole.
-_SHORT_BLOCK = 4.0
-# Share of the wall time that elapsed must hold to stand for the step.
-WHOLE_ELAPSED = 0.8
+DEFAULT_BLOCK_SIZE = 16  # vLLM's block size on GPUs where none is given on the command line
+_BLOCK_UNCERTAINTIES = 25.0  # times the uncertainty of its ends: the difference of two uniform errors is 1.6 % rms
+_SHORT_BLOCK = 4.0  # steps of wall-clock blocks that are taken as they are; of longer ones a whole elapsed says more
+WHOLE_ELAPSED = 0.8  # share of the wall time that elapsed must hold to stand for the step
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,7 @@ class TimedSteps:
     frame: pd.DataFrame
     clock: Literal["wall", "elapsed"]
     elapsed_share: float  # elapsed over wall time where both are known, NaN where no wall time is
-    # Seconds of a step outside ``elapsed``, fixed and per sequence; NaN where elapsed is not the step's wait
-    host_s: tuple[float, float]
+    host_s: tuple[float, float]  # seconds outside ``elapsed``, fixed and per sequence; NaN: it is not the step's wait
     left_out: dict[str, int]  # steps that are not in it, by reason
 
     @property
@@ -61,17 +54,15 @@ def with_kv_tokens(
 ) -> pd.DataFrame:
     """``frame`` with ``kv_tokens``: tokens in the KV cache before each step, over the requests that are in it.
 
-    From the KV usage the line before it shows: used share x capacity, less half a block for each request that goes on
-    (its last block is half full on average). In a stretch of steps without prompts, drafts or finished requests every
-    step adds one token a request, so the stretch's steps share one estimate, which takes the rounding of the usage (0.1
-    % of the capacity) away. With asynchronous scheduling the next step's blocks are in the usage already; that is seen
-    from when the usage jumps, and taken off. NaN where the line before is missing or shows no usage.
+    From the KV usage of the line before: used share x capacity, less half a block for each request that goes on (its
+    last block is half full on average). In a stretch of steps without prompts, drafts or finished requests every step
+    adds one token a request, so its steps share one estimate, which takes the rounding of the usage (0.1 % of the
+    capacity) away. With asynchronous scheduling the next step's blocks are in the usage already; that is seen from when
+    the usage jumps, and taken off. NaN where the line before is missing or shows no usage.
 
     Approximate: with speculative decoding rejected drafts and lookahead slots count, a few tokens a request; shared
-    prefixes count once; models with sliding windows hold less than they have seen. A column ``kv_tokens`` that is there
-    already is left alone: who knows better says so.
-
-    The two arguments are for logs that begin after the line that names them (``KV cache size``, the command line).
+    prefixes count once; models with sliding windows hold less than they have seen. A column ``kv_tokens`` is left as it
+    is. The two arguments are for logs that begin after the line that names them (``KV cache size``, the command line).
     """
     if "kv_tokens" in frame:
         return frame
@@ -115,13 +106,10 @@ def timed_steps(
 ) -> TimedSteps:
     """Steps with their time, from a frame with ``kv_tokens``.
 
-    Args:
-        frame: a column ``busy`` that is there already says which steps followed the one before without a pause.
-        features: further columns, to be summed like the others.
-        clock: ``wall``; ``elapsed``: the log's own figure; ``auto``: the wall clock where its blocks are short,
-            otherwise ``elapsed`` where that holds at least 80 % of the wall time, otherwise the wall clock; ``elapsed``
-            where there are no stamps.
-        warmup_steps: first steps of every run that are left out: compilation, cold caches.
+    Where ``frame`` has a column ``busy``, it says which steps followed the one before without a pause. ``clock``:
+    ``wall``; ``elapsed``: the log's own figure; ``auto``: the wall clock where its blocks are short or ``elapsed``
+    holds under 80 % of the wall time, otherwise, as without stamps, ``elapsed``. ``warmup_steps``: first steps of each
+    run that are left out: compilation, cold caches. ``features``: further columns, to be summed like the others.
 
     Raises InputError: no step can be timed by the wall clock asked for.
     """
