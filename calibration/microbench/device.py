@@ -21,8 +21,7 @@ from draftcast.kernels.extras import require
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.operators.registry import Launch
 
-# Where neither /sys nor the driver tells: larger than the last-level cache of most.
-_ASSUMED_CACHE_BYTES = 64 << 20
+_ASSUMED_CACHE_BYTES = 64 << 20  # where neither /sys nor the driver tells: larger than the last-level cache of most
 
 
 @dataclass(frozen=True)

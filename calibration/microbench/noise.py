@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-INTERVAL_S = 30.0
-"""Pause between noise readings."""
+INTERVAL_S = 30.0  # pause between noise readings
 # Readings of a quiet machine vary by about 2 % (spin) and 10 % (read) on the virtual machine this was tried on, those
 # under a neighbour are off by 15 % and more.
 QUIET_SPIN, QUIET_READ = 1.05, 1.2

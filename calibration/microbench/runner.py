@@ -5,7 +5,6 @@ where it stopped.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import hashlib
 import itertools
@@ -14,7 +13,7 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +80,9 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
     ) -> None:
         """Open or start the journal in ``folder``.
 
-        Args:
-            operators: by name; linear is needed besides the planned ones, for the largest rate.
-            budget_s: wall time of the whole calibration, an earlier run that is continued included.
-            began_s: `time.perf_counter` when this run began; None: now.
+        ``operators``: by name; linear is needed besides the planned ones, for the largest rate. ``budget_s``: wall time
+        of the whole calibration, an earlier run that is continued included. ``began_s``: `time.perf_counter` when this
+        run began; None: now.
 
         Raises HardwareError: the folder holds something else, or a journal of other settings or of another device.
         """
@@ -100,7 +98,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
         self._end_s = _WRITE_S  # what is kept back for the end
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.journal = Journal(folder / JOURNAL, {**device.identity(), **dataclasses.asdict(plan.settings)})
+        self.journal = Journal(folder / JOURNAL, {**device.identity(), **asdict(plan.settings)})
         for record in self.journal.records:
             self._take(record)
         self._probe = NoiseProbe(device.cache_bytes)
@@ -163,7 +161,7 @@ class Calibration(contextlib.AbstractContextManager["Calibration"]):
                 continue
             # The replay of a graph has no host code.
             estimate = progress.estimate(self.levels).widened(0.0 if point.graph else LAUNCH_SPREAD_S)
-            labels = {**dataclasses.asdict(point), **dict(point.shape), **dataclasses.asdict(estimate)}
+            labels = {**asdict(point), **dict(point.shape), **asdict(estimate)}
             rows.append({**labels, "repeats": progress.launches})
         if not rows:
             failed = next((progress.failed for progress in self.state.values()), "a larger --budget is needed")

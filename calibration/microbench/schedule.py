@@ -2,7 +2,6 @@
 
 Every visit is one burst: a stretch of samples taken back to back, whose figure is their median, so a short disturbance
 does not show. Longer ones show as a difference between bursts, so the interval is one over bursts, never over samples.
-
 A point needs three bursts on a quiet machine; they lie a whole round apart, so a slow minute of the host touches one of
 them at most. A point is begun only if the time allows all its visits; points begin coarse ones first, so a budget that
 is too short thins the grid and leaves no part of it out. Time that is left goes round the points that are not settled.
@@ -19,21 +18,16 @@ from draftcast.calibration.microbench.noise import QuietLevels, SpinAndRead
 from draftcast.calibration.microbench.shapes import Point
 
 CONFIDENCE = 0.95
-MIN_BURSTS = 3
-"""Fewer say nothing about the spread."""
-SETTLED_WIDTH = 0.02
-"""(high - low) / median at which a point counts as settled."""
+MIN_BURSTS = 3  # fewer say nothing about the spread
+SETTLED_WIDTH = 0.02  # (high - low) / median at which a point counts as settled
 LAUNCH_SPREAD_S = 1e-7
 """Bursts of one process share its layout of code and memory: host code of a launch differs by this between processes.
 
 Seen between runs of launches of 2-4 microseconds on an AMD EPYC: 2.40 and 2.33, 2.90 and 2.80, 3.60 and 3.50.
 """
-MAX_VISITS = 30
-"""A point that has not settled by then does not."""
-_MAX_OWED_VISITS = 9
-"""A machine that is hardly ever quiet gets no more visits for a point's three bursts."""
-# Standard error of a median over that of a mean, normal errors, many bursts: sqrt(pi / 2).
-_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2.0)
+MAX_VISITS = 30  # a point that has not settled by then does not
+_MAX_OWED_VISITS = 9  # a machine that is hardly ever quiet gets no more visits for a point's three bursts
+_MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2.0)  # standard error of a median over a mean's, normal errors, many bursts
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import TypeAdapter
 
+from draftcast.calibration.microbench.device import Device
 from draftcast.calibration.profile.measured import CURVES
 from draftcast.calibration.profile.table import SHAPE_FIELDS
 from draftcast.errors import HardwareError
@@ -24,9 +25,6 @@ from draftcast.kernels.operators.registry import Operator
 from draftcast.kernels.work.layers import elementwise_parts, linear_layers, lm_head
 from draftcast.yaml_text import yaml_beside
 
-if TYPE_CHECKING:
-    from draftcast.calibration.microbench.device import Device
-
 ShapeItems = tuple[tuple[str, int], ...]
 # A launch over prompts and decodes and a whole latent attention are an engine's: they are imported, not timed here.
 IMPORTED = {"attention_launch", "dsa_decode", "indexer", "mla_sparse"}
@@ -34,8 +32,7 @@ IMPORTED |= {f"{kind}_{phase}" for kind in ("gdn", "kda", "mamba2", "mla") for p
 OPERATORS = tuple(name for name in SHAPE_FIELDS if name not in IMPORTED)
 DTYPES = ("fp32", "bf16", "fp8")
 ATTENTION = ("attention_decode", "attention_prefill")
-# A point may hold this share of the memory: two sets of buffers, the kernel's own temporaries, the rest of the process.
-_MEMORY_SHARE = 0.15
+_MEMORY_SHARE = 0.15  # that one set of a point's buffers may hold: there are two, and the kernel's own temporaries
 
 
 @dataclass(frozen=True)
@@ -63,8 +60,7 @@ class Series(NamedTuple):
     dtype: str
     kv_dtype: str
     fixed: Mapping[str, int]  # shape fields that stay as they are
-    # Shape fields that vary, each over ascending values; ``ratio`` stands for ``context`` in units of ``q``
-    axes: Mapping[str, Sequence[int]]
+    axes: Mapping[str, Sequence[int]]  # that vary, over ascending values; ``ratio``: ``context`` in units of ``q``
     max_tokens: int = 0  # points with more cached tokens (batch x context) are not part of the grid; 0: no such bound
 
     def shapes(self, fields: Sequence[str]) -> list[tuple[tuple[int, int], ShapeItems]]:
@@ -119,17 +115,15 @@ class Grid:
 
     rows: tuple[int, ...]  # of linear, elementwise and MoE kernels
     sampled_rows: tuple[int, ...]  # of the sampler
-    # queries, batches, contexts: queries of a sequence, sequences, cached tokens of decode and verify attention
-    queries: tuple[int, ...]
-    batches: tuple[int, ...]
-    contexts: tuple[int, ...]
+    queries: tuple[int, ...]  # of a sequence, in decode and verify attention
+    batches: tuple[int, ...]  # sequences of decode and verify attention
+    contexts: tuple[int, ...]  # cached tokens of a sequence, in decode and verify attention
     # (queries, sequences, contexts) under an ancestor mask; a coarser grid, as it is the chain's cost but for the mask.
     # The n-gram search takes its sequences and contexts too.
     trees: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-    # chunks, ratios, prefills: prefill attention's queries, context in units of the chunk, sequences
-    chunks: tuple[int, ...]
-    ratios: tuple[int, ...]
-    prefills: tuple[int, ...]
+    chunks: tuple[int, ...]  # queries of prefill attention
+    ratios: tuple[int, ...]  # its context in units of the chunk
+    prefills: tuple[int, ...]  # its sequences
     max_tokens: int  # most cached tokens of all sequences of a point; 0: any
     graphs: tuple[bool, ...]  # whether points are timed eager (False), inside a CUDA graph (True), or both
 
@@ -171,7 +165,7 @@ class Plan:
 
 
 def plan(
-    models: Sequence[ModelSpec], settings: Settings, grid: Grid, operators: Mapping[str, Operator], device: "Device"
+    models: Sequence[ModelSpec], settings: Settings, grid: Grid, operators: Mapping[str, Operator], device: Device
 ) -> Plan:
     """Points of every model at every tensor-parallel degree and number format, coarse ones first.
 
@@ -222,7 +216,7 @@ def footprint_bytes(operator: str, shape: Mapping[str, int], dtype: str, kv_dtyp
 
 
 def _points(
-    operator: Operator, series: Series, shape: ShapeItems, grid: Grid, device: "Device", left_out: Counter[str]
+    operator: Operator, series: Series, shape: ShapeItems, grid: Grid, device: Device, left_out: Counter[str]
 ) -> Iterator[Point]:
     sizes, dtype, kv_dtype = dict(shape), series.dtype, series.kv_dtype
     if dtype not in operator.dtypes:
@@ -270,8 +264,7 @@ def _row_series(model: ModelSpec, tp: int, dtype: str, act: str, grid: Grid) -> 
         if part.kernel and part.kernel != "embedding":
             yield Series(part.kernel, act, "", dict(zip(CURVES[part.kernel].axes, part.key, strict=True)), rows)
     yield Series("embedding", act, "", {"k": math.ceil(model.vocab_size / tp), "n": model.word_embed_proj_dim}, rows)
-    # Samplers see the logits of all ranks gathered.
-    yield Series("sampler", act, "", {"n": model.vocab_size}, {"m": grid.sampled_rows})
+    yield Series("sampler", act, "", {"n": model.vocab_size}, {"m": grid.sampled_rows})  # all ranks' logits
     drafted = {"batch": grid.batches, "q": tuple(q for q in grid.queries if q > 1)}
     yield Series("rejection_sampler", act, "", {"n": model.vocab_size}, drafted)
 
@@ -286,8 +279,7 @@ def _attention_series(
         return
     # Forecasts interpolate between times without a window, also for layers that have one, to whose times only the
     # roofline is fitted.
-    windows = {0, model.sliding_window} if model.num_sliding_layers else {0}
-    for window in sorted(windows):
+    for window in sorted({0, model.sliding_window} if model.num_sliding_layers else {0}):
         fixed = {**layer_shape(model, "decode", tp)[1], "window": window}
         decode = {"q": grid.queries, "batch": grid.batches, "context": grid.contexts}
         yield Series("attention_decode", act, kv_dtype, {**fixed, "tree": 0}, decode, grid.max_tokens)

@@ -20,8 +20,7 @@ from draftcast.kernels.operators.registry import Launch, Operator
 
 MAX_SETS = 512
 MIN_SETS = 2
-CACHE_MULTIPLE = 2.0
-"""Sets together are this many times the cache: it is not replaced in strict order of use."""
+CACHE_MULTIPLE = 2.0  # sets together are this many times the cache: it is not replaced in strict order of use
 # malloc.h: parameters of mallopt and their defaults.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _DEFAULT_TRIM_THRESHOLD, _DEFAULT_MMAP_MAX = 128 * 1024, 65536
