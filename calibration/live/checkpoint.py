@@ -24,8 +24,7 @@ from draftcast.kernels.model.spec import ModelSpec
 
 TARGET = "target"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-# Root mean square of all that attention and MLPs add to the residual stream, over that of the embedding.
-_RESIDUAL_SHARE = 0.02
+_RESIDUAL_SHARE = 0.02  # RMS of all that attention and MLPs add to the residual stream, over the embedding's
 _MINIMUM_SIZE = 64
 _ABSENT = {"tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False, "num_sliding_layers": 0}
 _SPECIAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}  # of ids 0, 1, 2, 3

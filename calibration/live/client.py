@@ -1,13 +1,11 @@
 """The load client: a process of its own that sends a plan's requests and writes down every piece of every answer.
 
 ``python -m draftcast.calibration.live.client PLAN JOURNAL`` reads a `LoadPlan`, writes the lines of a run's journal
-(`draftcast.calibration.live.run_directory`), prints a JSON line of progress twice a second and, as its last line, the
-summary of itself. It measures how late it was: from a request's due time to the moment its last byte was handed to the
-system, and how long the loop kept a timer waiting. A pipe on standard input that closes ends it, so it never outlives
-who started it.
-
-Exit codes: 0 the plan was carried out, whatever became of single requests; 3 the server is gone; 4 the journal cannot
-be written; 143 told to stop. The journal is whole in each case.
+(`draftcast.calibration.live.run_directory`), prints a JSON line of progress twice a second and, last, the summary of
+itself. It measures how late it was: from a request's due time to the moment its last byte was handed to the system, and
+how long the loop kept a timer waiting. It ends when the pipe on standard input closes, so it never outlives who started
+it. Exit codes: 0 the plan was carried out, whatever became of single requests; 3 the server is gone; 4 the journal
+cannot be written; 143 told to stop. The journal is whole in each case.
 """
 
 import asyncio
@@ -50,8 +48,7 @@ class Client:
         self._counts = dict.fromkeys(("sent", "done", "failed", "tokens"), 0)
         self._lateness_s: list[float] = []
         self._timer_lateness_s: list[float] = []
-        self._start = 0.0
-        self._start_unix_s = 0.0
+        self._start = self._start_unix_s = 0.0
         # Encoded ahead of time: nothing of this stands between a request's due time and its sending.
         shared = {
             "model": plan.model,
@@ -67,12 +64,7 @@ class Client:
         ]
 
     async def run(self) -> None:
-        """Carry out the plan.
-
-        Raises a group of:
-            LiveError: the journal cannot be written.
-            ServerGone: the server refuses connections and does not answer ``/health``.
-        """
+        """Carry out the plan. Raises a group of LiveError (the journal cannot be written) or `ServerGone`."""
         trace = aiohttp.TraceConfig()
         trace.on_request_chunk_sent.append(self._on_sent)
         timeout = aiohttp.ClientTimeout(total=self._plan.request_timeout_s)
@@ -161,8 +153,8 @@ class Client:
             self._fail(request_id, "stopped")
             raise
         except TimeoutError:
-            after = f"{plan.request_timeout_s:g} s with {answer.tokens} of {wanted} tokens"
-            self._fail(request_id, f"timed out after {after}")
+            came = f"{answer.tokens} of {wanted} tokens"
+            self._fail(request_id, f"timed out after {plan.request_timeout_s:g} s with {came}")
         except _Failed as error:
             self._fail(request_id, str(error))
         except aiohttp.ClientError as error:

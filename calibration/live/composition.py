@@ -3,9 +3,8 @@
 vLLM's iteration line counts requests and tokens of a step; the client knows every request's prompt and when each piece
 of its answer came. Together they say how long the contexts were. A step's outputs reach the client after the line is
 written and before the next step's line, so what the client had at a line's time is what stood when that step began.
-
-Exact up to what neither saw: which of several chunked prompts got how much of a step (the oldest first, as vLLM's
-scheduler does), and prompt tokens taken from the prefix cache (a finished prompt's chunk is then what the line counts).
+Neither saw which of several chunked prompts got how much of a step (taken: the oldest first, as vLLM's scheduler does),
+and prompt tokens from the prefix cache (taken: a finished prompt's chunk is what the line counts).
 
 Where the log's ``elapsed`` is nearly the whole step (worker processes and synchronous scheduling), it is the clock,
 with the host's seconds beside it: it is stamped next to the engine, the line's own stamp waits for a busy front end.
@@ -34,10 +33,8 @@ FEATURES = (
 )
 """Features by the names of `draftcast.sim.cost.step_time` (``F_TOKENS``, ...), with its meanings."""
 
-# A request that was sent this long before a step's beginning was in the engine by then.
-_ENTRY_S = 0.1
-# The log's stamps are whole milliseconds, rounded down; a piece may seem to come before its step's line.
-_ROUNDING_S = 0.001
+_ENTRY_S = 0.1  # a request that was sent this long before a step's beginning was in the engine by then
+_ROUNDING_S = 0.001  # stamps are whole milliseconds, rounded down: a piece may seem to come before its step's line
 
 
 def compose(
@@ -49,17 +46,12 @@ def compose(
 ) -> pd.DataFrame:
     """A row per logged step within the run, in order.
 
-    Args:
-        log: of `read_engine_log`, with time stamps.
-        speculative_config: the server's; its k (by batch size, where scheduled) says what each step drafted.
+    Columns: the log's, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
+    `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its oldest
+    request to the line, else NaN. ``log``: of `read_engine_log`, with time stamps. ``speculative_config``: the
+    server's; its k (by batch size, where scheduled) says what each step drafted.
 
-    Returns:
-        The log's columns, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
-        `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its
-        oldest request to the line, else NaN.
-
-    Raises:
-        InputError: no step of the log falls into the run, or its lines have no stamps.
+    Raises InputError: no step of the log falls into the run, or its lines have no stamps.
     """
     log = _within(log, requests, start_unix_s)
     time_s = log["time_s"].to_numpy()
@@ -81,8 +73,7 @@ def compose(
         decode_kv=decode_kv,
         decode_qkv=decode_kv * decode_tokens / np.maximum(decode_seqs, 1.0),
         **{f"prefill_{count}": prefill[count] for count in ("seqs", "tokens", "kv", "qkv")},
-        # vLLM samples from every request of a step, unfinished prompts included.
-        logit_rows=decode_tokens + prefill["seqs"],
+        logit_rows=decode_tokens + prefill["seqs"],  # vLLM samples every request of a step, unfinished prompts too
         draft_seqs=np.where(depth > 0.0, drafting, 0.0),
         draft_tokens=depth * drafting,
         draft_passes=np.where(drafting > 0.0, depth, 0.0),

@@ -6,17 +6,17 @@ itself within a cycle's length.
 
 Its draft says the same except after *wrong* tokens, which are laid along the cycles in blocks: ``a`` right tokens and
 one wrong token. A round of k drafts that starts at a block's first token accepts min(a, k) of them, and the next token
-opens the next block: the target's own for a < k, the bonus token for a = k. So every round meets one block, and the
-lengths ``a`` are dealt with shares ``rates[a-1] - rates[a]``: the unconditional acceptance of position i is
-``rates[i]``. A request that begins inside a block, or loses its drafts to a preemption, is in step again at the block's
-end. A layout holds for its own k only.
+opens the next block: the target's own for a < k, the bonus token for a = k. So every round meets one block, and with
+lengths ``a`` in shares ``rates[a-1] - rates[a]`` the unconditional acceptance of position i is ``rates[i]``. A request
+that begins inside a block, or loses its drafts to a preemption, is in step again at the block's end. A layout holds for
+its own k only.
 
 Prompts come with the answers they must get. Requests walk along the cycles one after the other, so a run sees every
 block about equally often. What stands before the last token of a prompt is random and not part of its answer, unless
-n-gram drafting is to hit. An n-gram hit is a piece of the answer in the prompt: ``prompt_lookup_min`` tokens to be
-found and ``a`` tokens to be drafted right; rounds until the next piece find nothing. So the lengths ``a`` set the
-acceptance of matched rounds, and the gaps between pieces the share of rounds that match. Pieces stand in the prompt
-from the last to the first: what follows one is never its continuation. For any other model the prompts are random.
+n-gram drafting is to hit: a piece of the answer stands in the prompt, ``prompt_lookup_min`` tokens to be found and
+``a`` tokens to be drafted right; rounds until the next piece find nothing. So the lengths ``a`` set the acceptance of
+matched rounds, and the gaps between pieces the share of rounds that match. Pieces stand in the prompt from the last to
+the first: what follows one is never its continuation. For any other model the prompts are random.
 """
 
 import zipfile
@@ -35,8 +35,7 @@ from draftcast.files import open_input, written
 from draftcast.kernels.arrays import FloatArray, IntArray
 
 SPECIAL_TOKENS = 4  # unknown, begin, end, padding: never part of a prompt or of a continuation
-CYCLE_TOKENS = 4096
-"""Length a cycle is given at least where the vocabulary has so many tokens."""
+CYCLE_TOKENS = 4096  # length a cycle is given at least where the vocabulary has so many tokens
 _DECK = 400  # blocks in which the shares hold exactly; a request of some forty rounds hardly notices
 
 
@@ -120,7 +119,6 @@ class DraftLayout(_Saved):
     def next_token(self, continuation: Continuation) -> IntArray:
         """What the draft says after each token, int64[vocab_size]: a permutation as the target's is."""
         says = continuation.next_token
-        # The last token of every block.
         wrong = continuation.order[np.append(self.starts[1:], continuation.cycles[-1]) - 1]
         says[wrong] = np.roll(says[wrong], -1)
         return says
@@ -184,19 +182,16 @@ def continuation_prompts(
     layout: DraftLayout | None = None,
     ngram: NgramTarget | None = None,
 ) -> tuple[list[IntArray], list[IntArray]]:
-    """Prompts for a testbed target, and the greedy answer to each.
+    """Prompts for a testbed target, and the greedy answer to each; their lengths are int[n], each 1 or more.
 
-    Args:
-        prompt_tokens, output_tokens: lengths, int[n], each 1 or more.
-        seed: another seed, other prompts: runs on one server never meet each other's prefixes.
-        layout: of the server's draft; answers then begin where a block does.
-        ngram: what n-gram drafting shall find; None: nothing.
+    ``seed``: another seed, other prompts: runs on one server never meet each other's prefixes. ``layout``: of the
+    server's draft; answers then begin where a block does. ``ngram``: what n-gram drafting shall find; None: nothing.
 
     Raises InputError: a prompt too short for the pieces its answer needs (the request and the need are named).
     """
     rng = np.random.default_rng([seed, 2])
     starts = np.arange(len(continuation.order)) if layout is None else layout.starts
-    accepted = dealt(shares_of(ngram.rates), rng) if ngram is not None else None
+    accepted = dealt(shares_of(ngram.rates if ngram is not None else ()), rng)
     cursor = int(rng.integers(len(starts)))
     prompts, answers = [], []
     lengths = np.column_stack([prompt_tokens, output_tokens]).astype(np.int64).tolist()
@@ -206,7 +201,7 @@ def continuation_prompts(
         answer = continuation.stretch(first, outputs)
         last = continuation.before(first)
         copied = answer[:0]
-        if ngram is not None and accepted is not None:
+        if ngram is not None:
             longest = outputs + ngram.prompt_lookup_min + len(ngram.rates)
             copied = _pieces(continuation.stretch(first, longest), outputs, ngram, accepted, rng)
         if len(copied) + 1 > length:

@@ -2,11 +2,10 @@
 
 ``vllm bench serve --save-result --save-detailed`` (``vllm/benchmarks/serve.py``, as of vLLM 0.32): lists with one value
 per request; ``start_times`` in seconds of the client's clock, ``ttfts`` seconds from a request's start to its first
-piece, ``itls`` the gaps between its pieces. A failed request has an ``errors`` text. The file has no count of tokens by
-piece: the first piece is one token (all of them where it is the only one), the rest is spread over the others as evenly
-as whole tokens allow. An answer of several tokens without gaps ends by ``latencies`` (seconds from its start); a file
-without any gap, as draftcast's own forecasts are, tells nothing of pieces. It says nothing of the client's lateness,
-and there is no log of the server, so only what a client sees can be compared.
+piece, ``itls`` the gaps between its pieces, ``errors`` a failed request's text. Tokens by piece are not counted: the
+first piece is one token (all of them where it is the only one), the rest is spread over the others as evenly as whole
+tokens allow. An answer of several tokens without gaps ends by ``latencies`` (seconds from its start); a file without
+any gap, as draftcast's own forecasts are, tells nothing of pieces. Only what a client sees can be compared.
 
 LLMServingSim's ``requests.jsonl`` and ``meta.json``: a line is a request with input_toks, output_toks, arrival_time
 (wall clock, s), queued_ts, first_token_ts, last_token_ts (the engine's monotonic clock, s). The smallest ``queued_ts -
@@ -27,7 +26,6 @@ from draftcast.errors import InputError
 from draftcast.files import json_lines, read_json, read_text
 
 _LISTS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "errors")
-_LENGTHS = ("input_lens", "output_lens")
 _BAD = (TypeError, ValueError, OverflowError)
 _SERVER: dict[str, Any] = {"command": [], "url": "", "version": "", "log": False, "config": {}}
 
@@ -77,7 +75,7 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
 
 
 def _lines(file: Path, result: dict[str, Any], latencies: Sequence[Any]) -> Iterator[list[Any]]:
-    for key in _LENGTHS:
+    for key in ("input_lens", "output_lens"):
         for length, error in zip(result[key], result["errors"], strict=True):
             if type(length) is not int or length < (0 if error else 1):
                 raise InputError("must be whole numbers of tokens, 1 or more", file=str(file), key=key, value=length)

@@ -1,12 +1,10 @@
 """Keeps a server's life tied to that of the process that started it.
 
 ``python -m draftcast.calibration.live.keeper GRACE_S COMMAND...`` runs the command in a session of its own and waits
-for its end, a signal, or for standard input to close, which it does when its parent closes it or dies, however it
-dies. Then the command's whole process group is asked to end (SIGTERM), and after GRACE_S seconds made to (SIGKILL).
-The group is the one this process made, so nothing else can be hit. Exits with the command's exit code (128 + signal as
-a shell has it), 0 when it was this process that ended the command.
-
-Standard library only: it stays as small as it can while a measurement runs.
+for its end, a signal, or for standard input to close, as it does when its parent closes it or dies in whatever way.
+Then the command's whole process group, which this process made, is asked to end (SIGTERM), and after GRACE_S seconds
+made to (SIGKILL). Exits with the command's exit code (128 + signal as a shell has it), 0 when it was this process that
+ended the command. Standard library only: it stays as small as it can while a measurement runs.
 """
 
 import contextlib

@@ -43,19 +43,12 @@ class LoadPlan:
 def run_load(
     plan: LoadPlan, journal: Path, trouble: Callable[[], str] = lambda: "", progress: LoadProgress = lambda _: None
 ) -> tuple[dict[str, Any], str]:
-    """Send the plan's requests, writing to ``journal``.
+    """The client's own summary (`Client.summary`), {} when it died without one, and why it stopped early, or "".
 
-    Args:
-        trouble: asked twice a second whether the server is in trouble; a text stops the load and is the reason.
-        progress: called with sent, done, failed, tokens, time_s twice a second.
+    Sends the plan's requests, writing to ``journal``. Twice a second ``trouble`` is asked whether the server is in
+    trouble (a text stops the load and is the reason), and ``progress`` gets sent, done, failed, tokens, time_s.
 
-    Returns:
-        The client's own summary (`Client.summary`), {} when it died without one; and why it did not come to its end,
-        "" when it did.
-
-    Raises:
-        LiveError: the client cannot be started.
-        KeyboardInterrupt, ...: whatever is raised in here; the client is stopped first.
+    Raises LiveError: the plan cannot be written; whatever is raised in here, once the client is stopped.
     """
     summary: dict[str, Any] = {}
     reason = ""

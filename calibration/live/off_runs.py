@@ -2,10 +2,9 @@
 
 ``vllm bench serve --save-result`` or SGLang's ``bench_serving`` (one run, or one a line), AIPerf, GenAI-Perf and
 InferenceX (``bench_fields.yaml``), a GuideLLM report (a run a benchmark), the text of ``/metrics`` (a server's whole
-life) or a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
-(`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.8's, whose
-``inter_token_latency_ms`` is vLLM's TPOT. Refused: a run with speculation, with fewer than `LEAST_REQUESTS` requests,
-or of which many failed.
+life), a Prometheus range query of it (a deployment's history, which also tells the rate), and an iteration log
+(`read_engine_log`). Means over requests; names and definitions are vLLM 0.32's and GuideLLM 0.8's. Refused: a run with
+speculation, with fewer than `LEAST_REQUESTS` requests, or of which many failed.
 """
 
 import math
@@ -28,8 +27,7 @@ from draftcast.yaml_text import yaml_beside
 
 LEAST_REQUESTS = 10
 URL_SECONDS, URL_BYTES = 5.0, 5_000_000
-# Of a run's requests; with more that failed, what the others saw was another load than the file says.
-_MOST_FAILED = 0.02
+_MOST_FAILED = 0.02  # of a run's requests; with more, the others saw another load than the file says
 _LARGEST = 1e12
 _NOT_ONE = (
     "is none of: a result of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf, GenAI-Perf or InferenceX "
@@ -87,10 +85,9 @@ def local_copy(source: str) -> Iterator[Path]:
     if "://" not in source:
         yield Path(source)
         return
-    content = _fetched(source)
     with tempfile.TemporaryDirectory(prefix="draftcast-") as folder:
         file = Path(folder) / "fetched"
-        file.write_bytes(content)
+        file.write_bytes(_fetched(source))
         try:
             yield file
         except InputError as error:
@@ -315,8 +312,7 @@ def _from_metrics(text: str, source: str) -> OffRun:
     load, arrivals = "the scenario's load", None
     engines = len(values["vllm:request_generation_tokens_count"])
     if per_engine := is_range(text):
-        # How many engines are a server, the scenario knows.
-        rate_rps = requests / engines / range_seconds(text, source)
+        rate_rps = requests / engines / range_seconds(text, source)  # how many engines are a server, the scenario knows
         load = f"{rate_rps:.4g} req/s" + " an engine" * (engines > 1)
         arrivals = {"process": "poisson", "request_rate_rps": rate_rps}
         requests //= engines

@@ -19,8 +19,7 @@ from draftcast.calibration.microbench.noise import host_facts, nvidia_smi
 from draftcast.errors import InputError, LiveError
 from draftcast.files import written
 
-# A step's line is written a moment after its tokens are sent.
-_LOG_LAG_S = 0.5
+_LOG_LAG_S = 0.5  # a step's line is written a moment after its tokens are sent
 
 
 def record(
@@ -33,13 +32,9 @@ def record(
 ) -> LiveRun:
     """Send ``warmup`` unrecorded, then ``plan`` recorded, and finish the run.
 
-    Returns:
-        The run; it is marked incomplete, with a reason, when a request failed, the server or the client did not reach
-        the end, or a token differs from the known continuation.
-
-    Raises:
-        LiveError: the disk refuses.
-        KeyboardInterrupt, ...: what stopped it; the run is finished first, as incomplete.
+    It is marked incomplete, with a reason, when a request failed, the server or the client did not reach the end, or a
+    token differs from the known continuation. Raises LiveError: the disk refuses; what stopped it (KeyboardInterrupt,
+    ...), once the run is finished as incomplete.
     """
     machine = {
         **host_facts(),

@@ -30,15 +30,13 @@ from draftcast.files import made, plain, read_bytes, read_frame, read_json, writ
 from draftcast.yaml_text import yaml_beside
 
 KIND, SCHEMA_VERSION = "live", 1
-# Seconds of a run, tokens of a request: more is no measurement.
-_MOST = 1e9
+_MOST = 1e9  # seconds of a run, tokens of a request: more is no measurement
 MANIFEST, REQUESTS, CHUNKS, JOURNAL = "manifest.json", "requests.parquet", "chunks.parquet", "journal.jsonl"
 SERVER_LOG, METRICS_BEFORE, METRICS_AFTER = "server.log", "metrics_before.txt", "metrics_after.txt"
 TABLES: dict[str, dict[str, str]] = yaml_beside(__file__, "tables.yaml")
 REQUESTS_DTYPES, CHUNKS_DTYPES = TABLES[REQUESTS], TABLES[CHUNKS]
 
-# Finite, and of no more digits than 64 bits hold.
-_Time = Annotated[float, Strict(), Field(gt=-(2**53), lt=2**53)]
+_Time = Annotated[float, Strict(), Field(gt=-(2**53), lt=2**53)]  # finite, and of no more digits than 64 bits hold
 _Count = Annotated[int, Strict(), Field(gt=-(2**53), lt=2**53)]
 _LINE: TypeAdapter[Sequence[Any]] = TypeAdapter(
     tuple[Literal["r"], _Count, str, _Time, _Count, _Count]
@@ -128,7 +126,7 @@ class RunManifest(_Part):
     # average; null where that is not known. Of an earlier version also readings of the host's speed, which are unused.
     noise: Objects = Field(default_factory=dict)
     known_continuation: _Checked | None = None
-    start_unix_s: Annotated[float, Field(gt=-(2**53), lt=2**53)] | None = None  # Unix time of second 0
+    start_unix_s: _Time | None = None  # Unix time of second 0
     acceptance: _Counts | None = None  # counts over the run
 
 

@@ -42,16 +42,13 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",  # a quieter level, inherited from the caller's environment, hides the iteration lines
 }
-# GiB of KV cache where the user's environment says nothing: vLLM's own default on CPUs takes half of the memory.
-_CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 
 
 @dataclass(frozen=True)
 class ServerFlags:
     model: str  # folder or Hugging Face id
     flags: tuple[str, ...] = ()  # of ``vllm serve`` without the model, host and port
-    # How vLLM's server is called, e.g. ``("vllm", "serve")``; empty: found in this environment or on PATH.
-    vllm: tuple[str, ...] = ()
+    vllm: tuple[str, ...] = ()  # how vLLM's server is called, e.g. ``("vllm", "serve")``; empty: looked for
     cpu: bool = False  # the server computes on the CPU
     port: int | None = None  # None: a free one
 
@@ -63,7 +60,8 @@ class ServerFlags:
     def environment(self) -> dict[str, str]:
         """What is set for the server beside this process's own environment."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.model).is_dir() else {}
-        on_cpu = {key: os.environ.get(key, value) for key, value in _CPU_ENVIRONMENT.items()} if self.cpu else {}
+        # GiB of KV cache where the user's environment says nothing: vLLM's own default takes half of the memory.
+        on_cpu = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if self.cpu else {}
         return {**_ENVIRONMENT, **offline, **on_cpu}
 
 
@@ -231,9 +229,8 @@ class RunningServer:
     @classmethod
     def of(cls, url: str, log: Path | None = None, server: EngineServer | None = None) -> Self:
         """Ask the server at ``url``. Raises LiveError: nobody answers there, or not as vLLM does."""
-        models = get_json(f"{url}/v1/models")
         try:
-            first = models["data"][0]
+            first = get_json(f"{url}/v1/models")["data"][0]
             model = str(first["id"])
         except (TypeError, KeyError, IndexError):
             raise LiveError(f"{url}/v1/models: no model in the answer; is it a vLLM server?") from None

@@ -1,25 +1,23 @@
 """From live runs to a profile folder: the whole-step fit, the front end's seconds, and which runs they come from.
 
 The step time is one robust fit over all runs, with and without speculative decoding. What a target pass costs over its
-rows is not a straight line: a CPU's matrix products change kernel and cache with the number of rows, a GPU's have
-tiles. So it is a curve, straight between knots that the runs' own steps choose, and never falling. The rest is linear
-in what `draftcast.calibration.live.composition` says of a step. A drafting model's or a text search's own seconds are
-told from the target's by the runs without them. Errors are of whole runs that took no part in the fit, where another
-run drafts in the same way; a run that stands alone in how it drafts gives up stretches of its time instead.
+rows is a curve, straight between knots that the runs' own steps choose, and never falling: a CPU's matrix products
+change kernel and cache with the number of rows, a GPU's have tiles. The rest is linear in what
+`draftcast.calibration.live.composition` says of a step. A drafting model's or a text search's own seconds are told from
+the target's by the runs without them. Errors are of whole runs that took no part in the fit, where another run drafts
+in the same way; a run that stands alone in how it drafts gives up stretches of its time instead.
 
-The front end is what lies between client and engine: seconds of HTTP, process hand-over, detokeniser and streaming. No
-engine step holds them, so they are no part of a step's cost, and they are not fitted to latencies: they come from time
-stamps. A piece of an answer reaches the client some time after the log line of its step. A request that meets an idle
-engine waits for its first step to end, less that step's own time. In a closed loop the client takes a moment from the
-last piece of an answer to its next request.
+The front end lies between client and engine: HTTP, process hand-over, detokeniser and streaming, no part of a step's
+cost. Its seconds are not fitted to latencies but come from time stamps: from the log line of a step to its pieces at
+the client; of a request that meets an idle engine until its first step ends, less that step's own time; in a closed
+loop from the last piece of an answer to the next request.
 """
 
-import dataclasses
 import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,16 +38,13 @@ from draftcast.files import picked, plain
 from draftcast.kernels.arrays import BoolArray, FloatArray, IntArray
 
 REPORT = "calibration.json"
-PROFILE_FILES = (FIT, MANIFEST, REPORT)
-"""What `write_live_profile` writes."""
+PROFILE_FILES = (FIT, MANIFEST, REPORT)  # what `write_live_profile` writes
 _LEAST_PIECES = 20
 _LEAST_ARRIVALS = 3
-# A pause longer than this between an answer and the next request is somebody's thinking.
-_LONGEST_TURNAROUND_S = 0.25
+_LONGEST_TURNAROUND_S = 0.25  # a pause longer than this between an answer and the next request is somebody's thinking
 
 _KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-# A stretch of the curve without this many steps in it has no slope of its own.
-_STEPS_PER_KNOT = 25
+_STEPS_PER_KNOT = 25  # a stretch of the curve without this many steps in it has no slope of its own
 _STRETCHES = 12
 
 
@@ -72,15 +67,13 @@ class FrontEndMeasurement:
 
 @dataclass(frozen=True)
 class LiveCalibration:
-    # Seconds per unit, names of `TERMS` and ``fixed_s``; 0 where not told from the others
-    coefficients: dict[str, float]
+    coefficients: dict[str, float]  # seconds per unit, by `TERMS` and ``fixed_s``; 0 where not told from the others
     folded: dict[str, str]  # for those, which coefficient carries it; "" where nothing was there to be multiplied
     rows: tuple[tuple[float, float], ...]  # the curve over rows, (rows, seconds) from 0 at the fewest rows seen
     sequences: tuple[int, int]  # smallest and largest number of requests in a step
     runs: tuple[TimedRun, ...]  # the runs with their points
-    # Errors by run; ``whole`` and ``all`` are those of whole runs and of every held-out point
-    held_out: tuple[HeldOut, ...]
-    all: FitErrors
+    held_out: tuple[HeldOut, ...]  # errors by run
+    all: FitErrors  # of every held-out point
     regression: Regression
     front_end: FrontEndMeasurement
 
@@ -148,14 +141,13 @@ def calibrate_live(runs: Sequence[LiveRun]) -> LiveCalibration:
     columns = pd.concat(designs, ignore_index=True).fillna(0.0)
     order = [name for part in terms.values() for name in part if name in columns]
     solution = Regression.of(pd.concat(numbered, ignore_index=True), columns[order])
-    sets = [_held_out(solution.points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
+    points, values = solution.points, solution.values
+    sets = [_held_out(points["run_number"].to_numpy(), number, timed) for number in range(len(timed))]
     fitted = solution.predicted_by_others(out for out, _ in sets)
-    points, every = solution.points, np.any([out for out, _ in sets], axis=0)
-    values = solution.values
+    every = np.any([out for out, _ in sets], axis=0)
     curve = np.cumsum([0.0, *(values[name] for name in stretches)])
     of_steps = [regression.design(run.steps.assign(steps=1.0), run.method, terms) for run in timed]
     sequences = pd.concat([run.steps["seqs"] for run in timed])
-    # What each step of every run should have taken.
     fitted_s = [np.asarray(design @ pd.Series(values)[design.columns], dtype=np.float64) for design in of_steps]
     return LiveCalibration(
         coefficients={name: values[name] for name in order if name not in stretches},
@@ -236,7 +228,7 @@ def write_live_profile(calibration: LiveCalibration, folder: Path, label: Profil
         device=str(first["machine"].get("processor") or ""),
         noise=first["noise"],
         more={
-            "front_end": dataclasses.asdict(calibration.front_end.seconds),
+            "front_end": asdict(calibration.front_end.seconds),
             "fitted_runs": {run_digest(run.run): run_name(run.run) for run in calibration.runs},
         },
     )
