@@ -2,13 +2,12 @@
 
     python benchmarks/dashboard.py [--changes 40] [--sessions 10]
 
-First, the seconds until a server's first visitor sees the estimate and the simulated verdict. Then one session: a
-control of What-if changes by keyboard, every time to a question nobody asked before (2,000 requests, four replications,
-speculation on and off), and the clock runs from Enter until the estimate of the new question is painted, and on until
-all tiles and pictures of its run are, as the page itself sees it. Then so many sessions change a control at the same
-moment; each one's tiles are compared with ``draftcast simulate --json`` of the command that its own page shows. Beside
-the seconds stand the processor seconds of server and browser, what the host took from this machine's cores and what
-other processes used of them: they tell a slow dashboard from a slow machine.
+First, the seconds until a server's first visitor sees the estimate and the simulated verdict. Then a control of What-if
+changes by keyboard, every time to a question nobody asked before (2,000 requests, four replications, speculation on and
+off): seconds from Enter until its estimate is painted, and until all tiles and pictures of its run are. Then so many
+sessions change a control at the same moment; each one's tiles are compared with ``draftcast simulate --json`` of the
+command that its own page shows. Processor seconds of server and browser, and what the host and other processes took of
+the cores, tell a slow dashboard from a slow machine.
 Prints a table and one last JSON line; exit code 1 when a session had other figures than its own, or none in time.
 """
 
@@ -34,8 +33,7 @@ from draftcast.calibration.live.record import busy_seconds, tree_seconds
 OUTPUT, RATE, PROMPT, SEED = "Output tokens, mean", "Load, req/s", "Prompt tokens, mean", "Seed"
 WARM_UP = 4
 BAR_S = 1.0
-TOGETHER_S = 120.0
-"""Sessions that have no figures by then have none in time."""
+TOGETHER_S = 120.0  # sessions that have no figures by then have none in time
 
 
 def main(changes: int = 40, sessions: int = 10) -> None:
@@ -109,8 +107,7 @@ def many_sessions(browser: Browser, server: Server, count: int) -> dict[str, flo
         browser.driver.switch_to.new_window("tab")
         browser.open(query={"statistics.seed": str(1000 + index)})
         windows.append(browser.driver.current_window_handle)
-    # No load is the scenario's own, which would be no change.
-    rates = [f"{5.5 + index:g}" for index in range(count)]
+    rates = [f"{5.5 + index:g}" for index in range(count)]  # no load is the scenario's own, which would be no change
     hashes = []
     began_s = time.perf_counter()
     for window, rate in zip(windows, rates, strict=True):

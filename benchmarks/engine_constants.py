@@ -1,21 +1,19 @@
 """Fits the constants of the engine generations to the evidence, each set-up held out in turn.
 
 ``python benchmarks/engine_constants.py`` forecasts the points of every generation as it stands and with each constant
-moved a little, and solves for the constants that make the median error of the sources smallest: robust least
-squares of the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels
-were timed take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the
-set-up (model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; then the
-constants that changed with the number of set-ups that show each, to be put into ``calibration/engines`` by hand (one
-that fewer than two set-ups show stays provisional), and one JSON line.
-Last the ratios of step times to kernels of models with latent or sparse attention under engines from before those
-kernels, by kind (`Latents`), and of checkpoints in fp8 by blocks: each the median of its sources, held out of those it
-is judged by.
-Ten minutes.
+moved a little, and solves for the constants that make the median error of the sources smallest: robust least squares of
+the log errors, every source counted once, no constant below zero. Only dense models on devices whose kernels were timed
+take part: elsewhere the constants would make up for kernels. Prints the errors before, after, and with the set-up
+(model, device, generation), or with ``--sources`` each source, held out of the fit it is judged by; the ratios of step
+times to kernels of models with latent or sparse attention under engines from before those kernels, by kind (`Latents`),
+and of checkpoints in fp8 by blocks, each the median of its sources; the constants that changed, to be put into
+``calibration/engines`` by hand, with the number of set-ups that show each (one that fewer than two show stays
+provisional); and one JSON line. Ten minutes.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from unittest import mock
 
@@ -155,7 +153,8 @@ def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], flo
         _forget_constants()
         rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
     _forget_constants()
-    return pd.DataFrame(rows).set_index(["id", "side"])
+    columns = ["id", "side", "source", "generation", "setup", "error"]
+    return pd.DataFrame(rows, columns=columns).set_index(["id", "side"])
 
 
 def _forget_constants() -> None:
@@ -164,18 +163,14 @@ def _forget_constants() -> None:
     deployment.deployments.clear()
 
 
-def _of(forecast: Forecast) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def _of(forecast: Forecast) -> Iterator[tuple[object, ...]]:
     sides: tuple[ForecastSide, ...] = ("off", "on")
     for side in sides:
         scenario, error = getattr(forecast.question, side), forecast.error(side)
         if scenario is not None and error is not None:
-            generation = deployment.cached_deployment(scenario).settings.generation.name
-            setup = f"{model_name(forecast.point.model or '')} {scenario.hardware} {generation}"
-            named = {"id": forecast.point.id, "side": side, "source": forecast.point.source}
-            named |= {"generation": generation, "setup": setup}
-            rows.append(named | {"error": float(np.log1p(error))})
-    return rows
+            point, generation = forecast.point, deployment.cached_deployment(scenario).settings.generation.name
+            setup = f"{model_name(point.model or '')} {scenario.hardware} {generation}"
+            yield point.id, side, point.source, generation, setup, float(np.log1p(error))
 
 
 def solved(

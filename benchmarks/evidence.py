@@ -3,9 +3,9 @@
 ``python benchmarks/evidence.py [FILE...]`` forecasts every shipped point (or the points of JSON-lines files of the same
 form) and prints errors by kind with each source counted once, the signs of the speed-ups, the early results, how well
 prediction intervals cover with each source held out, errors without and with ``--calibrate-to`` a run without
-speculation, and one last JSON line. It takes about half an hour of one core. ``--write-model-error`` writes the spreads
-of the errors to ``scenarios/compare/model_error.yaml``. ``--write-forecasts`` alone writes the forecasts of steady
-loads to ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
+speculation, and one last JSON line; half an hour of one core. ``--write-model-error`` writes the spreads of the errors
+to ``scenarios/compare/model_error.yaml``; ``--write-forecasts`` alone writes the forecasts of steady loads to
+``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
 """
 
 import argparse
@@ -37,8 +37,7 @@ from draftcast.yaml_text import yaml_beside
 BARS = yaml_beside(__file__, "evidence.yaml")
 LOSSES, GAINS = 0.80, 0.97
 LEAST_COVERED, MOST_COVERED, WIDEST = 0.85, 0.95, 3
-# The results that made speculation known: sources of points/early.jsonl.
-EARLY = ("blog-", "opt-2.7b", "arctic-")
+EARLY = ("blog-", "opt-2.7b", "arctic-")  # the results that made speculation known: sources of points/early.jsonl
 EARLY_BAR = 0.15
 
 
@@ -138,8 +137,7 @@ OTHER_LOADS = "off, other loads"
 def setup_of(question: Reading) -> str:
     """Text that is equal for runs of one source that differ in their load only."""
     data = to_mapping(question.off)
-    # How many tokens a request may have follows from the load where it is not given.
-    data["engine"].pop("max_model_len")
+    data["engine"].pop("max_model_len")  # follows from the load where it is not given
     data["workload"] = data["workload"]["lengths"]
     return json.dumps([question.point.source, *(data[key] for key in ("engine", "hardware", "workload"))])
 

@@ -36,8 +36,7 @@ def errors(scenario: Scenario) -> list[float]:
         rate_rps = share * most_rps
         load = {"workload.arrivals.request_rate_rps": rate_rps, "workload.num_requests": 3000}
         (run,) = simulate_together([with_values(scenario, load | {"statistics.replications": 2})])
-        latency_s = run.summary["figures"]["mean_e2el_s"].mean
-        result.append(fluid.in_system(rate_rps) / rate_rps / latency_s - 1)
+        result.append(fluid.in_system(rate_rps) / rate_rps / run.summary["figures"]["mean_e2el_s"].mean - 1)
     return result
 
 

@@ -42,8 +42,7 @@ def main(replications: int = 5) -> None:
         if trace is not None and not trace.exists():
             print(f"{name:<22}{label:>12}  not run, {trace} is absent")
             continue
-        changes = {**values, "statistics.replications": replications}
-        scenario = with_values(load_scenario(name, trace=trace), changes)
+        scenario = with_values(load_scenario(name, trace=trace), {**values, "statistics.replications": replications})
         start = time.process_time()
         answer = recommend(scenario, loads=[ComparedLoad(label, {})])
         seconds.append(time.process_time() - start)

@@ -4,25 +4,24 @@
     python benchmarks/replay_specdecode.py held-out [FILE ...] [--splits N] [--cut-outputs]
 
 FILE is a ``specdecode_bench`` recording, of Llama-3.1-8B-Instruct by default. Step times are the authors' own fit for
-one H100 (profile ``h100-llama-3.1-8b-affine``); the scheduler, the drafts and the tokens are the engine's. Both print
-tables and one last JSON line.
+one H100 (profile ``h100-llama-3.1-8b-affine``); the rest is the engine's. Both print tables and one last JSON line.
 
 ``published`` follows their protocol: each recorded request becomes a batch of B equal requests that arrive together
-(prefill included), once with k = 3 and once without speculation; throughput is tokens over the batch's duration; the
-speed-up is the ratio of the two throughputs, each averaged over the requests. Why the figures differ by 1 to 2 %:
-theirs come from 300 of the 310 requests, drawn at random (their formulas over all 310 give 1.727, 1.658, 1.360); their
-prefill makes no drafts, the engine's makes those of the first round; and they count the draft tokens of one request a
-step, the engine those of the batch. Every n-gram round verifies k drafts here as in theirs (match probability 1), which
-is too many at large batches: most rounds find none.
+(prefill included), once with k = 3 and once without speculation; the speed-up is the ratio of the two throughputs
+(tokens over the batch's duration), each averaged over the requests. Why the figures differ by 1 to 2 %: theirs come
+from 300 of the 310 requests, drawn at random (their formulas over all 310 give 1.727, 1.658, 1.360); their prefill
+makes no drafts, the engine's makes those of the first round; and they count the draft tokens of one request a step, the
+engine those of the batch. Every n-gram round verifies k drafts here as in theirs (match probability 1), which is too
+many at large batches: most rounds find none.
 
-``held-out`` forecasts speed-ups with fitted acceptance for traces that the fit has not seen. Each split deals the
-requests to two halves at random; each half's acceptance is fitted (EAGLE: ``acceptance fit``; n-gram: ``acceptance
-measure --model along_output``) and forecasts the other half: throughput with k = 3 over throughput without, in a closed
-loop of B users. Beside it the same loop replays the half's own record. Outputs cut at the recording's limit, which
-repeat themselves without end, are left out, or kept with ``--cut-outputs``. Printed are the mean error (what the model
-gets wrong), the median and largest size of one forecast's error, and the share of forecasts within the bars of 3 % for
-EAGLE and 5 % for n-gram. Beside them is the noise floor, that of a model which reproduces one half exactly: how far the
-halves of 2,000 deals differ in tokens a round (median), and the share of deals within the bar.
+``held-out`` forecasts speed-ups for requests that the acceptance was not fitted to. Each split deals the requests to
+two halves at random; the acceptance fitted to one (EAGLE: ``acceptance fit``; n-gram: ``acceptance measure --model
+along_output``) forecasts the other, in a closed loop of B users; beside it the same loop replays the half's own record.
+Outputs cut at the recording's limit, which repeat themselves without end, are left out, or kept with ``--cut-outputs``.
+Printed are the mean error (what the model gets wrong), the median and largest size of one forecast's error, and the
+share of forecasts within the bars of 3 % for EAGLE and 5 % for n-gram. Beside them is the noise floor, that of a model
+which reproduces one half exactly: how far the halves of 2,000 deals differ in tokens a round (median), and the share of
+deals within the bar.
 """
 
 import json
@@ -53,8 +52,7 @@ FILES = [DATA / f"llama31_8b_{name}.jsonl" for name in ("sharegpt", "instructcod
 K = 3
 BATCH_SIZES = (1, 8, 64)
 PUBLISHED = {("eagle", 1): 1.74, ("eagle", 8): 1.67, ("eagle", 64): 1.37}  # ShareGPT, EAGLE, k = 3
-# Batches stand so far apart in time that each finds the engine idle.
-GAP_S = 1e3
+GAP_S = 1e3  # batches stand so far apart in time that each finds the engine idle
 BARS = {"eagle": 0.03, "ngram": 0.05}
 LOOKUP = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}  # those of the record (docs/acceptance.md)
 CUT = 8192
@@ -115,8 +113,7 @@ def _run(
     """Tokens per second of every batch, drafts accepted and verify rounds."""
     n = len(table)
     longest = int((table.prompt_tokens + table.output_tokens).max()) + 64
-    # One step prefills the whole batch.
-    engine = {"max_num_seqs": batch_size, "max_num_batched_tokens": batch_size * longest}
+    engine = {"max_num_seqs": batch_size, "max_num_batched_tokens": batch_size * longest}  # prefilled in one step
     workload = {"arrivals": {"process": "trace", "path": str(path)}}
     scenario = scenario_of(engine | {"speculative_config": drafting}, workload, acceptance, longest)
     copies = table.take(np.repeat(np.arange(n), batch_size))
@@ -129,8 +126,7 @@ def _run(
     )
     requests = replicate(scenario, None, [deploy(scenario)], batches, 0, None, False).requests
     assert not requests["preemptions"].any(), "a static batch must fit"
-    finish_s = requests["finish_s"].to_numpy().reshape(n, batch_size).max(axis=1)
-    duration_s = finish_s - np.arange(n) * GAP_S
+    duration_s = requests["finish_s"].to_numpy().reshape(n, batch_size).max(axis=1) - np.arange(n) * GAP_S
     assert float(duration_s.max()) < GAP_S, "batches overlap"
     throughput = batch_size * table.output_tokens / duration_s
     return throughput, int(requests["num_accepted_tokens"].sum()), int(requests["num_drafts"].sum())

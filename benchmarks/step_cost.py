@@ -50,8 +50,7 @@ def step_ns(profile_name: str) -> float:
 
 def _compiled(model: str, profile_name: str) -> st.StepCost:
     hardware, spec = load_hardware(DEVICE), load_model(model)
-    # Loaded anew each time: a profile keeps what it has read.
-    profile = load_profile(profile_name, hardware)
+    profile = load_profile(profile_name, hardware)  # anew each time: a profile keeps what it has read
     drafting = {} if spec.is_mla else {"method": METHODS["eagle3"], "num_speculative_tokens": 3}
     return compile_step_cost(EngineConfig(**drafting), spec, None, profile)
 

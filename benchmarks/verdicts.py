@@ -10,8 +10,8 @@ whether ``plan`` promises more than the capacity.
 
 ``intervals`` compares 200 trials of six stable scenarios with long runs: for every scenario and effort, the coverage of
 the nominal 95 % intervals of five figures and their mean half widths. A trial that did not settle counts as a miss. The
-truth is a run so long that its half width is under a quarter of a trial's; the benchmark refuses to judge by a shorter
-one. All of it takes about half an hour of two cores. Both end with one JSON line.
+truth is a run whose half width is under a quarter of a trial's; a shorter one is refused. All of it takes about half an
+hour of two cores. Both end with one JSON line.
 """
 
 import json
@@ -93,9 +93,8 @@ def words(
     scenario = load_scenario("default", overrides=["statistics.model_error=none"] if chance else [])
     smaller = smaller_capacity(scenario)
     answer = cutover(CutoverQuestion(scenario))[0]
-    crossing, prediction = answer.crossing, answer.prediction
-    low, high = (prediction.low, prediction.high) if prediction is not None else (crossing.low, crossing.high)
-    low, high = (0.0 if np.isnan(low) else low), (np.inf if np.isnan(high) else high)
+    crossing, bounds = answer.crossing, answer.prediction or answer.crossing
+    low, high = (0.0 if np.isnan(bounds.low) else bounds.low), (np.inf if np.isnan(bounds.high) else bounds.high)
     print(f"cutover: {low:.2f} to {high:.2f} req/s ({crossing.kind})", flush=True)
     differ, wrong, undecided, rows = [], [], [], []
     rates = [float(rate) for rate in np.linspace(0.05, 1.5, loads) * smaller]

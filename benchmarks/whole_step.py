@@ -30,8 +30,7 @@ from draftcast.scenarios.show.profile_view import Step, open_profile, step_cost,
 DTYPE = "bf16"
 BURSTS = 5
 MEMORY_SHARE = 0.7
-Kind = tuple[str, dict[str, int], int]
-"""Operator, its shape, how often it runs in a step."""
+Kind = tuple[str, dict[str, int], int]  # operator, its shape, how often it runs in a step
 
 
 def kinds(model: ModelSpec, batch: int, q: int, context: int) -> Iterator[Kind]:
@@ -84,12 +83,6 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     return min(ready, key=lambda variant: timer.burst(variant).seconds)
 
 
-def in_order(kernels: list[list[Launch]]) -> list[Launch]:
-    """Launches layer by layer: the i-th share of every kind before the next share of any."""
-    placed = [((index + 0.5) / len(ready), launch) for ready in kernels for index, launch in enumerate(ready)]
-    return [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
-
-
 def median_s(timer: Timer, ready: list[Launch], graph: bool) -> float:
     return statistics.median(timer.burst(ready, graph=graph, seen=True).seconds for _ in range(BURSTS))
 
@@ -103,7 +96,9 @@ def measure(model: ModelSpec, device: Device, batch: int, k: int, context: int, 
         raise HardwareError(f"{needed / 1e9:.0f} GB needed", key="memory", value=f"{device.memory_bytes / 1e9:.0f} GB")
     kernels = [launches(kind, device, timer, seed) for seed, kind in enumerate(step_kinds)]
     alone = sum(len(ready) * median_s(timer, ready, graph) for ready in kernels)
-    steps = in_order(kernels)
+    # Layer by layer: the i-th share of every kind before the next share of any.
+    placed = [((index + 0.5) / len(ready), launch) for ready in kernels for index, launch in enumerate(ready)]
+    steps = [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
 
     def step() -> None:
         for launch in steps:
