@@ -28,12 +28,10 @@ _POINTS_PER_STRETCH = 15
 
 @dataclass(frozen=True)
 class Coefficient:
-    value: float  # seconds per unit
+    value: float  # seconds per unit; 0 where it was not fitted
     low: float  # of its interval; NaN, as high, when no bootstrap was asked for
     high: float
-    # ``identified``; ``weak``: the interval reaches 0 or is wider than the value; or why it was not fitted and where
-    # its cost went. One that was not fitted is 0.
-    standing: str
+    standing: str  # identified; weak: the interval reaches 0 or is wider than the value; or why it was not fitted
 
 
 @dataclass(frozen=True)

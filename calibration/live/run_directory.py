@@ -117,8 +117,7 @@ class RunManifest(_Part):
     seed: Any = 0
     speculative_config: Objects | None = None  # as given to the server
     # command (list of strings, [] where somebody else started it), url, version, log (whether server.log is there),
-    # model: as an imported result names it;
-    # config: num_gpu_blocks, block_size, max_num_seqs, async_scheduling, ...; null where the server does not tell.
+    # model (as an imported result names it), config: num_gpu_blocks, block_size, ...; null where it does not tell.
     server: Objects = Field(default_factory=dict)
     client: Objects = Field(default_factory=dict)  # lateness_p50_s, lateness_p99_s, lateness_max_s: due to sent
     machine: Objects = Field(default_factory=dict)  # processor, cores, memory_bytes, system, python
