@@ -31,10 +31,7 @@ SCHEDULE, COLLECT, COLLECT_IDLE, BATCH_READY, DUMMY_READY, AGREE = range(6)
 
 
 class Coordinator:
-    """What the API servers know of the ranks' queues, and when: `published` at the last publication.
-
-    ``lockstep``: counts are those at the end of one and the same step of all ranks.
-    """
+    """What the API servers know of the ranks' queues: those `published` last, in ``lockstep`` of one step of all."""
 
     def __init__(self, ranks: int, *, lockstep: bool) -> None:
         self.counts: Counts = [[0, 0, 0.0] for _ in range(ranks)]
@@ -104,19 +101,17 @@ class ApiServer:
 
 
 class DataParallel:
-    """A replica of several ranks, with the calls of a `Replica` that a cluster makes.
-
-    The ranks are engines over the same request rows, none of them used yet; in ``lockstep`` they step together.
-    """
+    """A replica of several ranks, engines over the same unused request rows; in ``lockstep`` they step together."""
 
     def __init__(self, ranks: Sequence[Replica], *, lockstep: bool) -> None:
         self.ranks = list(ranks)
         self.config = ranks[0].config
         self._lockstep = lockstep
         self._rows = ranks[0].state.requests
+        self._engines = [rank.state.engine[0] for rank in ranks]
         self._pending: deque[int] = deque()
         self._finished: list[int] = []
-        n = len(self.ranks)
+        n = len(ranks)
         self._coordinator = Coordinator(n, lockstep=lockstep)
         servers = self.config.api_server_count
         self._servers = [ApiServer(index, servers, n) for index in range(servers)]
@@ -124,7 +119,6 @@ class DataParallel:
         self._found_s = self._started_s = 0.0
         self._runs, self.wave = False, 0
         self.steps = [0] * n  # of this wave
-        self._dummy_rows = 1 + self.config.max_drafts
         self._dummy_s = 0.0  # of a step in which no rank has a request: a pass of as many rows as one verifies
         if lockstep:
             features, times = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
@@ -161,16 +155,19 @@ class DataParallel:
         return np.array(self._finished, np.uint32)
 
     @property
+    def _next_arrival_s(self) -> float:
+        return float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
+
+    @property
     def next_event_s(self) -> float:
-        arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
         if not self._lockstep or not self._runs:
-            return min(arrival_s, *(rank.next_event_s for rank in self.ranks))
-        return min(arrival_s, *(self._time(rank) for rank in range(len(self.ranks))))
+            return min(self._next_arrival_s, *(rank.next_event_s for rank in self.ranks))
+        return min(self._next_arrival_s, *map(self._time, range(len(self.ranks))))
 
     def advance(self, until_s: float, *, stop_on_finish: bool = False) -> int:
         self._finished = []
         while True:
-            arrival_s = float(self._rows["arrival_s"][self._pending[0]]) if self._pending else math.inf
+            arrival_s = self._next_arrival_s
             bound_s = min(until_s, arrival_s)
             if not self._lockstep and self._pending:
                 bound_s = min(bound_s, self._coordinator.next_ms / 1e3)
@@ -198,7 +195,7 @@ class DataParallel:
                 server.known = [list(of_rank) for of_rank in server.told]
             by_rank = [np.array(sent, np.int64) for sent in server.in_flight]
             server.in_flight = [sent[status[sent] != FINISHED].tolist() for sent in by_rank]
-        while self._pending and self._rows["arrival_s"][self._pending[0]] == now_s:
+        while self._next_arrival_s == now_s:
             request = self._pending.popleft()
             server = self._servers[request % len(self._servers)]
             chosen = server.choose()
@@ -207,12 +204,10 @@ class DataParallel:
 
     def _tell(self, rank: int, now_s: float) -> None:
         """Send the coordinator a rank's counts where they changed."""
-        state = self.ranks[rank].state
-        e = state.engine[0]
+        e = self._engines[rank]
         counts = [float(e["num_waiting"]), float(e["num_running"])]
         if counts != self._coordinator.counts[rank][:2]:
-            blocks = self.config.num_gpu_blocks - 1
-            usage = 1.0 - float(e["free_blocks"]) / blocks
+            usage = 1.0 - float(e["free_blocks"]) / (self.config.num_gpu_blocks - 1)
             self._coordinator.receive(now_s * 1e3, rank, [*counts, usage], (self.wave, self.steps[rank]))
 
     # ---- ranks that share nothing ----
@@ -241,19 +236,17 @@ class DataParallel:
         """When a rank does what it does next; infinite where it waits for others."""
         if self._next[rank] in (BATCH_READY, DUMMY_READY, AGREE):
             return math.inf
-        state = self.ranks[rank].state
-        e = state.engine[0]
+        e = self._engines[rank]
         host_s = float(e["host_s"])
         if self._next[rank] == SCHEDULE:
             return host_s
-        return max(host_s, float(state.batch[e["first_batch"]]["end_s"]))
+        return max(host_s, float(self.ranks[rank].state.batch[e["first_batch"]]["end_s"]))
 
     def _due(self, rank: int) -> tuple[float, bool, int]:
         """Ranks by what is done first: at one moment outputs are taken before anything is scheduled."""
         return self._time(rank), self._next[rank] == SCHEDULE, rank
 
     def _step_together(self, until_s: float, stop_on_finish: bool) -> int:
-        n = range(len(self.ranks))
         due: list[tuple[float, bool, int]] = []  # of each rank; empty where what all do next changed
         while True:
             if not self._runs:
@@ -262,17 +255,16 @@ class DataParallel:
                     return STOP_TIME if self._pending or math.isfinite(start_s) else STOP_IDLE
                 self._runs = True
                 due = []
-                for replica in self.ranks:
-                    e = replica.state.engine[0]
+                for e in self._engines:
                     e["mark_s"] = e["host_s"] = max(float(e["host_s"]), start_s)
-            if all(self._next[rank] in (BATCH_READY, DUMMY_READY) for rank in n):
+            if all(what in (BATCH_READY, DUMMY_READY) for what in self._next):
                 self._run_step()
                 due = []
-            elif all(self._next[rank] == AGREE for rank in n):
+            elif all(what == AGREE for what in self._next):
                 self._agree()
                 due = []
                 continue
-            due = due or [self._due(rank) for rank in n]
+            due = due or [self._due(rank) for rank in range(len(self.ranks))]
             now_s, schedules, rank = min(due)
             if now_s == math.inf:
                 continue
@@ -286,21 +278,15 @@ class DataParallel:
                 self._collect(rank, stop_on_finish)
             due[rank] = self._due(rank)
 
-    @staticmethod
-    def _slot(state: EngineState) -> int:
-        """Where the batch stands that is scheduled next, or was and is not launched."""
-        e = state.engine[0]
-        return int((e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"])
-
     def _schedule(self, rank: int) -> None:
-        state = self.ranks[rank].state
-        e = state.engine[0]
-        self.ranks[rank].call(step.arrive)
+        replica, e = self.ranks[rank], self._engines[rank]
+        state = replica.state
+        replica.call(step.arrive)
         self._tell(rank, float(e["host_s"]))
-        slot = self._slot(state)
-        if self.ranks[rank].call(schedule.schedule):
+        slot = int((e["first_batch"] + e["in_flight"]) & state.config[0]["last_slot"])
+        if replica.call(schedule.schedule):
             for part in (step.draw, step.decide_drafts, step.commit):
-                self.ranks[rank].call(part, slot)
+                replica.call(part, slot)
             state.features[0]["graph_mode"] = st.graph_mode(state.cost.params[0], state.features[0])
             self._next[rank] = BATCH_READY
         else:
@@ -309,24 +295,20 @@ class DataParallel:
     def _run_step(self) -> None:
         """Launch what all ranks have ready: a rank waits in every layer for the one that takes longest."""
         real = [index for index, what in enumerate(self._next) if what == BATCH_READY]
-        engines = [rank.state.engine[0] for rank in self.ranks]
         features = [self.ranks[index].state.features[0] for index in real]
-        ready_s, device_s = (max(float(e[name]) for e in engines) for name in ("host_s", "device_s"))
-        rows = [float(self._dummy_rows)] * (len(engines) - len(real)) + [float(f["tokens"]) for f in features]
+        ready_s, device_s = (max(float(e[name]) for e in self._engines) for name in ("host_s", "device_s"))
+        rows = [1.0 + self.config.max_drafts] * (len(self.ranks) - len(real)) + [float(f["tokens"]) for f in features]
         mode = min((int(f["graph_mode"]) for f in features), default=st.PIECEWISE_GRAPHS)
         padded = mode >= st.PIECEWISE_GRAPHS
         took: list[tuple[float, ...]] = []
         group = max(rows) * len(rows) if padded else sum(rows)
-        for index in real:
-            state = self.ranks[index].state
-            e = state.engine[0]
-            tokens = float(state.features[0]["tokens"])
+        for index, f in zip(real, features, strict=True):
+            tokens = float(f["tokens"])
             others = sorted(rows)[-2] if tokens == max(rows) else max(rows)
             shared = (max(rows), others) if padded else (tokens, 0.0)
-            launches = self.ranks[index].call(step.time_batch, *shared, group, mode)
-            times = state.batch[self._slot(state)]
-            ready_s = max(ready_s, float(e["host_s"] + times["host_s"]))
-            took.append((*(float(times[name]) for name in ("draft_s", "target_s", "prefill_s")), *launches))
+            host_s, *times = self.ranks[index].call(step.time_batch, *shared, group, mode)
+            ready_s = max(ready_s, float(self._engines[index]["host_s"]) + host_s)
+            took.append(tuple(times))
         nothing = (0.0, self._dummy_s, 0.0, 0.0, 0.0)
         draft_s, target_s, prefill_s, waits_s, launching_s = max(took or [nothing], key=lambda t: t[0] + t[1])
         start_s = max(ready_s, device_s)
@@ -335,49 +317,46 @@ class DataParallel:
             target_s, prefill_s = target_s - hidden_s, max(prefill_s - hidden_s, 0.0)
         else:
             launching_s = 0.0
-        for index, rank in enumerate(self.ranks):
-            state = rank.state
-            e = state.engine[0]
+        for index, (rank, e) in enumerate(zip(self.ranks, self._engines, strict=True)):
             if self._next[index] == BATCH_READY:
-                self.ranks[index].call(step.send_batch, start_s, draft_s, target_s, prefill_s, launching_s)
-                if e["in_flight"] == state.config[0]["depth"]:
+                rank.call(step.send_batch, start_s, draft_s, target_s, prefill_s, launching_s)
+                if e["in_flight"] == self.config.depth:
                     self._next[index] = COLLECT
                     continue
             else:
                 # The host of a dummy batch waits for no output, but for the device to reach it; asynchronously, to
                 # reach the step before (``synchronize_input_prep``).
                 e["device_s"] = start_s + (draft_s + target_s)
-                e["host_s"] = max(ready_s, self._started_s if state.config[0]["async_scheduling"] else start_s)
+                e["host_s"] = max(ready_s, self._started_s if self.config.async_scheduling else start_s)
                 if e["in_flight"] == 0:
                     e["mark_s"] = e["host_s"]
             self._end_step(index)
         self._started_s = start_s
 
     def _collect(self, rank: int, stop_on_finish: bool) -> None:
-        state = self.ranks[rank].state
-        ended = self.ranks[rank].call(step.collect)
+        replica = self.ranks[rank]
+        ended = replica.call(step.collect)
         if ended and stop_on_finish:
-            self._finished += state.finished[:ended].tolist()
-            self._found_s = float(state.engine[0]["host_s"])
-        self.ranks[rank].grow_steps()
+            self._finished += replica.state.finished[:ended].tolist()
+            self._found_s = float(self._engines[rank]["host_s"])
+        replica.grow_steps()
         if self._next[rank] == COLLECT_IDLE:
             self._next[rank] = DUMMY_READY
         else:
             self._end_step(rank)
 
     def _end_step(self, rank: int) -> None:
-        self._tell(rank, float(self.ranks[rank].state.engine[0]["host_s"]))
+        self._tell(rank, float(self._engines[rank]["host_s"]))
         self.steps[rank] += 1
         agrees = self.steps[rank] == 1 or self.steps[rank] % SYNC_INTERVAL == 0
         self._next[rank] = AGREE if agrees else SCHEDULE
 
     def _agree(self) -> None:
         """All-reduce whether any rank has unfinished requests; a wave ends where none has."""
-        engines = [rank.state.engine[0] for rank in self.ranks]
-        now_s = max(float(e["host_s"]) for e in engines)
-        for e in engines:
+        now_s = max(float(e["host_s"]) for e in self._engines)
+        for e in self._engines:
             e["host_s"] = now_s
-        self._runs = any(e["num_running"] or e["num_waiting"] for e in engines)
+        self._runs = any(e["num_running"] or e["num_waiting"] for e in self._engines)
         self._next = [SCHEDULE] * len(self.ranks)
         if not self._runs:
             self.wave += 1

@@ -3,9 +3,8 @@
 Follows vLLM 0.32's and 0.33's ``v1/core/kv_cache_manager.py``, ``single_type_kv_cache_manager.py`` (full attention) and
 ``block_pool.py``: blocks without a hash are reused last-in first-out, blocks with a hash least recently used
 first, equal hashes may sit in several blocks, and a hit pins its blocks. Without prefix caching no step reads a
-block's identity, so only counts are kept; the counts are the same. Blocks that a request holds besides its context's
-(``fixed_blocks``: states of linear attention layers; ``window_groups``: groups of sliding or chunked layers, which give
-back blocks behind their window) are only counted: they go without prefix caching.
+block's identity, so they are only counted, also those besides the context's (``fixed_blocks``: states of linear
+attention layers; ``window_groups``: groups of sliding or chunked layers, which give back blocks behind their window).
 
 A block's hash key is the trace's hash id and the block's place in it where the trace gives hash ids
 (``num_keys_per_hash`` KV blocks each), the text it is of and its place there where requests share texts (system
@@ -23,7 +22,7 @@ from draftcast.sim.state.engine import BLOCK, Array, EngineState
 # Keys of blocks that only their own request can hit start here; trace keys and then those of texts stay below.
 OWN_KEY = np.int64(1) << np.int64(60)
 TEXT_KEY = np.int64(1) << np.int64(59)
-# Keys of a trace's block together with the next one.
+# Keys of a trace's block together with the next one: 58 bits of both.
 PAIR_KEY = np.int64(1) << np.int64(58)
 OWN_KEY_BLOCKS = np.int64(1) << np.int64(22)
 EMPTY_SLOT = np.int64(0)
@@ -89,20 +88,18 @@ def _evict(s: EngineState, block: int) -> None:
     s.blocks[block].key = 0
     if s.blocks[block].twin == UNLISTED:
         return
-    slot = _find(s, key)
-    first = s.cache_block[slot]
-    if first == block:
-        twin = s.blocks[block].twin
-        if twin >= 0:
-            s.cache_block[slot] = twin
-            return
-    else:
-        while s.blocks[first].twin != block:
-            first = s.blocks[first].twin
-        s.blocks[first].twin = s.blocks[block].twin
+    hole = _find(s, key)
+    before = s.cache_block[hole]
+    twin = s.blocks[block].twin
+    if before != block:
+        while s.blocks[before].twin != block:
+            before = s.blocks[before].twin
+        s.blocks[before].twin = twin
+        return
+    if twin >= 0:
+        s.cache_block[hole] = twin
         return
     mask = s.cache_key.size - 1
-    hole = slot
     probe = (hole + 1) & mask
     while s.cache_key[probe] != EMPTY_SLOT:
         home = _home(s.cache_key[probe], mask)
@@ -112,13 +109,6 @@ def _evict(s: EngineState, block: int) -> None:
             hole = probe
         probe = (probe + 1) & mask
     s.cache_key[hole] = EMPTY_SLOT
-
-
-@njit(cache=True, forceinline=True)
-def _pair(first: int, second: int) -> int:
-    """Two hash ids as one of 58 bits."""
-    mixed = mix64(mix64(np.uint64(first)) ^ np.uint64(second))
-    return int(np.int64(mixed >> np.uint64(6)))
 
 
 @njit(cache=True)
@@ -135,24 +125,20 @@ def block_hash(s: EngineState, i: int, index: int) -> int:
             if c.hash_lookahead == 0 or ((index + 1) % n != 0 and end + c.hash_lookahead <= r.prompt):
                 return int(s.hash_ids[at] * n + index % n + 1)
             if left > 1 and end + c.block_size <= r.prompt:
-                return int(PAIR_KEY + _pair(s.hash_ids[at], s.hash_ids[at + 1]))
+                mixed = mix64(mix64(np.uint64(s.hash_ids[at])) ^ np.uint64(s.hash_ids[at + 1]))
+                return int(PAIR_KEY + np.int64(mixed >> np.uint64(6)))
     text = r.system_text if end + c.hash_lookahead <= r.system_tokens else r.text
     if text >= 0:
         return int(TEXT_KEY + text * OWN_KEY_BLOCKS + index)
     return int(OWN_KEY + i * OWN_KEY_BLOCKS + index)
 
 
-# ---- what the scheduler calls ----
-
-
 @njit(cache=True)
 def find_hits(s: EngineState, i: int) -> tuple[int, int]:
-    """Leading blocks of request ``i`` that are cached, and how many of them are free: adopting those takes free blocks.
-
-    At least the last token is always recomputed.
-    """
+    """Leading blocks of request ``i`` that are cached, and how many of them are free: adopting takes free blocks."""
     c = s.config[0]
     r = s.requests[i]
+    # At least the last token is always recomputed.
     most = (r.tokens - max(c.hash_lookahead, 1)) // c.block_size
     hits = evictable = last_is_free = 0
     while hits < most:
@@ -190,32 +176,19 @@ def adopt_hits(s: EngineState, i: int, hits: int) -> None:
 
 
 @njit(cache=True, forceinline=True)
-def holds(s: EngineState, i: int, tokens: int) -> bool:
-    """Whether the blocks of request ``i`` hold ``tokens`` tokens already: the usual case, told without a division."""
-    c = s.config[0]
-    return bool(tokens <= (s.requests[i].num_blocks - c.fixed_blocks) * c.block_size)
-
-
-@njit(cache=True, forceinline=True)
-def fills_block(s: EngineState, i: int, tokens: int) -> bool:
-    """Whether ``tokens`` tokens of request ``i`` fill a block that has no hash yet."""
-    return bool(tokens >= (s.requests[i].num_cached + 1) * s.config[0].block_size)
-
-
-@njit(cache=True, forceinline=True)
-def hashable(s: EngineState, i: int, tokens: int) -> int:
-    """Of so many computed tokens of request ``i`` those whose blocks' hashes are known."""
-    return int(min(tokens, s.requests[i].tokens - s.config[0].hash_lookahead))
-
-
-@njit(cache=True)
 def extend(s: EngineState, i: int, tokens: int) -> bool:
     """Grow request ``i`` to hold ``tokens`` tokens; False (and nothing done) when blocks are short."""
     c = s.config[0]
+    if tokens <= (s.requests[i].num_blocks - c.fixed_blocks) * c.block_size:  # usually, and told without a division
+        return True
+    return _take_blocks(s, i, tokens)
+
+
+@njit(cache=True)
+def _take_blocks(s: EngineState, i: int, tokens: int) -> bool:
+    c = s.config[0]
     e = s.engine[0]
     r = s.requests[i]
-    if holds(s, i, tokens):
-        return True
     need = blocks_for(tokens, c.block_size) + c.fixed_blocks - r.num_blocks
     taken = need
     if c.window_groups > 0:
@@ -252,14 +225,18 @@ def drop_skipped(s: EngineState, i: int) -> None:
         r.skipped_blocks = skipped
 
 
-@njit(cache=True)
-def cache_full_blocks(s: EngineState, i: int, tokens: int) -> None:
-    """Hash the blocks that the first ``tokens`` tokens of request ``i`` fill."""
+@njit(cache=True, forceinline=True)
+def cache_full_blocks(s: EngineState, i: int, computed: int) -> None:
+    """Hash the blocks that the first ``computed`` tokens of request ``i`` fill, as far as their hashes are known."""
     c = s.config[0]
+    tokens = min(computed, s.requests[i].tokens - c.hash_lookahead)
+    if tokens >= (s.requests[i].num_cached + 1) * c.block_size:
+        _hash_blocks(s, i, tokens // c.block_size)
+
+
+@njit(cache=True)
+def _hash_blocks(s: EngineState, i: int, full: int) -> None:
     r = s.requests[i]
-    if not fills_block(s, i, tokens):
-        return
-    full = tokens // c.block_size
     for index in range(r.num_cached, full):
         key = block_hash(s, i, index)
         block = s.block_table[r.table, index]

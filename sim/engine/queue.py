@@ -85,18 +85,14 @@ def prepend(s: EngineState, i: int) -> None:
 @njit(cache=True)
 def pop(s: EngineState) -> int:
     """Remove and return the first request."""
-    e = s.engine[0]
-    first = s.queue[0]
-    e.num_waiting -= 1
-    if e.num_waiting > 0:
-        s.queue[0] = s.queue[e.num_waiting]
-        _sift_down(s, 0)
-    return int(first)
+    first = int(s.queue[0])
+    remove(s, first)
+    return first
 
 
 @njit(cache=True)
 def remove(s: EngineState, i: int) -> None:
-    """Remove request ``i`` from wherever it stands; it must be waiting. O(waiting), and rare."""
+    """Remove request ``i`` from wherever it stands; it must be waiting. O(waiting) unless it is the first."""
     e = s.engine[0]
     at = 0
     while s.queue[at] != i:

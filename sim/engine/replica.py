@@ -47,9 +47,8 @@ def request_rows(table: RequestTable) -> Array:
     """The engine's mutable request rows (``REQUEST[n]``) for a table; extra requests have a segment of their own."""
     n = len(table)
     rows = aligned_zeros(n, state.REQUEST)
-    rows["prompt"] = table.prompt_tokens
+    rows["prompt"] = rows["tokens"] = table.prompt_tokens
     rows["max_tokens"] = table.output_tokens
-    rows["tokens"] = table.prompt_tokens
     rows["arrival_s"] = table.arrival_s
     rows["class_id"] = table.class_id
     rows["priority"] = table.priority
@@ -57,28 +56,25 @@ def request_rows(table: RequestTable) -> Array:
     if table.system_prompt is not None and table.system_tokens is not None:
         rows["system_text"] = n + table.system_prompt  # sessions are numbered below n
         rows["system_tokens"] = np.minimum(table.system_tokens, table.prompt_tokens)  # a prompt may have been clipped
-    rows["table"] = -1
     rows["segment"] = np.minimum(segment_of(np.arange(n), table.num_counted), ITL_SEGMENTS)
-    for name in ("first_scheduled_s", "first_token_s", "finish_s"):
-        rows[name] = -1.0
+    for name in ("table", "first_scheduled_s", "first_token_s", "finish_s"):
+        rows[name] = -1
     return rows
 
 
 def most_slots(config: EngineConfig, table_rows: Array) -> IntArray:
-    """KV slots each request may ask for at most.
-
-    Its last token aside, a request may be scheduled with k drafts while 1+k outputs are in flight, plus lookahead.
-    """
+    """KV slots each request may ask for at most."""
+    # Its last token aside, it may be scheduled with k drafts while 1+k outputs are in flight, plus lookahead.
     slots = table_rows["prompt"].astype(np.int64) + table_rows["max_tokens"]
     slots += 2 * config.max_drafts + config.lookahead
     return np.asarray(np.minimum(slots, config.max_model_len), np.int64)
 
 
 def check_fits(config: EngineConfig, rows: Array) -> None:
-    """Refuse requests that the engine could never finish, naming the first.
+    """Raise CapacityError if the engine could never finish a request, naming the first.
 
-    Raises CapacityError: a prompt leaves no room for an output token, a request alone exceeds the KV blocks, or,
-    without chunked prefill, its tokens could not be recomputed in one step.
+    Its prompt leaves no room for an output token, it alone exceeds the KV blocks, or, without chunked prefill, its
+    tokens could not be recomputed in one step.
     """
 
     def refuse(unfit: BoolArray, message: str, what: str, tokens: Array) -> None:
@@ -131,8 +127,7 @@ class Replica:
         record_steps: bool = False,
     ) -> None:
         n = rows.size
-        seqs, slots = config.max_num_seqs, state.num_slots(config)
-        caching = config.enable_prefix_caching
+        seqs, caching = config.max_num_seqs, config.enable_prefix_caching
         has_hashes = caching and table.hash_ids is not None
         if has_hashes and table.hash_block_tokens % config.block_size:
             message = f"must divide the trace's hash block of {table.hash_block_tokens} tokens"
@@ -140,10 +135,12 @@ class Replica:
         width = -(-int(np.max(most_slots(config, rows), initial=1)) // config.block_size) if caching else 1
         pool = config.num_gpu_blocks if caching else 0
         cache_size = 1 << max(4, int(2 * pool - 1).bit_length()) if caching else 1
+        row = state.config_row(config, table.hash_block_tokens if has_hashes else 0)
+        slots = int(row["last_slot"][0]) + 1
         self.config = config
         self._policy = policy
         arrays = EngineState(
-            config=state.config_row(config, table.hash_block_tokens if has_hashes else 0),
+            config=row,
             engine=np.zeros(1, state.ENGINE),
             requests=rows,
             running=np.zeros(seqs, np.uint32),
@@ -212,10 +209,7 @@ class Replica:
         return False
 
     def advance(self, until_s: float, *, stop_on_finish: bool = False, stop_on_output: bool = False) -> int:
-        """Run until ``until_s`` (see :func:`draftcast.sim.engine.step.advance`); the reason it stopped.
-
-        Raises SimulationError: a request can never run; :func:`check_fits` should have refused it.
-        """
+        """Run until ``until_s`` (see `step.advance`); why it stopped. Raises SimulationError: nothing can run."""
         while True:
             stop = self.run(until_s, stop_on_finish, stop_on_output)
             if stop == state.STOP_DECIDE:
@@ -228,11 +222,7 @@ class Replica:
                 return stop
 
     def run(self, until_s: float, stop_on_finish: bool = False, stop_on_output: bool = False) -> int:
-        """One compiled call of :func:`draftcast.sim.engine.step.advance`; the reason it stopped.
-
-        As :meth:`advance`, for callers that decide themselves: it stops where a Python policy must, and where nothing
-        can run.
-        """
+        """As :meth:`advance`, but it also stops where a Python policy must decide, and where nothing can run."""
         self.grow_steps()
         return int(self._advance(until_s, stop_on_finish, stop_on_output))
 

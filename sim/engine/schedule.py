@@ -44,10 +44,7 @@ def _remove_entry(entries: Array, size: int, i: int) -> int:
 
 @njit(cache=True)
 def _victim(s: EngineState) -> int:
-    """Place in ``running`` of the request to preempt: the last, or the largest (priority, arrival).
-
-    SGLang's: of those with the fewest output tokens the last.
-    """
+    """Place in ``running`` of whom to preempt: the last, or the largest (priority, arrival); SGLang: fewest outputs."""
     last = int(s.engine[0].num_running - 1)
     if not (s.config[0].retracts or s.config[0].priority):
         return last
@@ -140,10 +137,9 @@ def _share_outputs(s: EngineState, preempted: bool) -> None:
 def schedule(s: EngineState) -> int:
     """Fill the next free batch with what runs in this step; the number of requests scheduled.
 
-    Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``. An engine that computes
-    prompts in steps of their own lets them go before: decoding requests wait while any prompt can run.
+    Changes queues, blocks and ``spec`` of the scheduled; ``commit`` then advances ``computed``.
     """
-    if s.config[0].prompts_alone:
+    if s.config[0].prompts_alone:  # decoding requests wait while any prompt can run
         size = _schedule(s, True)
         if size > 0:
             return size
@@ -175,13 +171,9 @@ def _schedule(s: EngineState, only_prompts: bool) -> int:
     while at < e.num_running and token_budget > 0 and input_budget > slots:
         i = running[np.uint64(at)]
         r = requests[i]
-        if only_prompts and not r.is_chunk:
-            at += 1
-            continue
-        if r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens:
-            at += 1  # the step in flight surely ends the request
-            continue
-        if r.eligible_step > e.calls:
+        # Whether the step in flight surely ends it.
+        ends = r.placeholders > 0 and r.computed + 2 - r.placeholders >= r.prompt + r.max_tokens
+        if ends or r.eligible_step > e.calls or (only_prompts and not r.is_chunk):
             at += 1
             continue
         n = r.tokens + r.spec + r.placeholders - r.computed
@@ -195,11 +187,12 @@ def _schedule(s: EngineState, only_prompts: bool) -> int:
         if c.window_groups > 0:
             blocks.drop_skipped(s, i)
         need = min(r.computed + n + lookahead, max_model_len)
-        allocated = blocks.holds(s, i, need) or blocks.extend(s, i, need)
-        while not allocated:
+        gave_way = False
+        while not gave_way and not blocks.extend(s, i, need):
             victim_at = _victim(s)
             victim = _preempt(s, victim_at)
             preempted = True
+            gave_way = victim == i
             if victim_at < at:
                 at -= 1
                 restored = _remove_entry(entries, size, victim)
@@ -207,10 +200,7 @@ def _schedule(s: EngineState, only_prompts: bool) -> int:
                     size -= 1
                     token_budget += restored
                     input_budget += restored + slots
-            if victim == i:
-                break
-            allocated = blocks.extend(s, i, need)
-        if not allocated:
+        if gave_way:
             if c.self_preempted_pass:
                 continue  # those behind it have a higher priority, and its blocks are free now
             break
@@ -225,9 +215,8 @@ def _schedule(s: EngineState, only_prompts: bool) -> int:
         token_budget -= n
         input_budget -= n + slots
         at += 1
-        hashable = blocks.hashable(s, i, r.computed + n)
-        if caching and blocks.fills_block(s, i, hashable):
-            blocks.cache_full_blocks(s, i, hashable)
+        if caching:
+            blocks.cache_full_blocks(s, i, r.computed + n)
 
     if c.reserves_outputs and not only_prompts:
         _share_outputs(s, preempted)
@@ -319,7 +308,7 @@ def _admit(
         token_budget -= n
         input_budget -= n + c.slots
         if c.enable_prefix_caching:
-            blocks.cache_full_blocks(s, i, blocks.hashable(s, i, hit_tokens + n))
+            blocks.cache_full_blocks(s, i, hit_tokens + n)
     for j in range(num_skipped):
         queue.push(s, s.skipped[j])
     return size
@@ -329,8 +318,7 @@ def _admit(
 def advance_computed(s: EngineState, slot: int, j: int) -> None:
     """Count the tokens of entry ``j`` as computed at once; a later rejection takes them back.
 
-    Asynchronous scheduling also expects the outputs: 1 + drafts placeholders, and as many draft placeholders
-    as the policy put into ``next_drafts``.
+    Asynchronous scheduling also expects the outputs, 1 + drafts, and the next step's drafts.
     """
     x = s.entries[slot, j]
     r = s.requests[x.request]

@@ -23,18 +23,14 @@ from draftcast.sim.state.engine import FINISHED, RUNNING, WAITING, EngineState
 
 @njit(cache=True)
 def draw(s: EngineState, slot: int) -> None:
-    """Settle what the scheduled drafts will yield; the engine only learns it when the output is collected.
-
-    A draft's fate depends on its output position alone, so drawing it now or later is the same draw.
-    """
+    """Settle what the scheduled drafts will yield, which goes by their output positions alone; `collect` tells it."""
     pads_searches = s.config[0].pads_searches
     entries = s.entries[slot]
     for j in range(s.batch[slot].size):
         x = entries[j]
         r = s.requests[x.request]
         x.is_chunk = x.computed + x.tokens < r.tokens + r.placeholders
-        x.accepted = 0
-        x.proposed = 0
+        x.accepted = x.proposed = 0
         if x.is_chunk:
             continue
         if x.drafts > 0 and not x.padded:  # padding holds no drafts, so nothing of it can be accepted
@@ -62,11 +58,11 @@ def commit(s: EngineState, slot: int) -> None:
     beside_head = on_host and not c.proposes_by_match
     batch = s.batch[slot]
     entries = s.entries[slot]
-    # Sums in registers: adding to the vector itself would make every entry wait for the one before.
+    f = s.features[0]
+    f.prefill_seqs = f.prefill_tokens = f.prefill_kv = f.prefill_qkv = f.win_prefill_kv = f.win_prefill_qkv = 0.0
+    # Sums in registers: adding to the vector itself would make every decoding request wait for the one before.
     decode_tokens = decode_kv = decode_qkv = decode_longest = 0
-    prefill_seqs = prefill_tokens = prefill_kv = 0
-    prefill_qkv = 0.0
-    window_decode_kv = window_decode_qkv = window_prefill_kv = window_prefill_qkv = 0.0
+    window_decode_kv = window_decode_qkv = 0.0
     prefill_logit_rows = prefill_drafts = ahead_seqs = draft_seqs = draft_tokens = draft_kv = most = verified = 0
     rejected_rows = kept_qkv = 0
     window_kept_kv = window_kept_qkv = 0.0
@@ -94,17 +90,17 @@ def commit(s: EngineState, slot: int) -> None:
                 window_kept_qkv += pairs
         else:
             mean_context = x.computed + 0.5 * (rows + 1)  # row i of a chunk attends to all before it and itself
-            prefill_seqs += 1
-            prefill_tokens += rows
-            prefill_kv += end
-            prefill_qkv += rows * mean_context
+            f.prefill_seqs += 1.0
+            f.prefill_tokens += rows
+            f.prefill_kv += end
+            f.prefill_qkv += rows * mean_context
             prefill_drafts += x.drafts
             if not x.is_chunk:
                 prefill_logit_rows += 1 + x.drafts
             if window > 0:
                 read, pairs = window_of_prompt(kind, window, x.computed, rows)
-                window_prefill_kv += read
-                window_prefill_qkv += pairs
+                f.win_prefill_kv += read
+                f.win_prefill_qkv += pairs
         if x.drafted > 0:
             made = int(x.drafted)
             if beside_head:
@@ -125,14 +121,13 @@ def commit(s: EngineState, slot: int) -> None:
             kept_draft_tokens += kept
             kept_draft_kv += drafts_on * (end - rejected)
             kept_levels = max(kept_levels, levels)
-    decode_seqs = batch.size - prefill_seqs
+    decode_seqs = batch.size - int(f.prefill_seqs)
     logit_rows = decode_tokens + prefill_logit_rows
-    batch.tokens = decode_tokens + prefill_tokens
+    batch.prefill_tokens = int(f.prefill_tokens)
+    batch.tokens = decode_tokens + batch.prefill_tokens
     batch.drafts = decode_tokens - decode_seqs + prefill_drafts  # a decoding request has one row besides its drafts
-    batch.prefill_tokens = prefill_tokens
     batch.max_next_drafts = verified
     batch.rejected_rows = rejected_rows
-    f = s.features[0]
     f.tokens = batch.tokens
     f.seqs = batch.size
     f.decode_seqs = decode_seqs
@@ -140,14 +135,8 @@ def commit(s: EngineState, slot: int) -> None:
     f.decode_kv = decode_kv
     f.decode_qkv = decode_qkv
     f.decode_longest = decode_longest
-    f.prefill_seqs = prefill_seqs
-    f.prefill_tokens = prefill_tokens
-    f.prefill_kv = prefill_kv
-    f.prefill_qkv = prefill_qkv
     f.win_decode_kv = window_decode_kv
     f.win_decode_qkv = window_decode_qkv
-    f.win_prefill_kv = window_prefill_kv
-    f.win_prefill_qkv = window_prefill_qkv
     f.logit_rows = logit_rows
     f.draft_seqs = draft_seqs
     f.ahead_seqs = ahead_seqs
@@ -178,13 +167,12 @@ def commit(s: EngineState, slot: int) -> None:
 def _pass_stages(s: EngineState, slot: int) -> None:
     """Send a batch through the pipeline: each stage takes its share of the pass when it and the batch are there.
 
-    The last also samples and drafts. The first begins a request's next step with what came of it, however early that
-    was scheduled. ``launch_s`` becomes when the first begins, ``device_s`` when the last ends.
+    The last also samples and drafts, and the first waits for what came of a request's step before. ``launch_s`` becomes
+    when the first begins, ``device_s`` when the last ends.
     """
     e = s.engine[0]
     batch = s.batch[slot]
     p = s.cost.params[0]
-    shares = s.cost.stages
     free_s = s.stage_free_s
     last = free_s.size - 1
     hop_s = p.hop_s + batch.tokens * p.hop_row_s
@@ -195,7 +183,7 @@ def _pass_stages(s: EngineState, slot: int) -> None:
             now = max(now, sampled_s + p.hop_s)  # token ids, not hidden states
     batch.launch_s = now
     for stage in range(last + 1):
-        now = max(now, free_s[stage]) + shares[stage] * s.times[0].target_s
+        now = max(now, free_s[stage]) + s.cost.stages[stage] * s.times[0].target_s
         if stage == last:
             now += s.times[0].sample_s + batch.draft_s
         free_s[stage] = now
@@ -223,23 +211,15 @@ def launch(s: EngineState, slot: int) -> None:
         _pass_stages(s, slot)
     else:
         if s.cost.params[0].host_hides:
-            _launch_ahead(s, slot)
+            # The host launches kernels that no graph holds while the device still runs the step before.
+            hidden_s = min(batch.launch_s - e.host_s, s.times[0].waits_s)
+            batch.target_s -= hidden_s
+            batch.prefill_s = max(batch.prefill_s - hidden_s, 0.0)
+            e.by_origin_s[EXTRAPOLATED] -= hidden_s
+            e.host_s += s.times[0].launching_s
         e.device_s = batch.launch_s + (batch.draft_s + batch.target_s)
     _send(s, slot)
     _time_rejected(s, slot)
-
-
-@njit(cache=True)
-def _launch_ahead(s: EngineState, slot: int) -> None:
-    """Let the host launch kernels that no graph holds while the device still runs the step before."""
-    e = s.engine[0]
-    batch = s.batch[slot]
-    t = s.times[0]
-    hidden_s = min(batch.launch_s - e.host_s, t.waits_s)
-    batch.target_s -= hidden_s
-    batch.prefill_s = max(batch.prefill_s - hidden_s, 0.0)
-    e.by_origin_s[EXTRAPOLATED] -= hidden_s
-    e.host_s += t.launching_s
 
 
 @njit(cache=True)
@@ -296,27 +276,20 @@ def decide_drafts(s: EngineState, slot: int) -> None:
                 x.drafted = c.max_drafts
     elif c.skips_unused_drafts:
         for x in s.entries[slot, :size]:
-            if not (x.is_chunk or _surely_ends(s, x.request)):
+            r = s.requests[x.request]
+            # Whether it ends with this step though all its drafts be rejected (vLLM 0.33, ``Scheduler._drafts_unused``)
+            ends = r.tokens + 1 + (r.placeholders > 0) >= r.prompt + r.max_tokens
+            if not (x.is_chunk or ends):
                 return
         for x in s.entries[slot, :size]:
             x.drafted = 0
 
 
 @njit(cache=True)
-def _surely_ends(s: EngineState, i: int) -> bool:
-    """Whether request ``i`` ends with the step being scheduled though all its drafts be rejected.
+def time_batch(s: EngineState, rows: float, others: float, group: float, mode: int) -> tuple[float, ...]:
+    """Seconds of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
 
-    vLLM 0.33, ``Scheduler._drafts_unused``.
-    """
-    r = s.requests[i]
-    return bool(r.tokens + 1 + (r.placeholders > 0) >= r.prompt + r.max_tokens)
-
-
-@njit(cache=True)
-def time_batch(s: EngineState, rows: float, others: float, group: float, mode: int) -> tuple[float, float]:
-    """Times of a batch whose features are filled, as `launch` has them, beside the batches of other ranks.
-
-    Returns ``waits_s`` and ``launching_s`` of `draftcast.sim.cost.step_time.TIMES`.
+    Of host, draft, target and prompts; ``waits_s`` and ``launching_s`` of `draftcast.sim.cost.step_time.TIMES`.
 
     ``rows``: padded to those of the rank that has most; ``others``: the most rows of the other ranks where this one
     pads to them, else 0; ``group``: rows of all ranks through the experts; ``mode``: how all ranks' passes run.
@@ -328,14 +301,15 @@ def time_batch(s: EngineState, rows: float, others: float, group: float, mode: i
     f.group_tokens = group
     f.graph_mode = mode
     _time(s, slot)
-    launches = (s.times[0].waits_s, s.times[0].launching_s)
+    b = s.batch[slot]
+    times = (b.host_s, b.draft_s, b.target_s, b.prefill_s, s.times[0].waits_s, s.times[0].launching_s)
     kept = s.kept_features[0]
     kept.tokens = max(kept.tokens, others)
-    kept.group_tokens = max(group - s.batch[slot].rejected_rows, kept.tokens)
+    kept.group_tokens = max(group - b.rejected_rows, kept.tokens)
     kept.graph_mode = mode
     _time_rejected(s, slot)
     f.group_tokens = 0.0
-    return launches
+    return times
 
 
 @njit(cache=True)
@@ -440,12 +414,9 @@ def abort(s: EngineState, i: int) -> None:
 
 @njit(cache=True)
 def keep_empty(s: EngineState, slot: int) -> None:
-    """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight.
-
-    With two in flight at most it makes no difference: it is taken at once.
-    """
+    """Hold the place of a batch that nothing could be scheduled for: vLLM queues it among those in flight."""
     e = s.engine[0]
-    if s.config[0].depth > 2:
+    if s.config[0].depth > 2:  # else it is taken at once
         s.batch[slot].size = 0
         s.batch[slot].end_s = 0.0
         e.in_flight += 1
@@ -525,9 +496,7 @@ def collect(s: EngineState) -> int:
             r.placeholders -= count
         if caching and r.status == RUNNING:
             cut_off = accepted + 1 - count  # by the output's limit
-            hashable = blocks.hashable(s, i, r.computed - r.in_flight - cut_off)
-            if blocks.fills_block(s, i, hashable):
-                blocks.cache_full_blocks(s, i, hashable)
+            blocks.cache_full_blocks(s, i, r.computed - r.in_flight - cut_off)
         if r.tokens >= min(r.prompt + r.max_tokens, c.max_model_len):
             ended_running += r.status == RUNNING
             _finish(s, i, now)
@@ -551,20 +520,13 @@ def collect(s: EngineState) -> int:
     if c.learn != 0:
         call_at(c.learn, s, int(slot))
     if s.steps.size:
-        _record(s, slot, now)
+        batch.duration_s = now - batch.schedule_s
+        batch.running = e.num_running
+        batch.waiting = e.num_waiting
+        batch.kv_used_blocks = c.num_gpu_blocks - 1 - e.free_blocks
+        s.steps[e.recorded] = batch
+        e.recorded += 1
     return ended
-
-
-@njit(cache=True)
-def _record(s: EngineState, slot: int, now: float) -> None:
-    e = s.engine[0]
-    batch = s.batch[slot]
-    batch.duration_s = now - batch.schedule_s
-    batch.running = e.num_running
-    batch.waiting = e.num_waiting
-    batch.kv_used_blocks = s.config[0].num_gpu_blocks - 1 - e.free_blocks
-    s.steps[e.recorded] = batch
-    e.recorded += 1
 
 
 @njit(cache=True)
@@ -601,8 +563,7 @@ def advance(s: EngineState, until_s: float, stop_on_finish: bool, stop_on_output
                 if arrival_s > e.host_s:
                     if arrival_s >= until_s:
                         return state.STOP_TIME
-                    e.host_s = arrival_s
-                    e.mark_s = arrival_s
+                    e.host_s = e.mark_s = arrival_s
             if e.host_s >= until_s:
                 return state.STOP_TIME
             arrive(s)

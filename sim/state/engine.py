@@ -1,7 +1,7 @@
 """What an engine replica knows: its settings, its requests, its queues, its KV blocks, its clocks.
 
 Everything is a NumPy array (structured where a row is a thing), bundled in one named tuple, so that the same
-functions run compiled over a million steps or are called one by one from Python. Nothing here schedules.
+functions run compiled over a million steps or are called one by one from Python.
 
 Field names are vLLM's (``vllm/v1/request.py``, ``vllm/v1/core/sched/scheduler.py``, 0.32): ``computed`` is
 ``num_computed_tokens``, ``placeholders`` is ``num_output_placeholders``, ``stale`` is ``num_stale_output_tokens``.
@@ -263,11 +263,6 @@ class EngineState(NamedTuple):
     finished: Array  # u4[max_num_seqs], requests that ended in the last collected step
 
 
-def num_slots(config: EngineConfig) -> int:
-    """Batches that a replica keeps: those in flight and, in a ring, up to a power of two."""
-    return max(2, 1 << (config.depth - 1).bit_length())
-
-
 def config_row(config: EngineConfig, hash_block_tokens: int) -> Array:
     """``CONFIG[1]``; ``hash_block_tokens``: of the trace, 0 where prompts share nothing."""
     chooses = WINDOWS[config.window_kind] == "top_k"
@@ -282,7 +277,7 @@ def config_row(config: EngineConfig, hash_block_tokens: int) -> Array:
         # Of asynchronous scheduling the pipeline's stages.
         "decode_stagger": config.pipeline_parallel_size if config.async_scheduling else 1,
         "watermark_blocks": int(config.watermark * config.num_gpu_blocks),
-        "last_slot": num_slots(config) - 1,
+        "last_slot": max(2, 1 << (config.depth - 1).bit_length()) - 1,
         "num_keys_per_hash": hash_block_tokens // config.block_size,
         "rule": 0,
         "learn": 0,
