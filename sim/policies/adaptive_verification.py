@@ -9,16 +9,14 @@ from draftcast.sim.policies import forecast, selection
 from draftcast.sim.policies.base import Allowed
 from draftcast.sim.state.engine import EngineState
 
-ADAPTIVE_EARLY_STOP = 0
-MORE = 1.0 + 1e-9
-"""Throughput over that of fewer drafts from which on it is more: last digits of times differ between processors."""
+MORE = 1.0 + 1e-9  # throughput is more from this factor on: last digits of times differ between processors
 
 
 @njit(cache=True)
 def decide_adaptive_verification(s: EngineState, slot: int) -> None:
     k = s.config[0].max_drafts
     most = forecast.draft_levels(s, k)
-    early_stop = s.policy.params[ADAPTIVE_EARLY_STOP] > 0.0
+    early_stop = s.policy.params[0] > 0.0
     n = selection.forecast_drafts(s, slot, most, not early_stop)
     if n == 0 or most == 0:
         return

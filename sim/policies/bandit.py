@@ -1,8 +1,7 @@
 """Try draft lengths and keep to the one that works: Nightjar, BanditSpec.
 
-One bandit for every power of two of the batch's size. The loss of a step is its time per emitted token, less what its
-prefill rows took. State: a header, then for every context what is locked. Of every context and arm ``policy.order``
-holds how often it was seen and ``policy.scratch`` its mean loss.
+One bandit for every power of two of the batch's size. State: a header, then for every context what is locked. Of every
+context and arm ``policy.order`` holds how often it was seen and ``policy.scratch`` its mean loss, see `observe_bandit`.
 """
 
 import math
@@ -109,7 +108,7 @@ def decide_bandit(s: EngineState, slot: int) -> None:
 
 @njit(cache=True)
 def observe_bandit(s: EngineState, slot: int) -> None:
-    """Book the time per token of a collected step on the arm that made the drafts it verified."""
+    """Book a step's time per token, less what its prefill rows took, on the arm that made the drafts it verified."""
     batch = s.batch[slot]
     decode_s = batch.elapsed_s - batch.prefill_s
     if batch.emitted == 0 or decode_s <= 0.0 or batch.step == 0:

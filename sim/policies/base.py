@@ -28,7 +28,6 @@ def is_number(value: object) -> bool:
 
 
 def whole(least: int) -> Allowed:
-    """Whole numbers of at least ``least``."""
     message = f"must be a whole number of at least {least}"
     return Allowed(message, lambda value: is_number(value) and not isinstance(value, float) and value >= least)
 
@@ -71,10 +70,7 @@ class Policy:
         return arrays(table=np.zeros(2 * max_num_seqs), scratch=N_SHOWN_FLOATS + max_num_seqs, order=shown)
 
     def fresh(self) -> Self:
-        """A policy with the same parameters and no state; every replica of every replication gets its own.
-
-        A deep copy of this one, which itself never decides. Override it for a policy whose copies must share something.
-        """
+        """A deep copy: every replica of every replication gets its own. Override it where copies share something."""
         try:
             return copy.deepcopy(self)
         except TypeError as error:
@@ -82,20 +78,14 @@ class Policy:
             raise ScenarioError(message, key="policy.name", value=type(self).__name__) from None
 
     def decide(self, batch: Batch) -> Lengths | Decision:
-        """Drafts to make in this step and to verify in the next: one number for all requests, or one each.
-
-        Values are cut to 0..k.
-        """
+        """Drafts to make in this step and verify in the next, cut to 0..k: one number for all requests, or one each."""
         raise NotImplementedError(f"{type(self).__name__} does not override decide()")
 
 
 def arrays(
     *, table: Any = (0,), params: Any = (), state: Any = (), scratch: int = 0, order: int = 0, rows: int = 0
 ) -> PolicyArrays:
-    """Fresh arrays of a compiled rule.
-
-    ``scratch`` and ``order`` are the lengths of its work spaces, ``rows`` the most rows it asks the time of.
-    """
+    """Fresh arrays; ``scratch``, ``order``: lengths of work spaces; ``rows``: the most whose time the rule asks."""
     return PolicyArrays(
         params=np.array(params, np.float64),
         table=np.array(table, np.int64),

@@ -67,8 +67,7 @@ def take_decision(s: EngineState, slot: int) -> None:
     stride = entries.size
     for j in range(s.batch[slot].size):
         x = entries[j]
-        x.next_drafts = 0
-        x.drafted = 0
+        x.next_drafts = x.drafted = 0
         if not x.is_chunk:
             x.next_drafts = min(max(lengths[j], 0), k)
             x.drafted = max(x.next_drafts, min(lengths[stride + j], k))
@@ -76,22 +75,13 @@ def take_decision(s: EngineState, slot: int) -> None:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a policy wants of a step: how many drafts each request verifies in the next one, and how many are made.
+    """How many drafts each request makes in a step and how many of them it verifies in the next.
 
-    Usually the same, and then a plain number or list will do. A policy that drafts first and picks afterwards
-    (TETRIS, DSpark) pays for more than it verifies.
+    Where these are equal a plain number or list will do; a policy that drafts first and picks afterwards makes more.
     """
 
     verify: Lengths
     make: Lengths | None = None  # None: as many as are verified; never fewer than that
-
-
-def _column(number: int, meaning: str) -> cached_property[IntArray]:
-    def read(batch: "Batch") -> IntArray:
-        return np.asarray(batch._columns[number])
-
-    read.__doc__ = meaning
-    return cached_property(read)
 
 
 class Batch:
@@ -101,35 +91,28 @@ class Batch:
     flight is not known yet. A batch may be kept: it does not change.
     """
 
+    num_seqs: int  # requests scheduled
+    waiting: int  # requests in the queue
+    k: int  # num_speculative_tokens, the most a request may draft; of a tree the nodes verified
+    now_s: float  # when the step is scheduled
+    kv_usage: float  # share of KV blocks in use
+    acceptance: FloatArray  # accepted / drafted of each request so far, NaN before its first round
+    request: IntArray  # row in the request table
+    outputs: IntArray  # output tokens
+    context: IntArray  # tokens in the KV cache after this step
+    drafts: IntArray  # draft tokens verified in this step
+    is_prefill: BoolArray  # a chunk that is not the prompt's last: drafts nothing
+
     def __init__(self, engine: EngineState) -> None:
         policy = engine.policy
         self._engine = engine
-        self.num_seqs: int
-        """Requests scheduled."""
-        self.waiting: int
-        """Requests in the queue."""
-        self.k: int
-        """num_speculative_tokens, the most a request may draft; of a tree the nodes verified."""
-        self.now_s: float
-        """When the step is scheduled."""
-        self.kv_usage: float
-        """Share of KV blocks in use."""
         self.num_seqs, self.waiting, self.k = policy.order[:N_SHOWN_SCALARS].tolist()
         self.now_s, self.kv_usage = policy.scratch[:N_SHOWN_FLOATS].tolist()
-        columns = policy.order[N_SHOWN_SCALARS : N_SHOWN_SCALARS + N_SHOWN * self.num_seqs]
-        self._columns: IntArray = columns.reshape(N_SHOWN, self.num_seqs).copy()
-        self.acceptance: FloatArray = policy.scratch[N_SHOWN_FLOATS : N_SHOWN_FLOATS + self.num_seqs].copy()
-        """Accepted / drafted of each request so far, NaN before its first round."""
-
-    request = _column(SHOWN_REQUEST, "Row in the request table.")
-    outputs = _column(SHOWN_OUTPUTS, "Output tokens.")
-    context = _column(SHOWN_CONTEXT, "Tokens in the KV cache after this step.")
-    drafts = _column(SHOWN_DRAFTS, "Draft tokens verified in this step.")
-
-    @cached_property
-    def is_prefill(self) -> BoolArray:
-        """A chunk that is not the prompt's last: drafts nothing."""
-        return np.asarray(self._columns[SHOWN_IS_PREFILL], np.bool_)
+        shown = policy.order[N_SHOWN_SCALARS : N_SHOWN_SCALARS + N_SHOWN * self.num_seqs]
+        columns = shown.reshape(N_SHOWN, self.num_seqs).copy()
+        self.request, self.outputs, self.context, self.drafts, is_prefill, self._future = columns  # `SHOWN_REQUEST`...
+        self.is_prefill = is_prefill.astype(np.bool_)
+        self.acceptance = policy.scratch[N_SHOWN_FLOATS : N_SHOWN_FLOATS + self.num_seqs].copy()
 
     @cached_property
     def survival(self) -> FloatArray:
@@ -143,7 +126,7 @@ class Batch:
         if not has_confidence(acceptance):
             raise ScenarioError(NEEDS_CONFIDENCE, key="acceptance.confidence_discrimination")
         out = np.empty((self.num_seqs, int(self._engine.config[0]["tree_depth"]) or self.k))
-        survivals(acceptance, self.request, self._columns[SHOWN_FUTURE], out)
+        survivals(acceptance, self.request, self._future, out)
         return out
 
     def step_seconds(self, k: int, num_seqs: int | None = None, mean_context: float | None = None) -> float:
@@ -156,8 +139,7 @@ class Batch:
 def write_decision(s: EngineState, size: int, decision: Any, source: str) -> None:
     """Hand a policy's decision on ``size`` scheduled requests to the engine.
 
-    Raises ScenarioError: neither a whole number, nor one for each scheduled request, nor a `Decision` of such; names
-    ``source``.
+    Raises ScenarioError: neither a whole number, nor one for each request, nor a `Decision` of such; names ``source``.
     """
     table = s.policy.table
     half = table.size // 2

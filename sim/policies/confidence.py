@@ -9,17 +9,13 @@ from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.policies.selection import SelectingPolicy, forecast_drafts
 from draftcast.sim.state.engine import EngineState
 
-CONFIDENCE_REJECTION, CONFIDENCE_LEAST = 0, 1
-
 
 @njit(cache=True)
 def decide_confidence(s: EngineState, slot: int) -> None:
-    """Fill ``next_drafts`` and ``drafted``: up to the draft that ends the round, that one included."""
     entries = s.entries[slot]
     k = s.config[0].max_drafts
     most = draft_levels(s, k)
-    least_survival = 1.0 - s.policy.params[CONFIDENCE_REJECTION]
-    least_confidence = s.policy.params[CONFIDENCE_LEAST]
+    least_survival, least_confidence = 1.0 - s.policy.params[0], s.policy.params[1]
     n = forecast_drafts(s, slot, most, False)
     survival = s.policy.scratch
     stride = entries.size
@@ -33,9 +29,7 @@ def decide_confidence(s: EngineState, slot: int) -> None:
                 break
             before = after
         x = entries[s.policy.order[i]]
-        drafts = levels if k == most else levels * k // max(most, 1)  # a tree's levels hold several
-        x.next_drafts = drafts
-        x.drafted = drafts
+        x.next_drafts = x.drafted = levels if k == most else levels * k // max(most, 1)  # a tree's levels hold several
 
 
 @dataclass(frozen=True)

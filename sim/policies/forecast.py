@@ -68,10 +68,7 @@ def with_host(device_s: float, host: tuple[float, float]) -> float:
 
 @njit(cache=True)
 def undrafted_seconds(s: EngineState, slot: int, drafting: int, made: int, passes: int) -> float:
-    """Device seconds of a decode step of the batch's drafting requests that verifies none and makes drafts.
-
-    Fills ``policy.row_s`` too. ``passes`` as in `device_seconds`.
-    """
+    """Device seconds of a decode step of the drafting requests that verifies no drafts; fills ``policy.row_s`` too."""
     fill_row_seconds(s)
     entries = s.entries[slot]
     context = 0.0
@@ -95,9 +92,7 @@ def fill_row_seconds(s: EngineState) -> None:
             continue
         i = min(rows, cost.target.shape[0] - 1)
         j = min(rows, cost.logits.shape[0] - 1)
-        row_s[rows] = 0.0
-        for origin in range(3):
-            row_s[rows] += cost.target[i, origin] + cost.logits[j, origin]
+        row_s[rows] = (cost.target[i] + cost.logits[j]).sum()
 
 
 @njit(cache=True)

@@ -12,9 +12,8 @@ from draftcast.sim.state.engine import EngineState, PolicyArrays
 
 @njit(cache=True)
 def decide_oracle(s: EngineState, slot: int) -> None:
-    """Fill ``next_drafts`` and ``drafted``: see ``draftcast.sim.policies.Oracle`` for the rule.
+    """First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
 
-    First by numbers: for every number of draft passes, how many levels in all are worth their rows. Then by request.
     ``policy.order[j]`` counts requests with at least j useful levels; ``policy.scratch[rows]`` is the least of
     ``policy.row_s`` from there on.
     """
@@ -122,8 +121,7 @@ def _hand_out(s: EngineState, slot: int, passes: int, levels: int, most: int) ->
         drafts = levels_here - taken + added
         if k != most:  # a tree's levels hold several drafts
             drafts = drafts * k // max(most, 1)
-        x.next_drafts = drafts
-        x.drafted = drafts
+        x.next_drafts = x.drafted = drafts
 
 
 @dataclass(frozen=True)
@@ -136,11 +134,10 @@ class Oracle(Policy):
     of passes 0..k and every number of rows is weighed, more drafts than will be accepted too: batches of equal rows a
     request replay full CUDA graphs. Ties go to fewer drafts.
 
-    What it bounds: tokens per second of that one step, over all choices of drafts, as long as step time depends on
-    which request gets a draft only through the counts (contexts enter by their sum; prefill that joins the step is not
-    foreseen; where rows are given up or added to reach a CUDA-graph size, attention is taken to change little with
-    them). It is not a bound on a whole run: the best next step may leave worse ones behind, so another policy can come
-    out ahead over many steps, in practice by little.
+    It bounds the tokens per second of that one step as far as step time goes by the counts of drafts alone: contexts
+    enter by their sum, prefill that joins is not foreseen, and attention is taken to change little where rows are added
+    or given up for a CUDA-graph size. It does not bound a whole run: the best next step may leave worse ones behind, so
+    another policy can come out ahead over many steps, in practice by little.
     """
 
     rule = decide_oracle

@@ -1,6 +1,5 @@
 """The built-in policies by name, and policies of the user's own by import path."""
 
-import importlib
 import importlib.util
 import inspect
 from pathlib import Path
@@ -16,11 +15,8 @@ def load_policy(name: str, **parameters: Any) -> Policy:
 
     Raises ScenarioError: unknown name, module, class or parameter; the message lists what is allowed.
     """
-    if ":" in name:
-        kind = _import_policy(name)
-    elif name in POLICIES:
-        kind = POLICIES[name]
-    else:
+    kind = _import_policy(name) if ":" in name else POLICIES.get(name)
+    if kind is None:
         message = f"unknown; known are {', '.join(sorted(POLICIES))}, or an import path module:Class"
         raise ScenarioError(message, key="policy.name", value=name)
     try:

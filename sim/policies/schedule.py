@@ -56,10 +56,7 @@ class BatchSchedule(Policy):
         self.lookup(1, 1)
 
     def lookup(self, k: int, max_num_seqs: int) -> IntArray:
-        """Drafts by number of scheduled requests, shape [max_num_seqs + 1]; entry 0 is never used.
-
-        Raises ScenarioError: ranges overlap, leave out batch size 1, or are not (first, last, k).
-        """
+        """Drafts by number of scheduled requests, shape [max_num_seqs + 1]. Raises ScenarioError: invalid ranges."""
 
         def refusal(message: str, value: Any) -> ScenarioError:
             return ScenarioError(message, key="num_speculative_tokens_per_batch_size", value=value)

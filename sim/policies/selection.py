@@ -6,14 +6,15 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
-from draftcast.sim.policies.base import Policy, arrays
+from draftcast.sim.policies.base import Policy, Share, arrays
+from draftcast.sim.policies.forecast import draft_levels
 from draftcast.sim.state.engine import Array, EngineState, PolicyArrays
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
@@ -59,10 +60,10 @@ def request_of(candidate: int) -> int:
 
 @njit(cache=True)
 def forecast_drafts(s: EngineState, slot: int, most: int, round_before: bool) -> int:
-    """Drafting requests of the batch, and the survival of their ``most`` levels; how many they are.
+    """Fill ``order`` with the drafting requests and ``scratch`` with the survival of their levels; how many they are.
 
-    With ``round_before`` the survival is that of the drafts which this step verifies, instead of those it makes: the
-    last that is known of a request while its next drafts are being made, 1 of a request without any (vLLM 0.32).
+    With ``round_before`` the survival is that of the drafts which this step verifies, the last that is known while the
+    next are being made; 1 of a request without any (vLLM 0.32).
     """
     entries = s.entries[slot]
     order = s.policy.order
@@ -72,8 +73,7 @@ def forecast_drafts(s: EngineState, slot: int, most: int, round_before: bool) ->
     n = 0
     for j in range(s.batch[slot].size):
         x = entries[j]
-        x.next_drafts = 0
-        x.drafted = 0
+        x.next_drafts = x.drafted = 0
         if not x.is_chunk:
             order[n] = j
             future = s.requests[x.request].future
@@ -170,8 +170,7 @@ def pick_likeliest(s: EngineState, slot: int, n: int, most: int, count: int) -> 
 def rank_drafts(s: EngineState, slot: int, n: int, most: int) -> int:
     """Sort the n * most candidates, the likeliest first; where the ranking starts in ``order``.
 
-    A request's survival never rises from level to level, so the first candidates of the ranking are always whole
-    prefixes.
+    A request's survival never rises from level to level, so the first of the ranking are always whole prefixes.
     """
     stride = s.entries[slot].size
     order = s.policy.order
@@ -212,3 +211,26 @@ def settle(s: EngineState, slot: int, n: int, most: int) -> None:
         if k != most:  # a tree's levels hold several drafts
             x.next_drafts = x.next_drafts * k // max(most, 1)
         x.drafted = k
+
+
+@njit(cache=True)
+def decide_tetris(s: EngineState, slot: int) -> None:
+    most = draft_levels(s, s.config[0].max_drafts)
+    n = forecast_drafts(s, slot, most, False)
+    pick_likeliest(s, slot, n, most, int(s.policy.params[0] * n * most))
+    settle(s, slot, n, most)
+
+
+@dataclass(frozen=True)
+class Tetris(SelectingPolicy):
+    """Every request drafts ``num_speculative_tokens``; of all these drafts a capacity is verified, the likeliest first.
+
+    Rule: a draft's worth is the product of the confidences up to it, the chance that it is reached and accepted. The
+    ``capacity`` largest of the batch are verified; worth never rises along a request, so each gets a prefix. This is
+    the best choice of that many drafts in a step (TETRIS, arXiv 2502.15197, section 4). The paper's capacity is a
+    number of tokens, the batch's size times the length that a fixed window would verify; here it is a share of what was
+    drafted.
+    """
+
+    capacity: Share = 0.5  # of the batch's drafts, which is verified
+    rule = decide_tetris

@@ -18,13 +18,12 @@ MOST_CLASSES = 128  # their ids are signed bytes
 
 @njit(cache=True)
 def decide_slo_aware(s: EngineState, slot: int) -> None:
-    """Fill ``next_drafts`` and ``drafted``; ``policy.state[i]`` is what the i-th drafting request needs."""
     e = s.engine[0]
     entries = s.entries[slot]
     order = s.policy.order
     survival = s.policy.scratch
     stride = entries.size
-    need = s.policy.state
+    need = s.policy.state  # of the i-th drafting request
     row_s = s.policy.row_s
     k = s.config[0].max_drafts
     most = draft_levels(s, k)
