@@ -1,8 +1,7 @@
 """The cluster: requests arrive, a router sends them to replicas; where users wait for answers, as a SimPy process.
 
 Between two events of the cluster a replica runs on its own, in one compiled call. Where routes are known beforehand
-all requests are handed over at once; a router that looks at the replicas is asked at each arrival; in a closed loop an
-answer leads to the user's next request, and in a session to its next turn.
+all requests are handed over at once; a router that looks at the replicas is asked at each arrival.
 
 The load of a steady run goes on: the table's extra requests (`RequestTable.num_extra`) keep arriving until every
 counted one has its answer, so that the last counted requests meet the same load as those before them.
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.cluster.data_parallel import DataParallel
@@ -103,31 +101,24 @@ class Cluster:
 
     def _end_window(self) -> None:
         """Note what the counters say, and whether the queue grows: then more load would only make it longer."""
-        self.end_s = float(self._counted_rows()["arrival_s"].max(initial=0.0))
+        self.end_s = float(self.rows[self.counted]["arrival_s"].max(initial=0.0))
         self.engines = np.array([rank.state.engine[0] for replica in self.replicas for rank in replica.ranks])
         if self._table.num_extra:
             self.stability = ALWAYS_STABLE if self._closed_loop is not None else self._assess()
             self.overloaded = self.stability.verdict == "unstable"
 
     def _assess(self) -> Stability:
-        rows = self._counted_rows()
-        started, done = rows["first_scheduled_s"] >= 0, rows["status"] == FINISHED
-        return assess(
-            rows["arrival_s"],
-            np.where(started, rows["first_scheduled_s"], np.nan),
-            np.where(done, rows["finish_s"], np.nan),
-        )
+        rows = self.rows[self.counted]
+        moments = ("first_scheduled_s", "finish_s")  # negative before
+        return assess(rows["arrival_s"], *(np.where(rows[name] >= 0, rows[name], np.nan) for name in moments))
 
     @property
     def counted(self) -> slice | IntArray:
         """Where the counted requests stand in the table, by `order`; a slice copies nothing."""
         return self.order[: self._counted] if self._reordered else slice(self._counted)
 
-    def _counted_rows(self) -> NDArray[Any]:
-        return self.rows[self.counted]
-
     def _is_served(self) -> bool:
-        return bool((self._counted_rows()["status"] == FINISHED).all())
+        return bool((self.rows[self.counted]["status"] == FINISHED).all())
 
     def _advance(self, until_s: float) -> None:
         for replica in self.replicas:
@@ -233,10 +224,7 @@ class Cluster:
         self.ran_out = self._table.num_extra > 0 and clients.starts_left == 0
 
     def _run_without_thought(self, sending: int) -> None:
-        """`_run_clients` of one replica, each of whose answers brings the next request at once, as of a capacity.
-
-        Requests go by the table's order and as many as have been answered at a time: a third faster.
-        """
+        """`_run_clients` of one replica whose answers bring the table's next requests at once: a third faster."""
         (replica,), n = self.replicas, len(self._table)
         now_s, sent = 0.0, 0
         while sent < n and self._served < self._counted:
@@ -259,12 +247,10 @@ class Cluster:
 
 
 class _Clients:
-    """Who sends what after which answer: the next turn of a session, or (closed loop) what nobody has begun yet.
-
-    A request without a session is one of its own. ``starts_left``: sessions of which nothing has been sent.
-    """
+    """Who sends what after which answer: the next turn of a session, or (closed loop) what nobody has begun yet."""
 
     def __init__(self, table: RequestTable, loop: ClosedLoop | None) -> None:
+        # A request without a session is one of its own.
         session = np.arange(len(table)) if table.session is None else table.session
         is_start = np.diff(session, prepend=-1) != 0
         starts = np.flatnonzero(is_start)
@@ -276,9 +262,8 @@ class _Clients:
         self._thoughts_s: list[float] = []  # of a closed loop, by session
         self._least_s = [math.inf] * (len(starts) + 1)
         self._next = len(starts)  # the session to begin when a client has done with one
-        self.starts_left = len(starts)
-        self.never_think = False
-        """Whether every answer brings a request that nobody has sent, at once."""
+        self.starts_left = len(starts)  # sessions of which nothing has been sent
+        self.never_think = False  # whether every answer brings a request that nobody has sent, at once
         if loop is not None:
             from scipy.ndimage import minimum_filter1d
 
@@ -290,8 +275,8 @@ class _Clients:
             window = max(self._next, 1)  # From each session on, the shortest thought of as many as there are clients.
             shortest_s = minimum_filter1d(think_s, window, mode="constant", cval=math.inf, origin=-(window // 2))
             self._least_s = [*shortest_s.tolist(), math.inf]
+        # When, and which request, before there is any answer: a heap.
         self.first_sends = sorted(zip(first_s, self._starts, strict=False))
-        """When, and which request, before there is any answer: a heap."""
 
     def after(self, request: int, answer_s: float) -> tuple[float, int] | None:
         """When and what the client sends who gets the answer to ``request``; None: nothing."""

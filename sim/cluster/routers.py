@@ -7,7 +7,6 @@ policy or k sends no request elsewhere unless loads differ.
 
 import itertools
 import math
-from abc import ABC
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -23,13 +22,12 @@ AFFINITY_MAX_EXCESS_REQUESTS = 32
 AFFINITY_MAX_RATIO = 1.5
 
 
-class Router(ABC):
+class Router:
     """Base of all routers; ``is_static`` says which of the two methods is used."""
 
     name: ClassVar[str]
     is_static: ClassVar[bool] = False
-    compares: ClassVar[int | None] = None
-    """Replicas, drawn for each request, of which the least loaded gets it; None: all."""
+    compares: ClassVar[int | None] = None  # replicas, drawn for each request, whose least loaded gets it; None: all
 
     def __init__(self, table: RequestTable, replicas: int, seed: int) -> None:
         self.table = table
@@ -96,10 +94,9 @@ class PowerOfTwo(Router):
 
 
 class PrefixAffinity(Router):
-    """The replica that was sent the longest prefix of the request, unless it is overloaded.
+    """The replica that was sent the longest prefix of the request; without one, or if it is crowded, the least loaded.
 
-    Without a known prefix, or when the holder has more than 32 requests and 1.5 times the load of the least loaded
-    replica, the least loaded one takes it. The router remembers what it sent, not what was evicted since.
+    The router remembers what it sent, not what was evicted since.
     """
 
     name = "prefix_affinity"
