@@ -7,14 +7,13 @@ operations: a helper of 3 ns costs 60, and a bundle of forty arrays takes longer
 - every function below takes ``ref`` as it would the NamedTuple: attribute access, each field loaded where it is used,
   owned by nobody; a NamedTuple inside the bundle comes as a reference again.
 
-Python, which calls one compiled function again and again, holds the bundle in a `PinnedBundle` and passes its address.
-
 Who calls ``reference`` keeps the bundle alive, and no view or array of it may be returned. Fields must not be rebound
 while a reference is out (elements may change): loads are marked invariant. In a function that calls another with
 ``inline="always"`` numba's dead-code elimination drops direct stores into borrowed arrays; use ``forceinline=True``
 instead, or :func:`put`.
 """
 
+# mypy: disable-error-code="no-untyped-call"
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, TypeVar
@@ -22,20 +21,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import extending as _extending
-from numba import njit, types
-from numba import typeof as _typeof
-from numba.core import cgutils as _cgutils
+from numba import extending, njit, typeof, types
+from numba.core import cgutils
 from numba.core.datamodel.models import PointerModel
-from numba.core.typing.templates import AttributeTemplate as _AttributeTemplate
+from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, overload, register_model
 
 RecordT = TypeVar("RecordT")
-cgutils: Any = _cgutils  # numba has no types there
-extending: Any = _extending
-typeof: Any = _typeof
-AttributeTemplate: Any = _AttributeTemplate
-_lower_attributes: Any = lower_getattr_generic
 
 
 class ReferenceType(types.Type):
@@ -86,10 +78,9 @@ def _disowned(context: Any, builder: Any, record: Any, value: Any) -> Any:
 def _loaded(builder: Any, address: Any, layout: Any) -> Any:
     """The value at ``address``, every scalar loaded on its own so that unused ones vanish and all may be hoisted."""
     if isinstance(layout, ir.LiteralStructType | ir.ArrayType):
-        count = len(layout.elements) if isinstance(layout, ir.LiteralStructType) else layout.count
+        parts = layout.elements if isinstance(layout, ir.LiteralStructType) else [layout.element] * layout.count
         value = ir.Constant(layout, ir.Undefined)
-        for index in range(count):
-            part_layout = layout.elements[index] if isinstance(layout, ir.LiteralStructType) else layout.element
+        for index, part_layout in enumerate(parts):
             part = cgutils.gep_inbounds(builder, address, 0, index)
             value = builder.insert_value(value, _loaded(builder, part, part_layout), index)
         return value
@@ -147,10 +138,9 @@ def _words(part: Any) -> list[int]:
 
 
 class PinnedBundle:
-    """A bundle whose references stand in memory of its own, for compiled functions that Python calls often.
+    """A bundle by address, for compiled functions that Python calls often: the bundle itself takes some 30 us a call.
 
-    A call with the bundle itself takes some 30 us: numba looks up the type of every array and unpacks it. Keeps the
-    bundle alive; must itself live as long as what `bind` returned is called.
+    Keeps the bundle alive; must itself live as long as what `bind` returned is called.
     """
 
     def __init__(self, record: Any) -> None:
@@ -200,19 +190,19 @@ call_at: Any = intrinsic(_call_at_typed)
 
 
 @infer_getattr
-class _ReferenceAttributes(AttributeTemplate):  # type: ignore[misc]
+class _ReferenceAttributes(AttributeTemplate):
     """Types of a reference's attributes: those of the NamedTuple, references for the NamedTuples inside it."""
 
     key = ReferenceType
 
-    def generic_resolve(self, ref: ReferenceType, name: str) -> Any:
+    def generic_resolve(self, ref: ReferenceType, name: str) -> Any:  # type: ignore[override]
         if name not in ref.dtype.fields:
             return None
         part = ref.dtype.types[ref.dtype.fields.index(name)]
         return ReferenceType(part) if isinstance(part, types.NamedTuple) else part
 
 
-@_lower_attributes(ReferenceType)
+@lower_getattr_generic(ReferenceType)
 def _reference_attribute(context: Any, builder: Any, ref: ReferenceType, value: Any, name: str) -> Any:
     index = ref.dtype.fields.index(name)
     part = ref.dtype.types[index]

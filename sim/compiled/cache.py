@@ -43,8 +43,7 @@ def source_stamp(package: Path) -> str:
 def drop_stale_code(package: Path) -> bool:
     """Delete cached machine code beside the sources if these changed since; whether something was dropped.
 
-    A package folder that cannot be written to keeps no such cache (numba then uses the user's own folder, by the
-    sources' path and time of change), so nothing is done there.
+    In a package folder that cannot be written to there is none: numba then uses the user's own folder.
     """
     stamp = package / "sim" / "__pycache__" / STAMP
     now = source_stamp(package)
@@ -64,11 +63,7 @@ def drop_stale_code(package: Path) -> bool:
 
 
 class EngineCompilation:
-    """Whether the engine is being compiled in this process, for those who wait.
-
-    It is only where numba finds no machine code of it: the first run of an installation, or the first after a source
-    file changed. What is in the cache is loaded without a word.
-    """
+    """Whether the engine is being compiled in this process, for those who wait: of cached code it never is."""
 
     def __init__(self) -> None:
         self.running = False  # it is being compiled now

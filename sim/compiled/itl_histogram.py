@@ -1,9 +1,8 @@
 """The inter-token-latency histogram: exponential-linear bins that a compiled loop can index from a float's bits.
 
-A run has about as many gaps between emissions as tokens, too many to keep; a histogram of 8,192 bins keeps every
-quantile within 0.4 %. A bin is the gap's binary exponent and the first 8 bits of its mantissa, so finding it takes a
-shift and a subtraction. Counts are kept per segment (twentieths of the requests, by index) so that a warm-up cut can
-be made after the run.
+A run has too many gaps between emissions to keep them; 8,192 bins keep every quantile within 0.4 %. A bin is the gap's
+binary exponent and the first 8 bits of its mantissa, so finding it takes a shift and a subtraction. Counts are kept per
+segment (twentieths of the requests, by index) so that a warm-up cut can be made after the run.
 """
 
 import math

@@ -97,10 +97,8 @@ def request_uniforms(seed: int, stream: int, n: int, position: int = 0) -> Float
 
 
 def replication_seed(seed: int, replication: int) -> int:
-    """The seed of replication 0, 1, ...: replication 0 keeps ``seed``, so that a single run is the first replication.
-
-    Others are 63-bit ints, which every file format can hold.
-    """
+    """The seed of replication 0, 1, ...: the first keeps ``seed``, as a single run has it."""
     if replication == 0:
         return int(seed)
+    # 63 bits, which every file format can hold.
     return _mix_int(stream_key(seed, Stream.REPLICATION) + replication * _GOLDEN) >> 1
