@@ -178,10 +178,7 @@ def _confidence_set(inside: Sequence[Probe], confidence: float, sense: float) ->
 
 
 def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float | None:
-    """First x from p to q at which the advantage is no longer surely above 1 (sense 1) or below (sense -1).
-
-    p itself where no line joins the two; None when it is sure all the way.
-    """
+    """First x from p to q, or p, at which it is not surely above 1 (sense 1) or below (sense -1); None: nowhere."""
     if not (p.has_value and q.has_value):
         return p.x
 
@@ -202,15 +199,13 @@ def _unsure_from(p: Probe, q: Probe, confidence: float, sense: float) -> float |
 
 
 def between(probes: Sequence[Probe], x: float) -> Probe:
-    """The probe at x on the line between its neighbours of those in order; without values where either has none.
-
-    Its standard error is interpolated too: the average of both runs would claim less error than a run at x has.
-    """
+    """The probe at x on the line between its neighbours of those in order; without values where either has none."""
     right = next((probe for probe in probes if probe.x >= x), probes[-1])
     left = next((probe for probe in reversed(probes) if probe.x <= x), probes[0])
     if not (left.has_value and right.has_value):
         return Probe(x)
     ends = (left, right)
+    # The standard error is interpolated too: the average of both runs would claim less error than a run at x has.
     errors = [float(probe.indices.std(ddof=1)) / math.sqrt(len(probe.gains)) for probe in ends]
     wider = ends[int(np.argmax(errors))].indices
 
@@ -335,7 +330,7 @@ class CrossingSearch:
         return self.whole((low + high) / 2)
 
     def _repeat(self) -> bool:
-        """No sign anywhere: more replications wherever a value is not sure. False when they are spent."""
+        """More replications wherever a value is not sure; False when they are spent."""
         probes = sorted(self.probes.items())
         unsure = [x for x, p in probes if p.is_open(self.confidence) and self.repeated[x] < MAX_REPLICATIONS]
         for x in unsure:

@@ -1,12 +1,10 @@
 """Confidence intervals for simulation output.
 
-Knows numbers only, not requests or engines; a replication is one independent run (its own seed), and paired values come
-from runs that share their random streams (common random numbers). Values are finite and at least one, paired ones as
-many, and a confidence lies between 0 and 1: callers see to that. scipy is imported inside the functions that need it,
-so that ``import draftcast.sim`` stays fast.
+A replication is one independent run (its own seed), and paired values come from runs that share their random streams
+(common random numbers). Values are finite and at least one, paired ones as many, and a confidence lies between 0 and 1:
+callers see to that. scipy is imported where it is needed, so that ``import draftcast.sim`` stays fast.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,10 +36,7 @@ class Estimate:
         return self.low <= value <= self.high
 
     def scaled(self, factor: float) -> "Estimate":
-        """The same estimate in another unit, for example ``scaled(1e3)`` from seconds to milliseconds.
-
-        A negative factor swaps the bounds.
-        """
+        """The same in another unit, as ``scaled(1e3)`` from seconds to milliseconds; a negative factor swaps bounds."""
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.mean * factor, low, high, self.half_width * abs(factor), self.n, self.confidence)
 
@@ -57,7 +52,6 @@ class Estimate:
         return f"{self.mean:.4g}" if math.isnan(self.half_width) else f"{self.mean:.4g} ± {self.half_width:.2g}"
 
 
-@functools.lru_cache(maxsize=256)
 def student_t(degrees: int, confidence: float) -> float:
     """Two-sided critical value of Student's t, for example 2.776 for 4 degrees at 0.95."""
     from scipy.special import stdtrit
@@ -65,7 +59,6 @@ def student_t(degrees: int, confidence: float) -> float:
     return float(stdtrit(degrees, 0.5 + confidence / 2))
 
 
-@functools.lru_cache(maxsize=256)
 def normal_quantile(confidence: float) -> float:
     """Two-sided critical value of the normal distribution, for example 1.960 at 0.95."""
     from scipy.special import ndtri
@@ -96,23 +89,16 @@ def factor_interval(logs: Values, confidence: float = 0.95) -> Estimate:
 
 
 def paired_difference(first: Values, second: Values, confidence: float = 0.95) -> Estimate:
-    """t interval of mean(first - second) over replications that share their random numbers.
-
-    Positive correlation between the two sides cancels in the differences, so the interval is narrower than one from
-    independent runs (Law 2015, section 11.2).
-    """
-    assert len(first) == len(second)
+    """t interval of mean(first - second) over replications that share their random numbers (Law 2015, section 11.2)."""
     return replication_interval(np.subtract(first, second), confidence)
 
 
 def paired_ratio(first: Values, second: Values, confidence: float = 0.95) -> Estimate:
-    """Interval of mean(first) / mean(second) over paired replications.
+    """Interval of mean(first) / mean(second), which is not 0, over paired replications.
 
-    The ratio of means, not the mean of ratios (which is biased for E[first]/E[second]); its standard error comes from
-    the linearised residuals ``first_i - r * second_i`` and Student's t with n - 1 degrees (Cochran 1977, section 2.11).
-    The mean of ``second`` is not 0.
+    Not the mean of ratios, which is biased for E[first]/E[second]. The standard error comes from the linearised
+    residuals ``first_i - r * second_i`` and Student's t with n - 1 degrees (Cochran 1977, section 2.11).
     """
-    assert len(first) == len(second)
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     denominator = float(b.mean())
     ratio = float(a.mean()) / denominator
