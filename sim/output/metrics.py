@@ -1,7 +1,6 @@
 """The figures of a run in vLLM's terms: latencies, throughput, SLO goodput, acceptance, and where the time went.
 
-Works on the finished run's tables (requests, inter-token-latency histogram); knows nothing of the engine.
-Seconds inside; ``sim/output/vllm_result.py`` turns the figures into the keys and milliseconds of ``vllm bench serve``.
+In seconds; ``sim/output/vllm_result.py`` turns the figures into the keys and milliseconds of ``vllm bench serve``.
 
 Words: *output_throughput* (tokens emitted per second, also "token goodput" in SmartSpec) is not *request_goodput*
 (requests per second that meet every SLO, vLLM ``--goodput``). *ITL* is the gap between two emissions of a request; an
@@ -30,12 +29,9 @@ STATISTICS = ("mean", "median", "std", *(f"p{percentile}" for percentile in PERC
 
 @dataclass(frozen=True)
 class Metrics:
-    """Figures of one run by name: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined).
+    """Figures of one run by name: ``mean_ttft_s``, ``p99_e2el_s``, ``request_throughput``, ... (NaN: undefined)."""
 
-    ``acceptance_rate_position_j``: accepted at draft position j over draft rounds, as in vLLM.
-    """
-
-    values: Mapping[str, float]
+    values: Mapping[str, float]  # ``acceptance_rate_position_j``: accepted at position j over draft rounds, as in vLLM
     warmup_requests: int  # left out at the front
     by_class: Mapping[str, Mapping[str, float]]
     by_group: Mapping[str, Mapping[str, float]]
@@ -63,8 +59,8 @@ def compute_metrics(
         requests: one row per request (columns as in ``RunResult.requests``), at least one; rows in any order.
         itl_counts: histogram of gaps, int64 [20, ITL_BINS], segment = request index * 20 // n.
         slo: objectives for all requests, or per class name; a class without one counts as good when it finishes.
-        warmup: of a steady run, the leading requests to leave out, rounded up to a twentieth of the requests, so that
-            the same cut applies to the ITL histogram. None: a finite run, of which every request counts.
+        warmup: of a steady run, the leading requests to leave out, rounded up to a twentieth of the requests: the ITL
+            histogram's segments. None: a finite run, of which every request counts.
         percentiles: whether there are medians and percentiles: without a steady state they describe this run only.
         replicas: divides the ``_per_replica`` figures.
         accepted_per_position: accepted drafts by segment and draft position, [20, K].
@@ -98,11 +94,7 @@ def compute_metrics(
 
 
 def _slo_use(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, Slo]) -> FloatArray:
-    """Of each request the largest of its times over its limit: up to 1 it is good; infinite where it did not finish.
-
-    ``slo`` for all requests or per class name; a class without objectives uses nothing of them. Objectives for a class
-    that drew no request have no effect.
-    """
+    """Of each request the largest of its times over its limit: up to 1 it is good; infinite where it did not finish."""
     used = np.where(c.finished, 0.0, np.inf)
     classes = requests["class"].astype("category").cat
     for code, name in enumerate(classes.categories):
@@ -118,10 +110,7 @@ def _slo_use(requests: pd.DataFrame, c: RequestColumns, slo: Slo | Mapping[str, 
 
 
 def _whole_segments(requests: int, n: int) -> int:
-    """The first segment's start at or after so many requests, at most the last one's.
-
-    Raises InputError: fewer than none, or more than the run allows.
-    """
+    """The first segment's start at or after so many requests. Raises InputError: there is none, or fewer than 0."""
     last = itl.segment_start(itl.ITL_SEGMENTS - 1, n)
     if not 0 <= requests <= last:
         message = f"a run of {n:,} requests can leave out at most {last:,}; compare runs of the same number of requests"
@@ -237,10 +226,7 @@ def _by_label(
     labels: "pd.Series[Any] | None", c: RequestColumns, kept: slice, good: BoolArray | None, percentiles: bool
 ) -> dict[str, dict[str, float]]:
     """Latencies of the requests of each class, or group of replicas; none where there is one alone."""
-    if labels is None:
-        return {}
-    is_one = isinstance(labels.dtype, pd.CategoricalDtype) and len(labels.cat.categories) < 2
-    if is_one or labels.nunique() < 2:
+    if labels is None or labels.nunique() < 2:
         return {}
     counted, result = labels.iloc[kept], {}
     for name, places in counted.groupby(counted, observed=True).indices.items():

@@ -15,9 +15,8 @@ from draftcast.sim.engine.replica import Replica
 from draftcast.sim.state import engine as state
 from draftcast.sim.workload.request_table import RequestTable
 
-_MOMENTS = ("first_scheduled_s", "first_token_s", "finish_s")
+# Where a request's time goes: they add up to its E2E time.
 TIME_PARTS = ("queue", "prefill", "draft", "verify", "rejected", "host", "kv_pressure")
-"""Where a request's time goes; the seven add up to its E2E time."""
 TIME_COLUMNS = tuple(f"time_{part}_s" for part in TIME_PARTS)
 
 
@@ -67,16 +66,14 @@ def requests_frame(
 ) -> pd.DataFrame:
     """One row per counted request, with the number of its session and its place there.
 
-    ``counted``: their places in the table, in the order in which they count.
-
     Times in seconds since the start. ``time_*_s`` split the end-to-end time: waiting to be scheduled, prefill (the
     request's own until its first token, others' chunks that delayed it after that), drafting and verifying what was
     kept, rejected work (the time of each step less its time without the rejected rows and their drafts, see
     ``draftcast.sim.engine.step.commit``), host, and from each preemption to the next token (KV pressure). A request
     that has not finished has NaN there and in ``finish_s``.
 
-    ``late_s``, of each row: between its client's sending a request and the engine's having it. Arrivals are the
-    client's, and this time counts as waiting.
+    ``counted``: their places in the table, in the order in which they count. ``late_s``, of each row: from its client's
+    sending to the engine's having it; arrivals are the client's, and this time counts as waiting.
     """
     rows = replicas[0].state.requests[counted]
     done = rows["status"] == state.FINISHED
@@ -87,6 +84,7 @@ def requests_frame(
         *clock_s[[state.CLOCK_DRAFT, state.CLOCK_VERIFY, state.CLOCK_REJECTED, state.CLOCK_HOST]],
         rows["pressure_s"],
     )
+    moments = ("first_scheduled_s", "first_token_s", "finish_s")
     sessions = {}
     if table.session is not None:
         sessions = {"session": table.session[counted], "session_request": table.into_session()[0][counted]}
@@ -98,7 +96,7 @@ def requests_frame(
             "replica": assigned[counted],
             "priority": rows["priority"],
             "arrival_s": rows["arrival_s"] - late_s,
-            **{name: np.where(rows[name] >= 0, rows[name], np.nan) for name in _MOMENTS},
+            **{name: np.where(rows[name] >= 0, rows[name], np.nan) for name in moments},
             "prompt_tokens": rows["prompt"],
             "output_tokens": rows["tokens"] - rows["prompt"],
             "cached_tokens": rows["hit_tokens"],

@@ -49,9 +49,8 @@ FEWEST_WINDOWS = 4
 class Stability:
     """Verdict on a run, and the figures behind it in words.
 
-    ``stable``: a steady state exists as far as the run can tell. ``unstable``: the queue grows. ``not settled``: no
-    queue, but requests in flight still grow at the end (overloaded or too short a run), or fewer than 50 requests.
-    ``finite``: a list of requests that ends (all at once, as in an offline batch), of which none of this is asked.
+    ``stable``: a steady state exists as far as the run can tell. ``unstable``: the queue grows. ``not settled``:
+    requests in flight still grow at the end, or there are fewer than 50. ``finite``: a list of requests that ends.
     """
 
     verdict: StabilityWord
@@ -72,21 +71,18 @@ def shortfall(num_requests: float, in_system: float, utilisation: float) -> floa
     """By how much the mean latency of a run that began empty may fall short of the steady state, as a share of it.
 
     ``1.5 L / n + 2 / (n (1 - rho)^2)``: the batch must fill and turn over, and a queue close to its capacity forgets
-    its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). The
-    factors are chosen so that it is a bound on the bundled chat scenario, 1,000 to 24,000 requests against runs of
-    400,000, with and without speculation, at 90, 95 and 98.3 % of the capacity, where that is taken at the lower end of
-    its interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md). Infinite at the capacity. n: requests of the
-    run; L: mean number in the system; rho: rate over what is completed when saturated.
+    its beginning in a time that grows as the inverse square of what is left of the capacity (heavy traffic). Infinite
+    at the capacity. n: requests of the run; L: mean number in the system; rho: rate over what is completed when
+    saturated. With these factors it is a bound on the bundled chat scenario with and without speculation, 1,000 to
+    24,000 requests against runs of 400,000, at 90, 95 and 98.3 % of the capacity, taken at the lower end of its
+    interval (`benchmarks/cutover.py --shortfall`; docs/cutover.md).
     """
     room = 1.0 - utilisation
     return 1.5 * in_system / num_requests + 2.0 / (num_requests * room**2) if room > 0 else math.inf
 
 
 def mann_kendall_z(values: FloatArray) -> float:
-    """Standard normal where there is no monotone trend (Mann 1945; Kendall 1975), variance corrected for ties.
-
-    Assumes at least three independent values: give it batch means, not single requests. O(n^2).
-    """
+    """Standard normal where three or more independent values have no monotone trend (Mann 1945; Kendall 1975)."""
     n = values.size
     rises = float(np.triu(np.sign(values[None, :] - values[:, None]), 1).sum())
     _, ties = np.unique(values, return_counts=True)
@@ -178,11 +174,10 @@ class Warmup:
 def find_warmup(runs: Sequence[pd.DataFrame], *, closed_loop: bool) -> Warmup:
     """The warm-up of the replications of one steady scenario (tables in request order), one for all of them.
 
-    In a closed loop users keep the number in system; only its mixture of ages has to settle.
-
-    Sessions that all begin after the start miss their later requests at first: at time t those that are sent later than
-    t into a session, as a share of the later half's. In the number in system that share counts more, as above; latency
-    is taken to miss as much, since it goes by what a session has said.
+    In a closed loop users keep the number in system; only its mixture of ages has to settle. Sessions that all begin
+    after the start miss their later requests at first: at time t those that are sent later than t into a session, as a
+    share of the later half's. In the number in system that share counts more, as above; latency is taken to miss as
+    much, since it goes by what a session has said.
     """
     columns = [RequestColumns.of(requests) for requests in runs]
     n = min(c.arrival_s.size for c in columns)

@@ -14,7 +14,7 @@ import pandas as pd
 from draftcast.sim.output.metrics import STATISTICS
 from draftcast.sim.output.results import RequestColumns, integral
 
-RESULT_LATENCIES = ("ttft", "tpot", "itl", "e2el")
+THROUGHPUTS = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 
 
 def vllm_result(
@@ -29,10 +29,9 @@ def vllm_result(
 ) -> dict[str, object]:
     """The result dict of ``vllm bench serve --save-detailed --percentile-metrics ttft,tpot,itl,e2el``, ready for JSON.
 
-    ``values`` are a run's figures (``Metrics.values``, without the warm-up where one was cut off); lists and peaks
-    are of all ``requests``, in request order. Medians and percentiles are None for a run without a steady state,
-    undefined figures too. ``itls`` holds an empty list per request, since single gaps are not kept.
-    ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
+    ``values`` are a run's figures (``Metrics.values``, without the warm-up where one was cut off); lists and peaks are
+    of all ``requests``, in request order. Undefined figures are None, as are medians and percentiles of a run without a
+    steady state. ``spec_decode_*`` is there when drafts were made; its acceptance rate is in percent, as in vLLM.
     """
     c = RequestColumns.of(requests.sort_values("request", kind="stable"))
     count = len(requests)
@@ -43,9 +42,6 @@ def vllm_result(
 
     def wholes(*names: str) -> dict[str, int | None]:
         return {name: round(values[name]) if math.isfinite(values[name]) else None for name in names}
-
-    def figures(*names: str) -> dict[str, float | None]:
-        return {name: figure(name) for name in names}
 
     tokens_per_s, concurrent_requests = _peaks(c)
     result: dict[str, object] = {
@@ -61,7 +57,7 @@ def vllm_result(
         "max_concurrency": max_concurrency,
         "duration": figure("duration_s"),
         **wholes("completed", "failed", "total_input_tokens", "total_output_tokens"),
-        **figures("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
+        **{name: figure(name) for name in THROUGHPUTS},
         "latencies": np.where(c.finished, c.e2el_s, 0.0).tolist(),
         "queue_times": [0.0] * count,
         "input_lens": c.prompt.tolist(),
@@ -86,7 +82,7 @@ def vllm_result(
             "spec_decode_accepted_tokens": round(values["num_accepted_tokens"]),
             "spec_decode_per_position_acceptance_rates": rates,
         }
-    for name in RESULT_LATENCIES:
+    for name in ("ttft", "tpot", "itl", "e2el"):
         result |= {f"{statistic}_{name}_ms": figure(f"{statistic}_{name}_s", 1e3) for statistic in STATISTICS}
     return result
 
