@@ -1,7 +1,6 @@
 """Forecasts of measured points: each setting simulated once, its figure in the metric's own terms, and the error.
 
-Errors are of time: forecast time over measured time, less 1, whichever way the metric is written. Above 0 the forecast
-is too slow, below 0 too fast. The error of a speed-up is forecast over measured, less 1.
+Errors are forecast over measured, less 1, of times (whichever way the metric is written) or of speed-ups.
 """
 
 import re

@@ -1,7 +1,7 @@
 """From a row to scenarios: the setting without and with speculation, or why it cannot be expressed, field by field.
 
-Nothing of a row's own figures sets anything but its acceptance, and never the figure without speculation. What the
-row does not give and was assumed is said. Runs are finite, as the measurements were: every request counts.
+Of a row's own figures only those with speculation are used, and only for its acceptance. What the row does not give and
+was assumed is said. Runs are finite, as the measurements were: every request counts.
 """
 
 import math
@@ -56,13 +56,12 @@ def _longest(lengths: dict[str, Any]) -> int:
 
 
 def _starts(scenario: Scenario) -> bool:
-    """Whether the model fits into the memory that SGLang takes by default, where the row gives no share of it."""
-    if not scenario.engine.version.startswith("sglang") or scenario.engine.gpu_memory_utilization is not None:
-        return True
-    try:
-        cached_deployment(scenario)
-    except CapacityError:
-        return False
+    """False where the model does not fit into the memory that SGLang takes when the row gives no share of it."""
+    if scenario.engine.version.startswith("sglang") and scenario.engine.gpu_memory_utilization is None:
+        try:
+            cached_deployment(scenario)
+        except CapacityError:
+            return False
     return True
 
 
@@ -136,12 +135,10 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
             requests = count or max(_PROMPTS, _ROUNDS * clients)
         clients = min(clients, requests)
         arrivals = {"process": "closed_loop", "concurrency": clients}
-    temperature = point.temperature
-    if temperature is None:
-        temperature = 0.0
+    if point.temperature is None:
         reading.assumed["temperature"] = "0, as vLLM's and SGLang's load clients send"
     load = {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "max_model_len_action": "clip"}
-    return load | {"temperature": temperature}
+    return load | {"temperature": point.temperature or 0.0}
 
 
 def _drafting(
@@ -177,9 +174,7 @@ def _drafting(
     if method in ("draft_model", "pard"):
         keys |= _draft_model(reading, spec, method)
     mean = _mean_length(reading, facts, k)
-    if mean is None or reading.reasons:
-        return None
-    return keys, _acceptance(reading, keys, facts, k, mean)
+    return None if mean is None or reading.reasons else (keys, _acceptance(reading, keys, facts, k, mean))
 
 
 def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, Any]:
@@ -187,14 +182,13 @@ def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, An
 
     A tree's method does not tell EAGLE's head from EAGLE-3's; the name does, and nearly all are EAGLE-3's.
     """
-    name = spec.draft_model
-    if method != "eagle_tree" or (name is not None and is_bundled_head(name)):
-        return {"model": name} if name is not None else {}
-    if re.search(r"eagle-?3", name or "eagle3", re.IGNORECASE):
-        public = public_head("eagle3", model)
-        reading.assumed["spec.draft_model"] = f"{public}, a public head for this target; served: {name}"
-        return {"model": public} if public is not None else {}
-    return {}
+    head = spec.draft_model
+    if method == "eagle_tree" and (head is None or not is_bundled_head(head)):
+        if not re.search(r"eagle-?3", head or "eagle3", re.IGNORECASE):
+            return {}
+        head = public_head("eagle3", model)
+        reading.assumed["spec.draft_model"] = f"{head}, a public head for this target; served: {spec.draft_model}"
+    return {"model": head} if head is not None else {}
 
 
 def _draft_model(reading: Reading, spec: Spec, method: str) -> dict[str, Any]:
@@ -238,22 +232,16 @@ _MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
 def _acceptance(reading: Reading, keys: dict[str, Any], facts: GivenAcceptance, k: int, mean: float) -> dict[str, Any]:
-    rates = None
-    if facts.per_position is not None and len(facts.per_position) >= k:
-        rates = list(accumulate(facts.per_position[:k], min))
-    if keys["method"] in MATCHING_METHODS:
-        return _search(reading, facts, k, mean, rates)
     alpha = conditional_rate(mean - 1.0, [1.0] * k)
+    of_drafts: dict[str, Any] = {"model": "constant", "alpha": alpha}
+    if facts.per_position is not None and len(facts.per_position) >= k:
+        of_drafts = {"model": "per_position", "rates": list(accumulate(facts.per_position[:k], min))}
     if keys["method"] == "eagle_tree":
-        shape = {name: keys[name] for name in ("tree_width", "max_tree_nodes")}
-        return {"model": "tree", "rates": rates or [alpha ** (index + 1) for index in range(k)], **shape}
-    if rates is not None:
-        return {"model": "per_position", "rates": rates}
-    return {"model": "constant", "alpha": alpha}
-
-
-def _search(reading: Reading, facts: GivenAcceptance, k: int, mean: float, rates: list[float] | None) -> dict[str, Any]:
-    """Of n-gram and suffix: how often a draft is found, and how much of one is accepted."""
+        rates = of_drafts.get("rates", [alpha ** (index + 1) for index in range(k)])
+        return {"model": "tree", "rates": rates, **{name: keys[name] for name in ("tree_width", "max_tree_nodes")}}
+    if keys["method"] not in MATCHING_METHODS:
+        return of_drafts
+    # Of n-gram and suffix, how often a draft is found, and how much of one is accepted.
     more = reading.point.more
     drafts, accepted = more.get("on_spec_decode_num_drafts_total"), more.get("on_spec_decode_num_accepted_tokens_total")
     emitted = more.get("on_generation_tokens_total")
@@ -262,8 +250,8 @@ def _search(reading: Reading, facts: GivenAcceptance, k: int, mean: float, rates
     elif drafts and accepted and emitted:
         share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
     else:
-        rates = list(continued(_MATCHED_RATES, k))
-        share = min(1.0, (mean - 1) / sum(rates))
-        reading.assumed["acceptance"] = f"{sum(rates):.2f} accepted tokens in a round with a match"
-    accepted = {"alpha": conditional_rate(mean - 1.0, [1.0] * k)} if rates is None else {"rates": rates}
-    return {"model": "ngram", "match_probability": share, **accepted}
+        matched = list(continued(_MATCHED_RATES, k))
+        share = min(1.0, (mean - 1) / sum(matched))
+        reading.assumed["acceptance"] = f"{sum(matched):.2f} accepted tokens in a round with a match"
+        of_drafts = {"rates": matched}
+    return {**of_drafts, "model": "ngram", "match_probability": share}

@@ -148,8 +148,7 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
         reading.missing("tp", f"{ranks * pp} GPUs span nodes, whose link is not simulated")
     if point.num_gpus is not None and point.num_gpus != ranks * pp and not reading.reasons:
         reading.missing("num_gpus", f"{point.num_gpus} GPUs at tp {tp}, pp {pp}, dp {dp}")
-    sizes = {"pipeline_parallel_size": pp, "data_parallel_size": dp}
-    keys: dict[str, Any] = {"tensor_parallel_size": tp, **{name: count for name, count in sizes.items() if count > 1}}
+    keys = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
     if 1 < size != ranks:
         keys["expert_parallel_size"] = size
     return keys | {"enable_expert_parallel": True} if experts else keys
@@ -257,8 +256,8 @@ def _counted(point: EvidencePoint, names: list[str]) -> float | None:
     """The mean of the requests that were sent, from a total in ``more``."""
     totals = [point.more[name] for name in names if isinstance(point.more.get(name), int | float)]
     count = point.load.num_prompts
-    if count is None and point.load.kind == "burst" and point.load.value is not None:
-        count = int(point.load.value)
+    if count is None and point.load.kind == "burst":
+        count = int(point.load.value or 0)
     return totals[0] / count if totals and count else None
 
 

@@ -2,7 +2,7 @@
 
 How sure a forecast is follows from the same errors, by stratum: the spread of the logarithms of forecast over measured
 time is such that nine in ten lie within 1.645 of it. A source with a hundred points says no more about the next machine
-than one with three. How well such intervals cover is judged with each source held out of the spread it is judged by.
+than one with three.
 """
 
 import csv
@@ -104,12 +104,11 @@ def errors_by_source(pairs: Iterable[tuple[str, float]]) -> FigureErrors:
 
 def signs(forecasts: Iterable[Forecast], *, below: bool) -> Signs:
     """How many clear losses (or, not ``below``, clear gains) are forecast as such."""
-    pairs = ((f.point.source, f.point.speedup, f.speedup) for f in forecasts)
-    judged = [
-        (source, forecast < 1 if below else forecast > 1)
-        for source, measured, forecast in pairs
-        if forecast is not None and measured is not None and (measured < BELOW if below else measured > ABOVE)
-    ]
+    judged = []
+    for f in forecasts:
+        measured, forecast = f.point.speedup, f.speedup
+        if forecast is not None and measured is not None and (measured < BELOW if below else measured > ABOVE):
+            judged.append((f.point.source, forecast < 1 if below else forecast > 1))
     return Signs(len(judged), sum(right for _, right in judged), len({source for source, _ in judged}))
 
 
@@ -143,8 +142,7 @@ def spread(by_source: Mapping[str, list[float]]) -> float:
     """Standard deviation that puts nine in ten errors inside; every source counts once.
 
     Straight between errors, each in the middle of its weight (Hyndman and Fan, The American Statistician 50(4), 1996,
-    definition 5). `coverage` says how many errors of a further source such an interval holds. One of split conformal
-    prediction holds more than nine in ten: of ten sources it ends at the worst.
+    definition 5). Split conformal prediction would hold more: of ten sources it ends at the worst.
     """
     errors = np.concatenate([np.abs(of_source) for of_source in by_source.values()])
     weights = np.concatenate([np.full(len(of_source), 1.0 / len(of_source)) for of_source in by_source.values()])
@@ -176,12 +174,11 @@ def sharing(strata: Residuals, stratum: str) -> dict[str, list[float]]:
     if len(of_stratum) >= LEAST_SOURCES:
         return of_stratum
     kind = stratum.rpartition(", ")[0]
-    together = merged(errors for name, errors in strata.items() if name.rpartition(", ")[0] == kind)
-    return together if len(together) > 1 else merged(strata.values())
+    together = _merged(errors for name, errors in strata.items() if name.rpartition(", ")[0] == kind)
+    return together if len(together) > 1 else _merged(strata.values())
 
 
-def merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """The errors of several strata, by source."""
+def _merged(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
     return grouped((source, value) for part in parts for source, values in part.items() for value in values)
 
 

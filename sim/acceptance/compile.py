@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.errors import ScenarioError
-from draftcast.kernels.arrays import FloatArray
 from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.chain import BINS, Chain, Factors
 from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
@@ -40,46 +39,40 @@ def compile_acceptance(
     classes = np.asarray(class_id, dtype=np.int16)
     n = len(classes)
     kinds = np.array([model.kind for model in models], dtype=np.int64)
+    is_trace = kinds == compiled.KIND_TRACE
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
     factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]
-    most = max((len(of_class.context) + len(of_class.output_position) for of_class in factors), default=0)
+    most = max(len(of_class.context) + len(of_class.output_position) for of_class in factors)
     band_starts = np.zeros((n, most), np.int64)
     band_jumps = np.zeros((len(models), most), np.int64)
     band_rows = np.zeros(len(models), np.int64)
-    bands = max((len(of_class.log_odds) for of_class in factors), default=1)
-    params = np.zeros((bands, len(models)), PARAMS)
-    tables: list[FloatArray] = []
-    first = np.zeros(len(models), dtype=np.int32)
-    row = np.zeros(n, dtype=np.int32)
+    params = np.zeros((max(len(of_class.log_odds) for of_class in factors), len(models)), PARAMS)
+    tables = [np.atleast_2d(model.draft_probabilities()) for model in models]
+    first = np.cumsum([0, *map(len, tables)]).astype(np.int32)
+    conditional = np.zeros((first[-1], MAX_K))
+    row = first[classes]
     for c, model in enumerate(models):
         check_drafts(k, model.max_drafts(), f"the {type(model).__name__} acceptance list")
         by_band = model.parameters()
         params[: len(by_band), c] = by_band
-        probabilities = np.atleast_2d(model.draft_probabilities())
-        table = np.zeros((len(probabilities), MAX_K))
-        table[:, : probabilities.shape[1]] = probabilities
-        first[c] = sum(len(other) for other in tables)
-        tables.append(table)
+        conditional[first[c] : first[c + 1], : tables[c].shape[1]] = tables[c]
         members = classes == c
-        row[members] = first[c]
-        band_rows[c] = len(table) // len(by_band)
+        band_rows[c] = len(tables[c]) // len(by_band)
         starts, jumps = factors[c].starts(prompts[members])
         band_starts[members, : len(jumps)], band_jumps[c, : len(jumps)] = starts, jumps
         if band_rows[c] >= BINS:  # of a bin of its own, with or without two states
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
             row[members] += bins * np.int32(band_rows[c] // BINS)
-    conditional = np.concatenate(tables)
     params["confidence"] = [-1.0 if value is None else value for value in confidence or [None] * len(models)]
-    has_confidence = bool((params["confidence"][0] >= 0.0).any())
     draws_matches = bool(np.isin(kinds, (compiled.KIND_STATES, compiled.KIND_NGRAM, compiled.KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
-    if (kinds == compiled.KIND_TRACE).any():
+    if is_trace.any():
         if offsets is None or lengths is None:
             missing = "acceptance_offsets" if offsets is None else "acceptance_lengths"
             message = "acceptance model trace needs requests with a recorded acceptance"
             raise ScenarioError(message, key=missing, value=None)
         recorded_offsets, recorded_lengths = np.asarray(offsets, np.int64), np.asarray(lengths, np.uint8)
-        bare = np.flatnonzero((np.diff(recorded_offsets) == 0) & (kinds[classes] == compiled.KIND_TRACE))
+        bare = np.flatnonzero((np.diff(recorded_offsets) == 0) & is_trace[classes])
         if len(bare):
             message = f"acceptance model trace needs a recording for every request; request {bare[0]} has none"
             raise ScenarioError(message, key="acceptance_lengths")
@@ -87,9 +80,9 @@ def compile_acceptance(
             if isinstance(model, Trace):
                 replayed = model.of_recording(recorded_offsets, recorded_lengths)
                 params["stationary"][:, c] = replayed.missed_share(k)
-                if has_confidence:
+                if (params["confidence"] >= 0.0).any():
                     conditional[first[c], :k] = replayed.conditional(k)
-        draws_matches = draws_matches or bool((params["stationary"][0, kinds == compiled.KIND_TRACE] < 1.0).any())
+        draws_matches |= bool((params["stationary"][0, is_trace] < 1.0).any())
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,

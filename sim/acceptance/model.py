@@ -1,9 +1,9 @@
 """How many draft tokens the target accepts: what every model answers, a tree, and a recording.
 
-There is no default: only the user, or a measurement, knows it. A record is validated where it enters and asked as it
-is. Rates are *unconditional*: ``rates[i]`` is the share of rounds in which the first i+1 drafts were all accepted
-(vLLM's ``synthetic_acceptance_rates`` and ``vllm:spec_decode_num_accepted_tokens_per_pos / num_drafts``), so they never
-rise. Every round meets fresh uniform numbers (see compiled.py), so these formulas are exact.
+There is no default: only the user, or a measurement, knows it. Rates are *unconditional*: ``rates[i]`` is the share of
+rounds in which the first i+1 drafts were all accepted (vLLM's ``synthetic_acceptance_rates`` and
+``vllm:spec_decode_num_accepted_tokens_per_pos / num_drafts``), so they never rise. Every round meets fresh uniform
+numbers (see compiled.py), so the formulas are exact.
 """
 
 from abc import abstractmethod
@@ -151,9 +151,8 @@ class Tree(AcceptanceModel):
     def draft_probabilities(self) -> FloatArray:
         """P(some node at depth d accepted | its parent was); with ``widths`` 1 - (1 - alpha)^width.
 
-        Multi-round speculative sampling tries the siblings one after the other (SpecInfer, arXiv 2305.09781, section
-        4.3), each accepted with probability ``alpha`` given that the elder ones were rejected (the positional
-        acceptance assumption of Sequoia, arXiv 2402.12374, section 3).
+        Siblings are tried one after the other (SpecInfer, arXiv 2305.09781, section 4.3; Sequoia, arXiv 2402.12374,
+        section 3).
         """
         if self.alpha is None or self.widths is None:
             return super().draft_probabilities()

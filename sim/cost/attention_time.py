@@ -1,9 +1,8 @@
 """Seconds of attention from sums over the batch: of one kind of layers, and of prompts and decodes in one launch.
 
-One kind of layers takes a measured grid, or a soft roofline. Compiled half of `calibration/profile/interpolation`:
-where a grid was measured it is interpolated linearly in the logs, at the mean request of the batch; beyond the grid,
-and for a batch whose sums differ from those of equal requests (ragged prefill), the roofline's ratio stretches it. A
-sequence's KV counts once however many queries attend to it.
+Where a kind of layers was measured, its grid is interpolated linearly in the logs at the batch's mean request, and the
+ratio of a soft roofline stretches it beyond the grid and for unequal requests (ragged prefill). Where not, the roofline
+alone gives the time. A sequence's KV counts once however many queries attend to it.
 
 What an engine launches for a batch depends on its kernel (`HardwareSpec.attention_kernel`):
 
@@ -219,17 +218,16 @@ def attention_seconds(kind: Any, grids: FloatArray, batch: KvSums, times: float,
     """
     if kind.layers == 0.0 or batch.rows <= 0.0:
         return 0.0
-    rows, seqs = batch.rows, batch.seqs
-    if kind.window > 0.0 and batch.kv > seqs * kind.window:
+    if kind.window > 0.0 and batch.kv > batch.seqs * kind.window:
         # The draft's sums are not cut by the engine; capping the mean bounds the true sum from above.
-        kv = seqs * kind.window
+        kv = batch.seqs * kind.window
         qkv = batch.qkv * (kv / batch.kv)
-        batch = KvSums(qkv, kv, rows, seqs, math.log(kv), batch.log_rows, batch.log_seqs)
+        batch = KvSums(qkv, kv, batch.rows, batch.seqs, math.log(kv), batch.log_rows, batch.log_seqs)
     if kind.grid >= 0.0:
         seconds, measured = _grid_seconds(kind, grids, batch)
         origin = INTERPOLATED if measured else EXTRAPOLATED
     else:
-        seconds = _roofline(kind, batch.qkv, batch.kv, rows)
+        seconds = _roofline(kind, batch.qkv, batch.kv, batch.rows)
         origin = int(kind.origin)
     seconds *= times
     out.by_origin_s[origin] += seconds
@@ -243,9 +241,9 @@ def fill_launch(kind: Any, kernel: str, multiprocessors: int, heads: int, kv_hea
     ``pair_s``: seconds of a (query, context token) pair of all heads at the rate that prompts reach.
     """
     kind["launch_grid"] = -1
-    rows = TILE_ROWS.get(kernel, 0.0)
-    if rows == 0.0:
+    if kernel not in TILE_ROWS:
         return
+    rows = TILE_ROWS[kernel]
     kind["split_seqs"] = math.inf
     if kernel == "flash_attention_3":
         kind["tile_kv_s"] = pair_s * rows / (heads / kv_heads)
@@ -276,8 +274,8 @@ def measured_launches(
 ) -> FloatArray | None:
     """Grid of the measured launches as ratios to `shared_seconds`, flat; None where none were measured.
 
-    Also takes the tails of ``kind`` from the measured launches over unequal contexts. Axes: the prompt's chunk, its
-    earlier tokens + `PREFIX_OFFSET`, decoding sequences, their context.
+    Axes: the prompt's chunk, its earlier tokens + `PREFIX_OFFSET`, decoding sequences, their context. The tails of
+    ``kind`` are taken from launches over unequal contexts.
     """
     rows = times.launches(dtypes[0], dtypes[1], **heads)
     if rows is None:
@@ -289,12 +287,8 @@ def measured_launches(
     prefill_s[of_prompt] = np.exp(prefill.log_seconds(tokens / chunk, np.ones(len(chunk)), chunk))
     decode_s = np.exp(decode.log_seconds(np.ones(len(rows)), batch, context))
     tile, serial = kind["tile_kv_s"] / kind["layers"], kind["serial_kv_s"] / kind["layers"]
-    modelled = np.array(
-        [
-            shared_seconds(tile, serial, p, d, n, n * kv) if shared else d
-            for p, d, n, kv, shared in zip(prefill_s, decode_s, batch, context, of_prompt, strict=True)
-        ]
-    )
+    shared_s = np.vectorize(shared_seconds)(tile, serial, prefill_s, decode_s, batch, batch * context)
+    modelled = np.where(of_prompt, shared_s, decode_s)
     points = np.stack([m, k - m + PREFIX_OFFSET, batch, context], axis=1)
     equal = of_prompt & (longest == context)
     flat = None

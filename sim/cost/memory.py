@@ -1,9 +1,8 @@
-"""How many KV-cache blocks a replica has: device memory less weights, activations and CUDA graphs (as vLLM profiles).
+"""How many KV-cache blocks a replica has: device memory less weights, activations and CUDA graphs.
 
 It follows vLLM 0.32's ``determine_available_memory``: ``memory * gpu_memory_utilization`` less what is in use after a
-profiling pass over ``max_num_batched_tokens``. vLLM measures that pass; here it is estimated from shapes
-(``activation_peak_bytes``), so a budget is good to a few per cent of the memory, and ``num_gpu_blocks`` from a real
-server's log should be given where there is one. It knows nothing of requests: the engine allocates the blocks.
+profiling pass over ``max_num_batched_tokens``. vLLM measures that pass; here it is estimated from shapes, good to a few
+per cent of the memory: ``num_gpu_blocks`` from a real server's log should be given where there is one.
 """
 
 import dataclasses
@@ -56,9 +55,7 @@ class MemoryBudget:
     kv_bytes_per_token: float  # target and draft, on the fullest rank; full-attention layers when windows are pinned
     draft_kv_bytes_per_token: float
     block_size: int  # tokens of a block: the engine's, enlarged for models with linear attention layers
-    # blocks a running request holds besides its context's: its states in linear layers, its last tokens beside
-    # compressed entries
-    fixed_blocks: int
+    fixed_blocks: int  # of a running request: its states in linear layers, its last tokens beside compressed entries
     most_requests: int | None  # that a pool of states holds at once; None: there is no such pool
     window_groups: int  # groups of layers with a window, each with blocks of its own for a request, at most window_cap
     window_cap: int
@@ -102,16 +99,12 @@ def memory_budget(
     The fullest of the ranks counts: KV heads are replicated when there are fewer than ranks, and a draft with its own,
     smaller degree stands whole on the first ranks. A model with both full and sliding layers pins one window per
     sequence for the sliding ones and pays per token for the full ones only (vLLM's hybrid KV cache), unless paying for
-    every layer leaves more; without prefix caching its groups give back blocks behind the window. A model with linear
-    attention layers is laid out by `_state_pages`.
-
-    Args:
-        config: the engine; with ``num_gpu_blocks`` given, memory must still hold the weights.
-        draft: draft model or head, None for methods without device weights.
+    every layer leaves more; without prefix caching its groups give back blocks behind the window. Where
+    ``num_gpu_blocks`` is given, memory must still hold the weights.
 
     Raises:
         CapacityError: weights and activations exceed the usable memory, or one request of ``max_model_len`` does not
-            fit into the blocks; the message gives the sizes.
+            fit into the blocks.
         ModelError: a degree does not divide the heads.
     """
     stages = range(config.pipeline_parallel_size)
@@ -190,41 +183,39 @@ def _weight_bytes(
 def _stage_budget(
     config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec, stage: int
 ) -> MemoryBudget:
-    tp, draft_tp, k = config.tensor_parallel_size, config.draft_tensor_parallel_size, config.num_speculative_tokens
+    engine, k, tp = config.generation, config.num_speculative_tokens, config.tensor_parallel_size
     stages, dcp = config.pipeline_parallel_size, config.decode_context_parallel_size
     if stage < stages - 1:
         draft = None  # it runs behind the last stage
     taken = memory_share(config, model, hardware)
     if hardware.vendor == "AMD" and config.max_model_len > _SHORT_CONTEXT:
-        taken *= config.generation.amd_context_share
+        taken *= engine.amd_context_share
     usable = hardware.memory_bytes * taken
     weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
-    draft_weights = 0.0 if draft is None else _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
+    draft_weights = draft_kv = 0.0
+    if draft is not None:
+        draft_tp, packed = config.draft_tensor_parallel_size, config.packs_latents
+        draft_weights = _weight_bytes(draft, config.draft_weight_dtype, draft_tp, config)
+        draft_kv = draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp, packed=packed) / dcp
     activations = activation_peak_bytes(config, model, draft)
-    state_bytes = config.generation.request_state_bytes
-    if state_bytes and stage == stages - 1:  # where it samples
-        activations += since(state_bytes, config.version) * config.max_num_seqs * model.vocab_size
+    if engine.request_state_bytes and stage == stages - 1:  # where it samples
+        activations += since(engine.request_state_bytes, config.version) * config.max_num_seqs * model.vocab_size
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config), config.cudagraph_mode)
     one_rank = tp * stages * config.data_parallel_size == 1
     non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
-    engine = config.generation
     beside = rest if engine.memory_beside else 0.0 if is_since(config.version, engine.graphs_counted_since) else graphs
     left = usable - weights - draft_weights - (rest - beside) - max(0.0, beside - (hardware.memory_bytes - usable))
 
     # Blocks of ranks that share out a context count the tokens of all of them.
     share = own_layers / model.num_hidden_layers / dcp if stages * dcp > 1 else 1.0
-    packed = config.packs_latents
-    kv = model.kv_bytes_per_token(config.kv_dtype, tp, packed=packed) * share
-    draft_kv = 0.0
-    if draft is not None:
-        draft_kv = draft.kv_bytes_per_token(config.draft_kv_dtype, draft_tp, packed=packed) / dcp
+    kv = model.kv_bytes_per_token(config.kv_dtype, tp, packed=config.packs_latents) * share
     windows, per_token = _hybrid_windows(config, model, kv, draft_kv, left)
     block_size, fixed_blocks, window_groups = config.block_size * dcp, 0, 0
     most_requests: int | None = None
-    if model.num_linear_layers and config.generation.state_pool_ratio is not None:
+    if model.num_linear_layers and engine.state_pool_ratio is not None:
         states, most_requests = _state_pool(config, model, left, own_layers)
         left -= states
         per_token = kv + draft_kv
@@ -232,7 +223,8 @@ def _stage_budget(
         block_size, fixed_blocks, per_token = _state_pages(config, model, draft_kv, hardware)
         per_token *= share
     elif model.kv_compression:
-        fixed_blocks = math.ceil(model.local_kv_bytes(config.kv_dtype, packed=packed) / (per_token * block_size))
+        local_bytes = model.local_kv_bytes(config.kv_dtype, packed=config.packs_latents)
+        fixed_blocks = math.ceil(local_bytes / (per_token * block_size))
     elif model.has_window_groups and not config.enable_prefix_caching and share == 1.0:
         # Where no block is kept for another request, layers with a window give back those behind it.
         sliding = model.num_sliding_layers
@@ -306,10 +298,9 @@ def _state_pages(
 ) -> tuple[int, int, float]:
     """(tokens of a block, blocks that a running request's states hold, bytes of a block per token).
 
-    vLLM 0.32 gives every layer pages of one size and shares one pool of blocks between groups of equally many layers:
-    one of full attention, the draft's layers among them, and as many of linear layers as it takes. Attention's block is
-    enlarged until its page holds a linear layer's states. A request holds a block for its context as it grows, and in
-    each linear group one with its states and one more for every draft token, so that rejected drafts can be taken back.
+    vLLM 0.32 enlarges attention's block until its page holds a linear layer's states. In each group of linear layers
+    (`_layer_groups`) a request holds a block with its states and one more for every draft token, so that rejected
+    drafts can be taken back.
 
     Exact for a draft whose layers have the target's KV heads (MTP) and with prefix caching off; with it vLLM holds one
     block a group more while a request passes from one block to the next, and the cached states of earlier prompts.
@@ -363,11 +354,9 @@ def _layer_groups(
 def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None = None) -> float:
     """Estimated peak of live activations of one step on one rank, as vLLM's profiling pass meets it.
 
-    The larger of two peaks, one after the other (vLLM 0.32, ``profile_run``). Per token of the forward pass: residual,
-    layer input and layer output (``3h``), and the widest of attention (q, k, v and output), dense MLP (``2f`` in, ``f``
-    out; ungated ``f`` and ``f``) and experts (vLLM's two workspaces, ``top_k * (max(2f, h) + f)``), widths per rank; a
-    draft's input of fused hidden states comes on top. Then sampling for ``max_num_seqs`` rows over the whole
-    vocabulary, beside the hidden states of all tokens (`EngineGeneration.sampler_bytes`).
+    The larger of two peaks (vLLM 0.32, ``profile_run``): a forward pass, a draft's input of fused hidden states on top,
+    and sampling for ``max_num_seqs`` rows over the whole vocabulary, beside the hidden states of all tokens
+    (`EngineGeneration.sampler_bytes`).
     """
     act = activation_bytes(config.weight_dtype)
     width = _live_elements(model, config.tensor_parallel_size)
@@ -382,7 +371,11 @@ def activation_peak_bytes(config: EngineConfig, model: ModelSpec, draft: ModelSp
 
 
 def _live_elements(model: ModelSpec, tp: int) -> float:
-    """Elements live at once per token in the widest layer."""
+    """Elements live at once per token on one rank: residual, layer input and output, and the widest layer's own.
+
+    Attention has q, k, v and output, a dense MLP ``2f`` in and ``f`` out (ungated ``f`` and ``f``), experts vLLM's two
+    workspaces, ``top_k * (max(2f, h) + f)``.
+    """
     hidden, widest = float(model.hidden_size), 0.0
     gate = 2 if model.gated_mlp else 1
     if model.num_hidden_layers:
@@ -411,9 +404,8 @@ def cuda_graph_bytes(
     """Memory of captured CUDA graphs: those of all sizes, and full ones of decode sizes where a mode keeps them apart.
 
     ``sizes``: as of `given_graph_sizes`; None for vLLM's, `graph_sizes` up to ``min(2 * max_num_seqs * (1+k), 512)``.
-    vLLM captures as many graphs as it is told to (start-up log: "PIECEWISE=9 (largest=64), FULL=5 (largest=32)"), with
-    ``mode`` PIECEWISE or FULL those of all sizes alone, with FULL_DECODE_ONLY none but the decode sizes (vLLM 0.11 to
-    0.32, ``initialize_cudagraph_keys`` of ``v1/cudagraph_dispatcher.py``).
+    With ``mode`` PIECEWISE or FULL vLLM captures those of all sizes alone, with FULL_DECODE_ONLY none but the decode
+    sizes (vLLM 0.11 to 0.32, ``initialize_cudagraph_keys`` of ``v1/cudagraph_dispatcher.py``).
     """
     decode_rows = max_num_seqs * (1 + k)
     mixed = graph_sizes(min(2 * decode_rows, _GRAPH_CEILING)) if sizes is None else sizes

@@ -224,13 +224,12 @@ def _add_table(table: FloatArray, rows: float, times: float, out: Record) -> flo
             return 0.0
         scale = times * rows / last
         i = last
-    measured = scale * table[i, 0]
-    interpolated = scale * table[i, 1]
-    extrapolated = scale * table[i, 2]
-    _book(out, MEASURED, measured)
-    _book(out, INTERPOLATED, interpolated)
-    _book(out, EXTRAPOLATED, extrapolated)
-    return float(measured + interpolated + extrapolated)
+    seconds = 0.0
+    for origin in range(3):
+        part = scale * table[i, origin]
+        _book(out, origin, part)
+        seconds += part
+    return seconds
 
 
 @njit(cache=True, error_model="numpy")
@@ -266,10 +265,10 @@ def _drafted(seconds: float, rows: float, times: float, pass_s: float, p: Record
 
 
 @njit(cache=True, error_model="numpy")
-def _experts(table: FloatArray, p: Record, f: Record, rows: float, times: float, out: Record) -> float:
+def _experts(cost: StepCost, f: Record, rows: float, times: float, out: Record) -> float:
     """``times`` x seconds of the target's routed experts: ``rows`` of this rank and those of the others as in ``f``."""
-    ranks = f.group_tokens / f.tokens if f.group_tokens > 0.0 else p.ranks
-    return float(_add_table(table, rows * ranks, times, out))
+    ranks = f.group_tokens / f.tokens if f.group_tokens > 0.0 else cost.params[0].ranks
+    return float(_add_table(cost.experts, rows * ranks, times, out))
 
 
 @njit(cache=True, error_model="numpy")
@@ -307,7 +306,7 @@ def _target_seconds(
         decode = sums_of(grids, f.decode_qkv, f.decode_qkv, decode_rows, decode_rows)
     seconds = _add_table(cost.target, rows, 1.0, out)
     if p.ranks > 0.0:
-        seconds += _experts(cost.experts, p, f, rows, 1.0, out)
+        seconds += _experts(cost, f, rows, 1.0, out)
     both, alone = _target_attention(cost, at.DECODE, decode, f.decode_longest, prompts, new_prefill, out)
     without_prefill = seconds + alone
     seconds += both
@@ -325,18 +324,15 @@ def _target_seconds(
         states = sums_of(grids, decode_rows, f.decode_seqs, decode_rows, f.decode_seqs)
         decode_s = attention_seconds(cost.attention[at.LINEAR_DECODE], grids, states, 1.0, out)
         without_prefill += decode_s
-        seconds += decode_s
-        seconds += prefill_s
+        seconds = seconds + decode_s + prefill_s
     mode = out.graph_mode
     floor = p.prompt_launch_s if f.prefill_tokens > 0.0 else 0.0
     floor += p.split_launch_s if f.prefill_tokens > 0.0 and decode_rows > f.decode_seqs else 0.0
     floor += p.target_launch_s if mode == EAGER else 0.0
-    kernels = seconds
-    seconds = _with_overhead(kernels, p.target_mode_s[mode], floor, out)
-    out.overhead_s = seconds - kernels
+    out.target_s = _with_overhead(seconds, p.target_mode_s[mode], floor, out)
+    out.overhead_s = out.target_s - seconds
     out.launching_s = floor
-    out.waits_s = max(floor - kernels - p.target_mode_s[mode], 0.0)
-    out.target_s = seconds
+    out.waits_s = max(floor - seconds - p.target_mode_s[mode], 0.0)
     if f.prefill_tokens > 0.0 and new_prefill > 0.0:
         alone = 0.0
         if decode_rows > 0.0:
@@ -350,7 +346,7 @@ def _target_seconds(
             alone += p.target_mode_s[way]
             if way == EAGER:
                 alone = max(alone, p.target_launch_s)
-        out.prefill_s = max(seconds - alone, 0.0)
+        out.prefill_s = max(out.target_s - alone, 0.0)
 
 
 @njit(cache=True, error_model="numpy")
@@ -359,7 +355,7 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
     p = cost.params[0]
     seconds = _add_table(cost.draft_next, rows, times, out)
     if p.draft_experts > 0.0:
-        seconds += _experts(cost.experts, p, f, rows, times * p.draft_experts, out)
+        seconds += _experts(cost, f, rows, times * p.draft_experts, out)
     batch = sums_of(cost.attention_grids, kv * rows / f.draft_seqs, kv, rows, f.draft_seqs)
     for row in (at.DRAFT_DECODE, at.DRAFT_DECODE_WINDOW):
         seconds += attention_seconds(cost.attention[row], cost.attention_grids, batch, times, out)
@@ -387,7 +383,7 @@ def _draft_seconds(
         rows = f.tokens + extra
         seconds = _add_table(cost.draft_first, rows, 1.0, out)
         if p.draft_experts > 0.0:
-            seconds += _experts(cost.experts, p, f, rows, p.draft_experts, out)
+            seconds += _experts(cost, f, rows, p.draft_experts, out)
         # Requests that draft right after their prefill attend through draft_kv alone.
         if extra != 0.0:
             decode_rows = f.decode_tokens + extra
@@ -494,9 +490,9 @@ def _affine(cost: StepCost, f: Record, out: Record) -> None:
 def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> None:
     """`step_time`; where ``new_prefill`` is 0, of the same step less some drafts, in half the time, no ``prefill_s``.
 
-    The call before, with the same ``out``, must then have been for the whole step: the attention of its prefill rows is
-    not computed again, and graphs and verification cost what they did. The flag is a float because numba compiles a
-    function anew for every literal number.
+    The call before, with the same ``out``, must then have been for the whole step, whose attention of prefill rows,
+    graphs and verification are kept. The flag is a float because numba compiles a function anew for every literal
+    number.
     """
     p = cost.params[0]
     _clear_times(out)
@@ -557,8 +553,7 @@ def _stretch_times(out: Record, factor: float) -> None:
 def step_time(cost: StepCost, f: Record, out: Record) -> None:
     """Write the seconds of one step into ``out`` (a record of `TIMES`) from its features ``f`` (one of `FEATURES`).
 
-    Device seconds are ``draft_s + target_s + sample_s`` and equal the three origins' sum. A step without rows costs
-    nothing. `step_seconds` adds the host's.
+    Device seconds are ``draft_s + target_s + sample_s``, the three origins' sum; `step_seconds` adds the host's.
     """
     fill_times(reference(cost), f, 1.0, out)
 

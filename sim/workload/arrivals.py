@@ -1,8 +1,7 @@
 """When requests arrive: the arrival processes of a scenario, and the times they draw.
 
-Open loop: times do not depend on how fast the system answers. Gaps are quantiles of one uniform number per request
-index, so a higher rate squeezes the same pattern. Closed loop: a fixed number of users, each sending its next request
-some time after the last answer; the cluster decides the times.
+Open loop: gaps are quantiles of one uniform number per request index, so a higher rate squeezes the same pattern.
+Closed loop: a fixed number of users, whose requests the cluster times.
 """
 
 import math
@@ -47,7 +46,7 @@ class PoissonArrivals(DrawnArrivals):
     request_rate_rps: Rate
 
     def draw(self, seed: int, n: int) -> FloatArray:
-        return np.cumsum(_unit_exponentials(seed, n)) / self.request_rate_rps
+        return _unit_poisson(seed, n) / self.request_rate_rps
 
 
 class GammaArrivals(DrawnArrivals):
@@ -63,7 +62,7 @@ class GammaArrivals(DrawnArrivals):
 
     def draw(self, seed: int, n: int) -> FloatArray:
         if self.burstiness == 1:
-            return np.cumsum(_unit_exponentials(seed, n)) / self.request_rate_rps
+            return _unit_poisson(seed, n) / self.request_rate_rps
         from scipy.special import gammaincinv
 
         gaps = gammaincinv(self.burstiness, request_uniforms(seed, Stream.ARRIVALS, n)) / self.burstiness
@@ -109,7 +108,7 @@ class PiecewiseArrivals(DrawnArrivals):
         busy = rates > 0  # idle segments pass no operational time; leaving them out avoids 0/0 below
         start_s = np.concatenate([[0.0], until_s[:-1]])[busy]
         expected = np.concatenate([[0.0], np.cumsum(rates[busy] * (until_s[busy] - start_s))])  # requests until then
-        cycle, unit = np.divmod(np.cumsum(_unit_exponentials(seed, n)), expected[-1])
+        cycle, unit = np.divmod(_unit_poisson(seed, n), expected[-1])
         segment = np.searchsorted(expected, unit, side="right") - 1
         times = start_s[segment] + (unit - expected[segment]) / rates[busy][segment]
         return np.asarray(times + cycle * until_s[-1], dtype=np.float64)
@@ -154,6 +153,6 @@ Arrivals = Annotated[
 ]
 
 
-def _unit_exponentials(seed: int, n: int) -> FloatArray:
-    """n exponential draws with mean 1 of the ARRIVALS stream."""
-    return -np.log1p(-request_uniforms(seed, Stream.ARRIVALS, n))
+def _unit_poisson(seed: int, n: int) -> FloatArray:
+    """The first n arrivals of a Poisson process of rate 1, of the ARRIVALS stream."""
+    return np.cumsum(-np.log1p(-request_uniforms(seed, Stream.ARRIVALS, n)))

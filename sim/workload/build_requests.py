@@ -1,8 +1,7 @@
 """From a scenario's workload to the table of requests that one run serves.
 
 Everything is drawn per request index from streams of its own (arrivals, lengths, class), so changing one part of the
-workload leaves the draws of the others as they were. What a class's acceptance or SLO means is not known here, except
-that a recorded acceptance is read along with the requests.
+workload leaves the draws of the others as they were. Of acceptance only recordings are read here.
 """
 
 import math
@@ -42,7 +41,7 @@ def build_requests(
         workload: what arrives; of a class's acceptance only the recording that it replays matters.
         seed: of this replication, see `random_streams.replication_seed`.
         num_requests: overrides ``workload.num_requests``.
-        max_model_len: a request fits when prompt + output <= max_model_len; None: no limit.
+        max_model_len: most tokens of prompt and output together; None: no limit.
         traces: the workload's traces already loaded (`load_traces`), to read each file once for many runs.
         goes_on: the load goes on behind the requests asked for, unless they are a list that ends (`is_list`): as many
             extra requests follow, drawn further or, from a trace, wrapped round (``RequestTable.num_extra``). They are
@@ -57,12 +56,12 @@ def build_requests(
     wanted = num_requests if num_requests is not None else workload.num_requests
 
     def arrive(n: int | None, duration_s: float | None, notes: list[str]) -> tuple[DrawnSessions | None, FloatArray]:
-        if workload.has_sessions:
-            assert n is not None
-            drawn = draw_sessions(workload, seed, n, max_model_len)
-            notes += [drawn.note] if drawn.note else []
-            return drawn, drawn.arrival_s
-        return None, _arrival_times(workload, traces, seed, n, duration_s, notes)
+        if not workload.has_sessions:
+            return None, _arrival_times(workload, traces, seed, n, duration_s, notes)
+        assert n is not None
+        drawn = draw_sessions(workload, seed, n, max_model_len)
+        notes += [drawn.note] if drawn.note else []
+        return drawn, drawn.arrival_s
 
     drawn, arrival_s = arrive(wanted, workload.duration_s, notes)
     counted = len(arrival_s)
@@ -75,11 +74,11 @@ def build_requests(
         drawn, arrival_s = arrive(2 * counted, None, [])
     n = len(arrival_s)
     if drawn is not None:
-        class_id, prompt, output = drawn.class_id, drawn.prompt.astype(np.int32), drawn.output.astype(np.int32)
+        class_id, prompt, output = drawn.class_id, drawn.prompt, drawn.output
     else:
         shares = np.array([entry.share for entry in classes], dtype=np.float64)
         class_id = pick_weighted(request_uniforms(seed, Stream.CLASS, n), shares)
-        prompt, output = np.ones(n, dtype=np.int32), np.ones(n, dtype=np.int32)
+        prompt, output = np.ones((2, n), dtype=np.int64)
     source_files = np.full(len(classes), "", dtype=object)
     source_lines = np.full(n, -1, dtype=np.int64)
     hashes, acceptance = RaggedParts(n), RaggedParts(n)
@@ -117,18 +116,18 @@ def build_requests(
     system_u = request_uniforms(seed, Stream.SYSTEM_PROMPT, n) if drawn is None else drawn.system_u
     columns = _system_prompts(workload, class_id, system_u)
     if columns:
-        prompt = np.minimum(prompt + columns["system_tokens"].astype(np.int64), MAX_TOKENS).astype(np.int32)
+        prompt = np.minimum(prompt + columns["system_tokens"], MAX_TOKENS)
     if len(hash_block_tokens) > 1:
         raise TraceError(f"the traces hash prompts in blocks of different sizes: {sorted(hash_block_tokens)} tokens")
 
     if drawn is not None:  # to shorten a turn would change those after it
         columns |= {"session": drawn.session, "think_s": drawn.think_s}
     else:  # the extra requests, to the longest of the others; the output first
-        longest = int((prompt[:counted].astype(np.int64) + output[:counted]).max())
+        longest = int((prompt + output)[:counted].max())
         np.minimum(prompt[counted:], longest - 1, out=prompt[counted:])
         np.minimum(output[counted:], longest - prompt[counted:], out=output[counted:])
     limit = math.inf if max_model_len is None else max_model_len
-    too_long = prompt.astype(np.int64) + output > limit
+    too_long = prompt + output > limit
     if workload.max_model_len_action == "error" and too_long.any():
         i = int(np.argmax(too_long))
         shared = int(columns["system_tokens"][i]) if columns else 0
@@ -138,17 +137,18 @@ def build_requests(
             "raise it, or set max_model_len_action to clip or drop"
         )
         # The lengths are to blame where the request is too long also without its system prompt.
-        key = "system_prompt" if int(prompt[i]) + int(output[i]) - shared <= limit else "lengths"
+        key = "system_prompt" if prompt[i] + output[i] - shared <= limit else "lengths"
         if source_lines[i] >= 0 and key == "lengths":
             raise TraceError(message, file=source_files[class_id[i]], line=int(source_lines[i]))
         of_class = getattr(classes[class_id[i]], key) is not None
         place = f"workload.classes.{class_id[i]}" if of_class else "workload"
         raise CapacityError(message, key=f"{place}.{key} (request {i})")
     count = f"{int(too_long[:counted].sum())} of {counted} requests longer than max_model_len {limit}"
-    if too_long[:counted].all() and workload.max_model_len_action == "drop":
+    drops = workload.max_model_len_action == "drop"
+    if too_long[:counted].all() and drops:
         raise CapacityError(f"all {counted} requests are longer than that", key="engine.max_model_len", value=limit)
     if too_long.any():
-        notes.append(f"{'dropped' if workload.max_model_len_action == 'drop' else 'clipped'} {count}")
+        notes.append(f"{'dropped' if drops else 'clipped'} {count}")
     if workload.max_model_len_action == "clip" and max_model_len is not None:
         # The output first, as an engine does that stops at max_model_len; the prompt where no output token has room.
         np.minimum(prompt, max_model_len - 1, out=prompt)
@@ -159,7 +159,7 @@ def build_requests(
         columns |= {"source_file": source_files[0], "source_lines": source_lines}
     if hash_block_tokens:
         block_tokens = hash_block_tokens.pop()
-        columns["hash_ids"], columns["hash_offsets"] = hashes.gather_fresh(-(-prompt.astype(np.int64) // block_tokens))
+        columns["hash_ids"], columns["hash_offsets"] = hashes.gather_fresh(-(-prompt // block_tokens))
         columns["hash_block_tokens"] = block_tokens
     if acceptance:
         columns["acceptance_lengths"], columns["acceptance_offsets"] = acceptance.gather_cyclic(output)
@@ -242,16 +242,14 @@ def _arrival_times(
                 raise TraceError(message, file=table.source_file, key="request_rate_rps", value=rate)
             times = table.arrival_s * (1.0 / (rate * table.mean_gap_s))
         span_s = float(times[-1] - times[0])
-        # A copy begins one mean gap after the one before it ends.
-        period_s = span_s + (span_s / (len(times) - 1) if len(times) > 1 else 0.0)
+        period_s = span_s + span_s / max(len(times) - 1, 1)  # a copy begins one mean gap after the one before it ends
         if n is None and duration_s is not None:
             if period_s == 0:
                 message = "all requests arrive at the same time, so the trace cannot fill a duration"
                 raise TraceError(message, file=table.source_file, key="duration_s", value=duration_s)
             enough = math.ceil(duration_s / period_s) * len(times)
             n = int(np.searchsorted(_repeated(times, period_s, enough), duration_s))
-        if n is None:
-            n = len(times)
+        n = len(times) if n is None else n
         if n > len(times):
             notes.append(f"{table.source_file}: {len(times)} requests repeated to make {n}")
         arrival_s = _repeated(times, period_s, n)

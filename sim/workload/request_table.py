@@ -1,9 +1,6 @@
 """The requests a simulation serves, as one column per fact.
 
-A table knows when each request arrives, how long its prompt and its output are, and to which class it belongs;
-optionally what it shares with others (`hash_ids` of a trace's prompt blocks, or a system prompt and a session) and what
-acceptance was recorded for it. It knows nothing of policies or engines. Tables are never changed in place: every
-operation returns a new one.
+A table knows nothing of policies or engines. It is never changed in place: every operation returns a new one.
 
 Ragged columns (`hash_ids`, `acceptance_lengths`) are stored flat with offsets: request i owns
 ``values[offsets[i]:offsets[i + 1]]``. `RaggedParts` assembles one out of rows of several tables.
@@ -22,7 +19,7 @@ from draftcast.sim.compiled.random_streams import Stream, request_uniforms
 
 MAX_TOKENS = 2**31 - 1  # columns of tokens are int32
 COLUMNS = {"arrival_s": "f8", "prompt_tokens": "i4", "output_tokens": "i4", "class_id": "i2", "priority": "i4"}
-SHARED = ("system_prompt", "system_tokens", "session", "think_s")
+OPTIONAL = ("source_lines", "system_prompt", "system_tokens", "session", "think_s")
 RAGGED = (("hash_ids", "hash_offsets"), ("acceptance_lengths", "acceptance_offsets"))
 
 
@@ -109,13 +106,12 @@ class RequestTable:
         assert n == 0 or int(self.prompt_tokens.min()) >= 1, "prompt_tokens must be >= 1"
         assert n == 0 or int(self.output_tokens.min()) >= 1, "output_tokens must be >= 1"
         assert n == 0 or 0 <= int(self.class_id.min()) <= int(self.class_id.max()) < len(self.class_names), "class_id"
-        assert self.source_lines is None or self.source_lines.shape == (n,), "source_lines"
         assert (self.hash_ids is None) == (self.hash_offsets is None) == (self.hash_block_tokens == 0), "hash columns"
         if self.hash_ids is not None and self.hash_offsets is not None:
             _check_ragged("hash", self.hash_ids, self.hash_offsets, n)
             blocks = np.diff(self.hash_offsets)
             assert (blocks <= -(-self.prompt_tokens // self.hash_block_tokens)).all(), "more hashes than blocks"
-        for name in SHARED:
+        for name in OPTIONAL:
             assert getattr(self, name) is None or getattr(self, name).shape == (n,), name
         if self.session is not None:
             starts = np.flatnonzero(np.diff(self.session, prepend=-1))
@@ -166,7 +162,7 @@ class RequestTable:
     def take(self, index: ArrayLike) -> Self:
         """The requests at ``index`` (ints, may repeat), in that order; arrivals are kept and must come out sorted."""
         rows = np.asarray(index, dtype=np.int64)
-        columns = {name: getattr(self, name) for name in (*COLUMNS, "source_lines", *SHARED)}
+        columns = {name: getattr(self, name) for name in (*COLUMNS, *OPTIONAL)}
         changed: dict[str, Any] = {name: column[rows] for name, column in columns.items() if column is not None}
         for values, offsets in RAGGED:
             if getattr(self, values) is not None:
@@ -272,19 +268,19 @@ class RaggedParts:
         num_known = 0
         for values, _ in self._columns:
             distinct, dense = np.unique(values, return_inverse=True)  # ids may be any 64-bit numbers
-            columns.append(num_known + dense.reshape(-1))
+            columns.append(num_known + dense)
             num_known += len(distinct)
         ids, offsets = take_ragged(np.concatenate(columns), self._offsets(), self._row, limits)
         copies = pd.Series(self._row).groupby(self._row).cumcount().to_numpy(np.int64)  # a row's takings before
         return np.asarray(ids + np.repeat(copies, np.diff(offsets)) * num_known, np.int64), offsets
 
-    def gather_cyclic(self, output_tokens: NDArray[np.int32]) -> tuple[NDArray[np.uint8], IntArray]:
+    def gather_cyclic(self, output_tokens: IntArray) -> tuple[NDArray[np.uint8], IntArray]:
         """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
 
         Returns (lengths uint8, offsets); a request without a record owns nothing.
         """
         offsets, values = self._offsets(), np.concatenate([values for values, _ in self._columns])
-        lengths = np.where(self._row >= 0, output_tokens.astype(np.int64) + 1, 0)
+        lengths = np.where(self._row >= 0, output_tokens + 1, 0)
         position = _places(np.zeros_like(lengths), lengths)
         recorded = np.repeat(np.diff(offsets)[self._row] - 1, lengths)
         source = np.where(position == 0, 0, 1 + (position - 1) % recorded) + np.repeat(offsets[self._row], lengths)
