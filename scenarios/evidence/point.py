@@ -2,7 +2,7 @@
 
 A row holds facts that its source states: the setting and the figures without and with speculation. A field that the
 source does not give is absent (or null); one that had to be taken from elsewhere is named under ``assumed`` with the
-reason. Adding a point is adding a row. This module reads rows and refuses bad ones; it forecasts nothing.
+reason.
 """
 
 from collections.abc import Iterable, Mapping

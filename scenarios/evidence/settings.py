@@ -39,8 +39,7 @@ class Reading:
         self.reasons += (f"{name}: {why}",)
 
 
-# GPUs of one node.
-_NODE = 8
+_NODE = 8  # GPUs
 NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 
 
@@ -83,7 +82,7 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
     point = reading.point
     text = point.quantization
     if text is None:
-        named = named_format((point.model or "").split(" (")[0])[1]
+        named = named_format(_written(point.model or ""))[1]
         own_format = load_model(model).quantization if model is not None else ""
         text = (own_format if named is None else named) or "bf16"
         reading.assumed["quantization"] = f"{text}, not given"
@@ -98,8 +97,7 @@ def _format(reading: Reading, model: str | None) -> dict[str, Any]:
 
 def _format_name(text: str) -> str:
     """A number format in one spelling, without remarks: "int4-awq" and "AWQ (4 bits)" are "awq"."""
-    name = text.split(" (", maxsplit=1)[0].lower().replace("_", "-")
-    name = name.replace("bfloat16", "bf16").replace("float16", "fp16")
+    name = _written(text).lower().replace("_", "-").replace("bfloat16", "bf16").replace("float16", "fp16")
     return re.sub(r"^(int4-)?(awq|gptq)(-int4|-marlin)?$", r"\2", name)
 
 
@@ -110,7 +108,7 @@ def _device(reading: Reading) -> str | None:
         return None
     bare, _, remark = name.partition(" (")
     if (hardware := recognised(bare)) is None:
-        reading.missing("gpu", f"{name} is not among the bundled devices" if "/" not in bare else f"{name}: which one?")
+        reading.missing("gpu", f"{name}: which one?" if "/" in bare else f"{name} is not among the bundled devices")
         return None
     device = hardware.name
     if bare == "A100":

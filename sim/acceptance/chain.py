@@ -5,10 +5,10 @@ m_j; a request's own rate is the quantile of Beta(m_j concentration, (1 - m_j) c
 the same for every draft, cut into `BINS`; stretches of the output shift the log-odds up (good) or down (bad). With a
 text search the stretches are those of matches instead, and only rounds that start at a match draft.
 
-The stretches are a two-state chain indexed by output position, so that it is the same text whatever the rounds; rounds
-sample it unevenly, because a good stretch is crossed in few long rounds and a bad one in many short ones. Likewise a
-request that accepts little runs more rounds. Averages over rounds, which is what servers count, therefore follow from
-the chain seen at round starts (the embedded chain, a Markov renewal process), each request by its rounds a token.
+The stretches are a two-state chain indexed by output position, so that it is the same text whatever the rounds. Rounds
+sample it unevenly: a good stretch is crossed in few long rounds. Averages over rounds, which is what servers count,
+follow from the chain seen at round starts (the embedded chain, a Markov renewal process), each request by its rounds a
+token.
 """
 
 import functools
@@ -33,8 +33,6 @@ _TINY = 1e-12
 _Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
 """[bins, states, states]: P(state of the next round's start | this one's), the same times the drafts accepted between,
 and by draft, [bins, states], P(it and those before it are accepted | start)."""
-
-
 Factor = Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 Step = Annotated[tuple[Annotated[int, Field(ge=0, le=MOST_TOKENS)], Factor], Field(strict=False)]
 
@@ -99,7 +97,7 @@ class Chain(AcceptanceModel):
     over from a draft head, and the head's).
     """
 
-    # One record; the other names say which key is required. Earlier files also said beta and markov (`respelled`).
+    # The names besides chain say which key is required. Earlier files also said beta and markov (`respelled`).
     model: Literal["chain", "constant", "per_position", "ngram"] = "chain"
     alpha: Probability | None = None
     rates: Rates | None = None
@@ -144,11 +142,11 @@ class Chain(AcceptanceModel):
         ):
             if not fits:
                 yield wrong(key, getattr(self, key), why)
-        state = self._share
-        if self._persistence < -min(state, 1.0 - state) / max(state, 1.0 - state) - _TINY:
-            yield wrong("persistence", self.persistence, f"cannot be so low with a share of {state:g} in either state")
-        if self._persistence < 0.0 and searches:
-            yield wrong("persistence", self.persistence, "must be at least 0 for matches")
+        state, persistence = self._share, self.persistence or 0.0
+        if persistence < -min(state, 1.0 - state) / max(state, 1.0 - state) - _TINY:
+            yield wrong("persistence", persistence, f"cannot be so low with a share of {state:g} in either state")
+        if persistence < 0.0 and searches:
+            yield wrong("persistence", persistence, "must be at least 0 for matches")
 
     @model_serializer(mode="wrap")
     def _what_is_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -158,10 +156,6 @@ class Chain(AcceptanceModel):
     @property
     def _has_stretches(self) -> bool:
         return bool(self.contrast) or self.alpha_good is not None
-
-    @property
-    def _persistence(self) -> float:
-        return self.persistence or 0.0
 
     @property
     def _share(self) -> float:
@@ -210,11 +204,11 @@ class Chain(AcceptanceModel):
 
     def parameters_at(self, log_odds: float = 0.0) -> Any:
         """A row of ``PARAMS``, where the odds of a match are so much higher; stretches stay as they are."""
-        share, row = self._share, np.zeros(1, PARAMS)[0]
+        share, persistence, row = self._share, self.persistence or 0.0, np.zeros(1, PARAMS)[0]
         if log_odds and self.match_probability is not None:
             share = float(_shifted(np.array(share), log_odds))
-        row["stationary"], row["enter"] = share, share * (1.0 - self._persistence)
-        row["stay"] = share + self._persistence * (1.0 - share)
+        row["stationary"], row["enter"] = share, share * (1.0 - persistence)
+        row["stay"] = share + persistence * (1.0 - share)
         row["head"] = self._head_drafts
         beyond = (self.mean_match_tokens or 1.0) - max(self._head_drafts, 1)  # a search has no fewer than the head
         row["longer"] = 1.0 if self.mean_match_tokens is None else 1.0 - 1.0 / (max(beyond, 0.0) + 1.0)
@@ -264,8 +258,8 @@ def _averages(model: Chain, probabilities: FloatArray, row: Any, lag: int = 1) -
     With T the matrix of the stretches and A_j the diagonal of draft j's rates, a round that starts in state s leaves
     the next one's start with sum_{a<k} (prod_{i<a} A_i T) (I - A_a) T + (prod_{i<k} A_i T) T: the rejected position
     (or the bonus position) is emitted too, hence the last T. Rounds start in the stationary law of that matrix. The
-    uniform numbers a round has looked at lie before the next start, so given the state the rounds are independent and
-    the result is exact in the long run; a request's first rounds still start from the chain's own law.
+    uniform numbers a round has looked at lie before the next start, so the result is exact in the long run; a request's
+    first rounds still start from the chain's own law.
     """
     k = probabilities.shape[1]
     if model.kind == KIND_RATES:

@@ -1,11 +1,10 @@
 """The acceptance lookups of the compiled engine: plain arrays and two allocation-free functions.
 
-Semantics. A round that is verified when ``position`` output tokens exist puts its draft j (0-based) at output position
+A round that is verified when ``position`` output tokens exist puts its draft j (0-based) at output position
 ``position + j``. Whether a draft is accepted depends on (seed, request, that position) and, for rates per draft index,
 on j: never on how many drafts were asked for, on the policy, or on who asked first. So more drafts accept at least as
-many tokens, and two policies that start a round at the same place meet the same outcome (common random numbers).
-Every uniform number decides once at most in a run: a round that ends at a rejection at position p, or at a bonus token
-at position p, is followed by one that starts at p + 1.
+many tokens, and two policies that start a round at the same place meet the same outcome (common random numbers). Every
+uniform number decides once at most: a round that ends at position p is followed by one that starts at p + 1.
 """
 
 from typing import Any, NamedTuple
@@ -80,8 +79,8 @@ def row_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int
 def state_at(arrays: AcceptanceArrays, request: int, c: int, position: int) -> int:
     """State (0 or 1) of the request's chain at an output position; O(positions since the last call).
 
-    The chain starts stationary at position 0. A cursor remembers where it stands; a call behind the cursor (a second
-    run over the same arrays) walks again from 0, so the answer never depends on the calls before.
+    A cursor remembers where the chain stands; a call behind it (a second run over the same arrays) walks again from 0,
+    so the answer never depends on the calls before.
     """
     key = arrays.match_keys[request]
     cursor = int(arrays.state[request])

@@ -1,15 +1,14 @@
 """The draft's confidence in its own tokens: a forecast, per token, of whether the target will accept it.
 
-Calibrated by construction: of the drafts with confidence c a share c is accepted. How much it tells is one number, the
-*discrimination* D in 0..1: the mean confidence of accepted drafts less that of rejected ones (Tjur's coefficient, The
-American Statistician 63(4), 2009), which anybody can measure who logs both. D = 0 knows no more than the acceptance
+How much it tells is one number, the *discrimination* D in 0..1: the mean confidence of accepted drafts less that of
+rejected ones (Tjur's coefficient, The American Statistician 63(4), 2009). D = 0 knows no more than the acceptance
 probability p, D = 1 knows the outcome.
 
 A token of acceptance probability p gets one of two confidences, p + (1 - p) s or p (1 - s), with a spread s of its own
-that is random with mean square D. P(high) = p, so that the mean is p; the high one is drawn with probability
-p + (1 - p) s when the token will be accepted and p (1 - s) when it will be rejected, which is Bayes' rule: the accepted
-tokens are the same as without any confidence (common random numbers). Then P(accepted | c) = c, and E[c | accepted] -
-E[c | rejected] = E[s^2] = D. s^2 is uniform on (0, 2 D), or on (2 D - 1, 1) for D above a half.
+that is random with mean square D. The high one is drawn with probability p + (1 - p) s when the token will be accepted
+and p (1 - s) when it will be rejected, which is Bayes' rule: the accepted tokens are the same as without any confidence
+(common random numbers). Then P(high) = p, P(accepted | c) = c, and E[c | accepted] - E[c | rejected] = E[s^2] = D. s^2
+is uniform on (0, 2 D), or on (2 D - 1, 1) for D above a half.
 
 Both draws come from the acceptance draw's own 64 bits, multiplied by an odd constant: the low 38 bits of the product
 (high or low) depend on low bits only, the 26 above them (the spread) on all, and acceptance on the highest.
@@ -63,8 +62,7 @@ def describe_drafts(
 ) -> None:
     """Write down what `forecast_survival` needs of a round, as the i-th of at most ``stride``.
 
-    The round is verified when ``position`` output tokens exist, as in ``accepted_drafts``. Drafts that a text search
-    does not find have no chance.
+    ``position``: as of ``accepted_drafts``. Drafts that a text search does not find have no chance.
 
     Args:
         survival: rows of ``stride`` numbers: p of every level, the least square of the spread, and its range.
@@ -77,8 +75,7 @@ def describe_drafts(
     c = arrays.class_id[request]
     kind = arrays.kind[c]
     discrimination = arrays.params[c].confidence
-    recorded = 0
-    state = 0
+    recorded = state = 0
     if kind == compiled.KIND_TRACE:
         at = arrays.offsets[request] + position
         recorded = int(arrays.lengths[at]) if at < arrays.offsets[request + 1] else 0
@@ -111,9 +108,8 @@ def describe_alike(
     discrimination = arrays.params[0].confidence
     for j in range(levels):
         p = arrays.conditional[0, j]
-        limit = math.ceil(p * TWO_53)
         survival[j * stride : j * stride + n] = p
-        draws[j * stride : j * stride + n] = limit
+        draws[j * stride : j * stride + n] = math.ceil(p * TWO_53)
     survival[levels * stride : levels * stride + n] = max(2.0 * discrimination - 1.0, 0.0)
     at = (levels + 1) * stride
     survival[at : at + n] = max(2.0 * min(discrimination, 1.0 - discrimination), 0.0)

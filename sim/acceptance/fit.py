@@ -1,5 +1,4 @@
-"""A `Chain` from the accepted drafts of each request's rounds: rates, spread between requests, stretches of the output,
-and what changes along the output.
+"""A `Chain` from the accepted drafts of each request's rounds.
 
 Rates are those of all rounds. The covariances of rounds next to each other and two apart and the variance of the
 requests' means fix the rest: concentration, contrast and persistence.
@@ -98,9 +97,8 @@ def fit_chain(moments: RoundMoments) -> Chain:
 
     def misses(at: FloatArray) -> FloatArray:
         model = chain(at)
-        spread = expected_spread(model, k, moments.counts)
-        shown = np.array([model.lag_covariance(k, 1), model.lag_covariance(k, 2), spread])
-        return np.asarray((shown - goals) / scale)
+        covariances = (model.lag_covariance(k, lag) for lag in (1, 2))
+        return np.asarray((np.array([*covariances, expected_spread(model, k, moments.counts)]) - goals) / scale)
 
     solution = least_squares(misses, [2.0, 1.5, 0.7], bounds=([-2.0, 0.01, 0.0], [9.0, 8.0, 0.99]), diff_step=1e-3)
     fitted = chain(solution.x)

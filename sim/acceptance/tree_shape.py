@@ -1,10 +1,9 @@
 """Acceptance of a draft tree from its shape: how many nodes a level grows, and how many are verified in all.
 
 Siblings are tried one after the other, each accepted with the same probability given that its elders were not (the
-positional assumption of Sequoia, arXiv 2402.12374, section 3). The s-th child then follows its parent with probability
-``alpha (1 - alpha)^(s-1)``, and a node at depth d whose path holds m younger-sibling steps is on the accepted path with
-probability ``alpha^d (1 - alpha)^m``. Paths exclude one another: a level's rate is the sum over its nodes. How trees
-grow:
+positional assumption of Sequoia, arXiv 2402.12374, section 3): a node at depth d whose path holds m younger-sibling
+steps is on the accepted path with probability ``alpha^d (1 - alpha)^m``. Paths exclude one another: a level's rate is
+the sum over its nodes. How trees grow:
 
 - ``best``: the ``width`` likeliest nodes of a level grow ``width`` children each; of all nodes, grown from or not, the
   ``max_nodes`` likeliest are verified (EAGLE-2, arXiv 2406.16858, section 4).
@@ -12,9 +11,8 @@ grow:
   2401.10774, section 2.3.3: nodes are added by their accuracy, heads counted as independent).
 - ``breadth``: of that tree the first ``max_nodes``, level by level, elder nodes' children first. SGLang's n-grams may
   narrow to ``narrowest`` children (cpp_ngram/trie.cpp, buildRecency): the longest match has the narrowest root, each
-  level is narrower than the one above it, and shorter matches take the nodes that longer ones leave. How long the
-  longest match is follows from alpha: a text that goes on as before with probability alpha has done so ``m`` times
-  with probability ``alpha^(m-1) (1 - alpha)``.
+  level is narrower than the one above it, and shorter matches take the nodes that longer ones leave. The longest match
+  is of ``m`` tokens with probability ``alpha^(m-1) (1 - alpha)``.
 
 A real drafter ranks by its own confidence, which knows more than the rank of a sibling, and a text rarely offers a
 search as many continuations as it may take.
@@ -94,9 +92,9 @@ def rates_in_another_tree(
 ) -> tuple[float, ...]:
     """Rates measured with one tree as they would be with another: scaled, level by level, by the ratio of the formula.
 
-    The formula's alpha is the largest that gives no more than the measured mean length in the measured tree; in that
-    tree the rates stay what they are. ``rates``: unconditional, by depth, at least ``depth`` of them; ``measured``,
-    ``wanted``: (width, max_nodes, narrowest) of either tree, which grow alike.
+    The formula's alpha is the largest that gives no more than the measured mean length in the measured tree.
+    ``rates``: unconditional, by depth, at least ``depth`` of them; ``measured``, ``wanted``: (width, max_nodes,
+    narrowest) of either tree, which grow alike.
     """
     if measured == wanted:
         return tuple(rates[:depth])
@@ -111,5 +109,4 @@ def rates_in_another_tree(
     before = tree_rates(high, len(rates), *measured, growth=growth)[:depth]
     after = tree_rates(high, depth, *wanted, growth=growth)
     scale = np.divide(after, before, out=np.zeros(depth), where=before > 0.0)
-    scaled = np.minimum.accumulate(np.minimum(np.array(rates[:depth]) * scale, 1.0))
-    return tuple(float(rate) for rate in scaled)
+    return tuple(np.minimum.accumulate(np.minimum(np.array(rates[:depth]) * scale, 1.0)).tolist())

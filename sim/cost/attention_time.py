@@ -7,19 +7,17 @@ alone gives the time. A sequence's KV counts once however many queries attend to
 What an engine launches for a batch depends on its kernel (`HardwareSpec.attention_kernel`):
 
 * ``flash_attention_2``: a batch in which any sequence has more than one query (a prompt, a verified draft) is one
-  launch of tiles of 64 queries of one head by 128 keys. A decoding sequence then fills one row of 64, the heads of a
-  group do not share their keys, and a context is not split over multiprocessors. A launch of single queries packs the
-  heads of a group into a tile and splits contexts, unless the tiles fill 0.8 of the device's places, two a
-  multiprocessor. Sources: vllm-project/flash-attention, ``csrc/flash_attn``: ``mha_varlen_fwd``
-  (seqlenq_ngroups_swapped, set_params_splitkv, num_splits_heuristic), ``flash_fwd_launch_template.h``
-  (run_mha_fwd_splitkv_dispatch: kBlockM 64, kBlockN 128).
+  launch of tiles of 64 queries of one head by 128 keys: a decoding sequence fills one row of 64, the heads of a group
+  do not share their keys, and contexts are not split over multiprocessors. A launch of single queries packs the heads
+  of a group into a tile and splits contexts, unless the tiles fill 0.8 of the device's places, two a multiprocessor.
+  Sources: vllm-project/flash-attention, ``csrc/flash_attn``: ``mha_varlen_fwd`` (seqlenq_ngroups_swapped,
+  set_params_splitkv, num_splits_heuristic), ``flash_fwd_launch_template.h`` (run_mha_fwd_splitkv_dispatch).
 * ``flash_attention_3``: one launch too, but a group's heads share a tile of 128 rows and contexts are split by their
   length, so unequal ones balance (``hopper/heuristics.h``, ``tile_scheduler.hpp``).
 * ``separate``: prompts and decodes are two launches, and contexts are split (FlashInfer, MLA, ROCm).
 
 Tiles run at the rate that prompts reach. A launch cannot end before its longest context, whose tiles run on when the
-others are done (`TAIL`, the one fitted number). Where a profile has times of such launches they are used, as their
-ratio to the formulas.
+others are done (`TAIL`, the one fitted number). Measured launches correct the formulas by a ratio.
 """
 
 import math
@@ -100,10 +98,7 @@ class Position(NamedTuple):
 
 
 def flat_grid(grid: AttentionGrid, layers: int) -> FloatArray:
-    """A grid as one array: three lengths, the logs of the axes, log seconds of ``layers`` layers, measured flags.
-
-    Seconds never fall along an axis.
-    """
+    """Of ``layers`` layers, as one array: lengths, logs of the axes, log seconds (never falling), measured flags."""
     return flat_axes(grid, never_falling(grid.log_s) + math.log(layers), grid.measured)
 
 
@@ -212,9 +207,9 @@ def _grid_seconds(kind: Any, grids: FloatArray, batch: KvSums) -> tuple[float, b
 
 @njit(cache=True, error_model="numpy")
 def attention_seconds(kind: Any, grids: FloatArray, batch: KvSums, times: float, out: Any) -> float:
-    """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``.
+    """``times`` x seconds of one kind of attention layers, also added to ``out.by_origin_s``; 0 where no row attends.
 
-    No time passes when the model has no such layer or no row attends. ``kind`` and ``grids`` as in `StepCost`.
+    ``kind`` and ``grids`` as in `StepCost`.
     """
     if kind.layers == 0.0 or batch.rows <= 0.0:
         return 0.0

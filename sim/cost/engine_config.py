@@ -119,9 +119,8 @@ class EngineConfig:
     @property
     def overlaps_speculation(self) -> bool:
         """Whether the version can schedule the method's next step while one runs."""
-        engine = self.generation
-        first = engine.async_since.get(self.method.name, "0" if self.method.is_async else None)
-        return bool(since(engine.async_speculation, self.version)) and is_since(self.version, first)
+        first = self.generation.async_since.get(self.method.name, "0" if self.method.is_async else None)
+        return bool(since(self.generation.async_speculation, self.version)) and is_since(self.version, first)
 
     @property
     def triton_experts(self) -> tuple[str, ...]:
@@ -206,7 +205,7 @@ class EngineConfig:
         if not (covers and self._reads_ahead):
             return 0
         modules = self.num_nextn_layers if self.method.name == "mtp" else 1
-        return self.num_speculative_tokens if min(modules, self.num_speculative_tokens) > 1 else 1
+        return self.num_speculative_tokens if modules > 1 else 1
 
     @property
     def _reads_ahead(self) -> bool:
@@ -239,14 +238,14 @@ def given_graph_sizes(config: EngineConfig) -> tuple[int, ...] | None:
 
     Raises ScenarioError: a largest size below 0.
     """
-    limit, largest = config.max_num_batched_tokens, config.max_cudagraph_capture_size
+    largest = config.max_cudagraph_capture_size
     if config.cudagraph_mode == "NONE":
         return ()
     if largest is None:
         return None
     if largest < 0:
         raise ScenarioError("must be at least 0 (0: no CUDA graphs)", key="max_cudagraph_capture_size", value=largest)
-    return tuple(sorted(sizes_up_to(largest, limit)))
+    return tuple(sorted(sizes_up_to(largest, config.max_num_batched_tokens)))
 
 
 def sizes_up_to(largest: int, limit: int) -> set[int]:

@@ -1,7 +1,7 @@
 """Speculative decoding methods: how many rows and KV slots each one asks for, and what its draft runs.
 
-A `Method` knows the facts the scheduler and the step cost need; it draws no tokens and knows no acceptance. Facts of
-vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahead; `config/vllm.py`: asynchronous scheduling).
+Facts of vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahead; `config/vllm.py`: asynchronous
+scheduling).
 """
 
 import dataclasses
@@ -50,9 +50,7 @@ class Method:
     needs_draft_model: bool = False  # must be named; the EAGLE and MTP heads follow from the target
     drafts_ahead: bool = False  # on GPUs of its own, one round ahead of the target
     is_tree: bool = False  # verifies a tree of drafts; ``k`` is then its depth
-    # How a tree of it grows: the ``tree_width`` best nodes of a level have children, the likeliest of all are verified
-    # (best); all nodes have (all); level by level, a node's children after its elder sibling's (breadth); empty: it
-    # drafts chains alone.
+    # How a tree of it grows, see `draftcast.sim.acceptance.tree_shape`; empty: it drafts chains alone.
     growth: Growth = ""
     tree_width: int = 1  # children of a node, and rows per request of EAGLE's later drafting passes; 1: a chain
     max_tree_nodes: int = 0  # drafts that are verified of all nodes of the tree; 0: all of them
@@ -98,10 +96,9 @@ class Method:
         return 1 + self.verify_nodes(k)
 
     def with_tree(self, width: int, max_nodes: int = 0, narrowest: int = 0) -> Self:
-        """This method with a tree of ``width`` children a node and at most ``max_nodes`` verified nodes (0: all).
+        """This method, which has a ``growth``, with a tree of ``width`` children a node.
 
-        ``narrowest``: `min_tree_width`; such a tree verifies ``max_nodes`` too, because SGLang pads its rows. Only of a
-        method with a ``growth``.
+        At most ``max_nodes`` (0: all) are verified, or as many with ``narrowest``, because SGLang pads its rows.
         """
         assert self.growth
         return dataclasses.replace(

@@ -1,7 +1,7 @@
 """Seconds of operators on one device at one tensor-parallel degree, for many row counts at once.
 
-Work comes from `kernels/work/layers.py`; seconds from the profile's measured times where it has any, else from its
-rooflines. It knows no method and no scheduler: `sim/cost/step_cost.py` says which passes a step consists of.
+Seconds come from the profile's measured times where it has any, else from its rooflines. `sim/cost/step_cost.py` says
+which passes a step consists of.
 """
 
 from dataclasses import dataclass, field
@@ -33,8 +33,6 @@ from draftcast.sim.cost.step_time import Record, empty_record
 # 16 and 128 heads, where dense latent decodes reach 0.8 (aiconfigurator-core 0.12.0, dsa_context_module of vLLM 0.24).
 _SPARSE_PROMPT = 2.0
 _SPARSE_HEADS = 64  # to which FlashMLA's sparse kernels pad the heads of a rank (vLLM)
-
-
 # Of the time of a layer's routed experts on one rank, what does not shrink when whole experts are spread over ranks:
 # the fullest rank has more than its share of the rows, and every rank sorts and sums up all rows. From 1,024 rows of
 # all ranks on the second. Fitted to aiconfigurator-core 0.12.0 (vLLM's experts on H100, H200, B200 under
@@ -61,6 +59,7 @@ _TOP_K_KERNELS = 25
 # and SwiGLU at 1.0 from 157 MB on, beyond its 128 MB (LLMServingSim, profiler/perf).
 _CACHE_SPEED = 2.0
 _SAMPLER_KERNELS = 3  # a cast, a softmax and a choice, see `sampler_work`
+_UNITS = ((0, 0, 1), (0, 1, 0), (1, 0, 0))  # a (query, token) pair, a token read, a row
 # All-gather and reduce-scatter between ranks of one node: (1 + log2 ranks) / 2 of the link's latency, and this share of
 # its bandwidth. NCCL 2.29 on H100 and H200 (aiconfigurator-core 0.12.0, 2, 4 and 8 ranks): 5.4, 7.4 and 10.6 us; 0.57,
 # 0.70 and 0.75 of the bandwidth. B200 takes 9 to 17 us and reaches 0.5 to 0.7. Provisional.
@@ -84,6 +83,7 @@ class OperatorTables:
     grids: list[FloatArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.hardware = self.profile.hardware
         self.act_bytes = activation_bytes(self.dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
         self.wide_dtype = wide_dtype(self.dtype)
@@ -98,7 +98,7 @@ class OperatorTables:
         entry = self.profile.operator(family, dtype)
         seconds = self.profile.seconds_of(family, dtype)(work)
         seconds = np.where(rows > 0, seconds + (launches - 1.0) * entry.t0_s, 0.0)
-        return _split(seconds, entry.origin)
+        return split(seconds, entry.origin)
 
     def measured(
         self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
@@ -113,10 +113,10 @@ class OperatorTables:
                 curves = times.curves(operator, dtype, seconds, name, **group)
                 # Another engine's kernel of this very shape says more than the engine's own of other shapes.
                 if curves is not None and key in curves.curves:
-                    return _split(*curves.seconds(x, key))
+                    return split(*curves.seconds(x, key))
                 nearest = nearest or curves
             if nearest is not None:
-                return _split(*nearest.seconds(x, key))
+                return split(*nearest.seconds(x, key))
         return None
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
@@ -128,10 +128,9 @@ class OperatorTables:
 
     def _beside_routed(self, shared: FloatArray, work: Work, rows: IntArray) -> FloatArray:
         """Shared experts of small steps run beside the routed ones, to whose time they add what they read."""
-        hardware = self.profile.hardware
-        most = self.generation.shared_rows(self.config.version, hardware.vendor)
+        most = self.generation.shared_rows(self.config.version, self.hardware.vendor)
         seconds = np.maximum(shared.sum(axis=1), 1e-12)
-        reading = work.bytes / hardware.memory_bandwidth_bytes_per_s
+        reading = work.bytes / self.hardware.memory_bandwidth_bytes_per_s
         share = np.where(rows <= most, np.minimum(reading / seconds, 1.0), 1.0)
         return np.asarray(shared * share[:, None])
 
@@ -144,14 +143,14 @@ class OperatorTables:
         if table is not None:
             return launches * table
         if self.tp in self.profile.all_reduce:
-            return _split(launches * self._published_all_reduce(message), Origin.EXTRAPOLATED)
+            return split(launches * self._published_all_reduce(message), Origin.EXTRAPOLATED)
         work = all_reduce_work(message, self.tp).scale(launches)
         table = self.fitted("all_reduce", self.wide_dtype, work, rows, launches)
-        latency = np.where(rows > 0, launches * self.profile.hardware.link_latency_s, 0.0)
-        return table + _split(latency, self.profile.operator("all_reduce", self.wide_dtype).origin)
+        latency = np.where(rows > 0, launches * self.hardware.link_latency_s, 0.0)
+        return table + split(latency, self.profile.operator("all_reduce", self.wide_dtype).origin)
 
     def _published_all_reduce(self, message: FloatArray) -> FloatArray:
-        part, latency = TablePart("all_reduce", self.wide_dtype), self.profile.hardware.link_latency_s
+        part, latency = TablePart("all_reduce", self.wide_dtype), self.hardware.link_latency_s
         fitted = self.profile.seconds_of(*part.roofline)
 
         def roofline(size: FloatArray, _: tuple[int, ...]) -> FloatArray:
@@ -191,9 +190,8 @@ class OperatorTables:
     def _fused_quantisation(self, model: ModelSpec) -> float:
         """Seconds of quantising kernels that were timed with fp8 matrices and that a compiled engine does not launch.
 
-        Norms and activations write fp8 themselves before the matrices they feed. Such a kernel takes what an fp8 matrix
-        starts later than a wide one, 2.2 us on H100 (1.7 in a step of Llama-2-7B, SGLang PR 32994); what it moves is in
-        the cache.
+        Norms and activations write fp8 themselves. Such a kernel takes what an fp8 matrix starts later than a wide one,
+        2.2 us on H100 (1.7 in a step of Llama-2-7B, SGLang PR 32994); what it moves is in the cache.
         """
         if self.config.enforce_eager or not is_since(self.config.version, self.generation.fuses_quantisation_since):
             return 0.0
@@ -222,7 +220,7 @@ class OperatorTables:
             undivided = np.where(rows < MANY_ROWS, *UNDIVIDED_SHARE)
             share = undivided + (1.0 - undivided) / groups
             share = np.maximum(share, fullest_rank_share(rows, model.num_experts, model.num_experts_per_tok, groups))
-            table = _split(launches + (seconds - launches) * share, Origin.EXTRAPOLATED)
+            table = split(launches + (seconds - launches) * share, Origin.EXTRAPOLATED)
         if self.dp > 1:
             # With whole experts tensor-parallel ranks, whose rows are the same, send a part each and gather it at the
             # end (vLLM's sequence-parallel experts); the all-reduce of the pass counts for that.
@@ -232,10 +230,10 @@ class OperatorTables:
 
     def exchange(self, rows: IntArray, row_bytes: float, ranks: int, count: float) -> FloatArray:
         """``count`` all-gathers or reduce-scatters of ``row_bytes`` a row, in all between ``ranks`` ranks."""
-        hardware, message = self.profile.hardware, np.asarray(rows * row_bytes, dtype=np.float64)
-        latency = hardware.link_latency_s * (1.0 + np.log2(ranks)) / 2.0
-        moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * hardware.link_bandwidth_bytes_per_s)
-        return _split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
+        message = np.asarray(rows * row_bytes, dtype=np.float64)
+        latency = self.hardware.link_latency_s * (1.0 + np.log2(ranks)) / 2.0
+        moved = message * ((ranks - 1) / ranks) / (EXCHANGE_SHARE * self.hardware.link_bandwidth_bytes_per_s)
+        return split(np.where(rows > 0, count * (latency + moved), 0.0), Origin.EXTRAPOLATED)
 
     def _context_parallel(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """Per layer: the group's queries gathered, its outputs' log-sums gathered, its outputs summed and scattered."""
@@ -276,25 +274,23 @@ class OperatorTables:
                 launches += part.launches
         if launches:
             table += self.fitted("elementwise", self.wide_dtype, rest, rows, launches)
-        choice_s = self.generation.expert_choice_s(self.config.version, model, self.profile.hardware.vendor)
+        choice_s = self.generation.expert_choice_s(self.config.version, model, self.hardware.vendor)
         seconds = np.where(rows > 0, model.num_moe_layers * choice_s, 0.0)
-        return np.asarray(table + _split(seconds, Origin.EXTRAPOLATED))
+        return np.asarray(table + split(seconds, Origin.EXTRAPOLATED))
 
     def _through_cache(self, moved: FloatArray, runs: float) -> FloatArray:
         """Bytes at the memory's rate that take as long as ``moved``, by ``runs`` kernels in all.
 
-        A kernel that moves what the cache holds, or less, finds it there; of twice as much the first is gone before the
-        next kernel comes to it.
+        Of what a kernel moves, the cache holds all up to its size, and nothing from twice its size on.
         """
-        cache = self.profile.hardware.cache_bytes
+        cache = self.hardware.cache_bytes
         cached = np.clip(2.0 - moved / runs / cache, 0.0, 1.0) if cache else 0.0
         return np.asarray(moved * (1.0 - cached * (1.0 - 1.0 / _CACHE_SPEED)))
 
     def lm_head(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """lm_head and the gathering of logits, for each number of rows, and of latents the exchange of their contexts.
 
-        Rows with logits are nearly those that decode. Of latents only they exchange (vLLM 0.32, ``MLAAttention``): a
-        prompt's rows attend to each other on their own rank.
+        Of latents only decoding rows exchange (vLLM 0.32, ``MLAAttention``), which are nearly those with logits.
         """
         table = self.linear(layers.lm_head(model, self.tp), rows, "lm_head")
         # A gather moves half of what an all-reduce of the same message does: ``(tp-1)/tp`` of rows x vocabulary.
@@ -338,15 +334,11 @@ class OperatorTables:
         return matrices + attention + layers.elementwise_kernels(model, self.tp) + collectives
 
     def eager_launches(self, model: ModelSpec) -> float:
-        """Kernels of a pass that no graph or compiler holds.
-
-        Inputs of 8 and 4 bits are quantised by kernels of their own, and tokens sorted by expert, where no fused kernel
-        does it all.
-        """
+        """Kernels of a pass that no graph or compiler holds: those of `launches`, and those that quantise and sort."""
         formats = [(layer, layer.stored(self.dtype)[0]) for layer in self.layers_of(model, "pass")]
         quantised = sum(layer.count for layer, dtype in formats if COMPUTE_DTYPE[dtype] in ("fp8", "fp4", "int8"))
         experts = {dtype for layer, dtype in formats if layer.num_experts}
-        has_fused = "fp4" in self.profile.hardware.peak_flops and self.profile.hardware.vendor == "NVIDIA"
+        has_fused = "fp4" in self.hardware.peak_flops and self.hardware.vendor == "NVIDIA"
         is_fused = has_fused and not experts & set(self.config.triton_experts)
         of_experts = 0 if is_fused else _SORTING_KERNELS * model.num_moe_layers
         of_latents = _LATENT_KERNELS * model.num_attention_layers if model.is_mla else 0
@@ -357,14 +349,12 @@ class OperatorTables:
     ) -> Record:
         """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
 
-        ``sparse``: over an indexer's choice, by the roofline of decodes as over compressed entries: prompts run
-        absorbed too.
+        ``sparse``: over an indexer's choice, by the roofline of decodes: prompts run absorbed too.
         """
         if count == 0:
             return _no_kind()
         sparse |= model.kv_compression > 0
-        # Of a context split over tensor-parallel ranks each attends to its part with the heads of all of them. Prompts
-        # gather it.
+        # Ranks that share out a context attend to a part each, with the heads of all of them. Prompts gather it.
         dcp = self.dcp if phase == "decode" else 1
         tp = self.tp // dcp
         absorbed = sparse or phase == "decode"
@@ -372,7 +362,7 @@ class OperatorTables:
             attention_work, model, tp=tp, kv_cache_dtype=kv_cache_dtype, act_bytes=self.act_bytes, absorbed=absorbed
         )
         family, shape = layer_shape(model, phase, tp)
-        pair, key, row = unit(0, 0, 1), unit(0, 1, 0), unit(1, 0, 0)
+        pair, key, row = (unit(*one) for one in _UNITS)
         flops, heads = float(pair.flops), None if sparse else shape
         family = family.replace("prefill", "decode") if sparse else family
         if sparse and model.is_mla:
@@ -390,7 +380,6 @@ class OperatorTables:
         """`attention` of the model's linear attention layers."""
         heads = linear_shape(model, self.tp)
         state = model.linear_state_dtype(self.dtype)
-
         unit = partial(gated_delta_work, chunked=phase == "prefill", kind=model.linear_kind)
         sequence, one = (unit({"batch": 1.0, "q": q, **heads}, self.wide_dtype, state) for q in (0.0, 1.0))
         work = (float(one.flops), float(sequence.bytes), float(one.bytes - sequence.bytes))
@@ -410,12 +399,11 @@ class OperatorTables:
 
         Both look at the whole context. DeepSeek's keys are fp8.
         """
-        pair, key, row = (indexer_work(model, *one, self.tp) for one in ((0, 0, 1), (0, 1, 0), (1, 0, 0)))
+        pair, key, row = (indexer_work(model, *one, self.tp) for one in _UNITS)
         family = f"{'mla' if model.is_mla else 'attention'}_{phase}"
-        wide, _ = self.profile.hardware.ceilings(family, "bf16")
-        narrow, _ = self.profile.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
-        flops = float(pair.flops) * wide / narrow
-        work = (flops, float(key.bytes), float(row.bytes))
+        wide, _ = self.hardware.ceilings(family, "bf16")
+        narrow, _ = self.hardware.ceilings("linear", "fp8" if model.is_mla else "bf16")
+        work = (float(pair.flops) * wide / narrow, float(key.bytes), float(row.bytes))
         indexer = self._kind(family, "bf16", None, model.num_indexed_layers, work)
         for name in ("t0_s", "qkv_s", "kv_s", "row_s", "layers"):
             kind[name] += indexer[name]
@@ -432,16 +420,14 @@ class OperatorTables:
         """
         pair_flops, kv_bytes, row_bytes = work
         entry = self.profile.operator(family, dtype)
-        peak_flops, bandwidth = self.profile.hardware.ceilings(family, dtype)
+        peak_flops, bandwidth = self.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
         kind = _no_kind()
         kind["t0_s"] = count * entry.t0_s
         kind["qkv_s"] = pair_flops * (count / (entry.e_c * peak_flops))
         kind["kv_s"] = kv_bytes * per_byte_s
         kind["row_s"] = row_bytes * per_byte_s
-        kind["p"] = entry.p
-        kind["origin"] = entry.origin
-        kind["layers"] = count
+        kind["p"], kind["origin"], kind["layers"] = entry.p, entry.origin, count
         grid = None if heads is None else self._grid(family, dtype, heads)
         if grid is not None:
             kind["grid"] = self.place(at.flat_grid(grid, count))
@@ -465,19 +451,17 @@ class OperatorTables:
         if model.is_mla or model.is_sparse or decode["layers"] == 0 or self.dcp > 1:
             return None
         _, heads = layer_shape(model, "decode", self.tp)
-        hardware = self.profile.hardware
-        kernel = hardware.attention_kernel
+        kernel = self.hardware.attention_kernel
         # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py) and SGLang's.
         is_sglang = self.generation.engine == "sglang"
         if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[kv_cache_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
-        at.fill_launch(decode, kernel, hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
-        if kernel != hardware.attention_kernel:
+        at.fill_launch(decode, kernel, self.hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
+        if kernel != self.hardware.attention_kernel:
             return None
-        of_prompts, of_decodes = (
-            self._grid(f"attention_{phase}", kv_cache_dtype, heads) for phase in ("prefill", "decode")
-        )
+        of_prompts = self._grid("attention_prefill", kv_cache_dtype, heads)
+        of_decodes = self._grid("attention_decode", kv_cache_dtype, heads)
         if self.profile.measured is None or of_prompts is None or of_decodes is None:
             return None
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
@@ -492,6 +476,6 @@ def _no_kind() -> Record:
     return kind
 
 
-def _split(seconds: FloatArray, origins: IntArray | Origin) -> FloatArray:
+def split(seconds: FloatArray, origins: IntArray | Origin) -> FloatArray:
     """Seconds of shape (rows,) as (rows, 3): each in the column of its `Origin`."""
     return np.stack([np.where(origins == origin, seconds, 0.0) for origin in Origin], axis=1)

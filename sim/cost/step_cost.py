@@ -1,8 +1,7 @@
 """Step cost of a scenario: models, profile and engine configuration compiled into plain arrays.
 
-`compile_step_cost` runs once per scenario; the engine then calls `sim/cost/step_time.py`. An affine profile is a few
-coefficients, valid for the one model and setting it was fitted on, and refuses any other. A roofline profile gives
-tables by rows: here is which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives
+An affine profile is a few coefficients, valid for the one model and setting it was fitted on, and refuses any other. Of
+a roofline profile, here is which passes a step consists of, and over how many rows; `sim/cost/operator_tables.py` gives
 each its seconds. Added is what the engine generation says of graphs, launches, draft passes and verification. Left out:
 load imbalance between ranks, shared-prefix (cascade) attention, and in the draft's own layers launches over prompts and
 decodes and unequal contexts.
@@ -28,7 +27,7 @@ from draftcast.sim.cost import engine_config
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.cost.engine_config import EngineConfig
 from draftcast.sim.cost.methods import DraftPlan, Method
-from draftcast.sim.cost.operator_tables import OperatorTables
+from draftcast.sim.cost.operator_tables import OperatorTables, split
 from draftcast.sim.cost.step_time import Record, StepCost
 
 # Of `EngineConfig`, what an affine fit holds for; and the scenario's keys that are called otherwise.
@@ -40,9 +39,8 @@ _SETTING = (
 _KEYS = {"lockstep_ranks": "data_parallel_size", "weight_dtype": "dtype", "draft_weight_dtype": "draft_dtype",
          "kv_dtype": "kv_cache_dtype", "draft_kv_dtype": "draft_kv_cache_dtype"}  # fmt: skip
 
-# Search on the device compares the padded buffer of token ids (4 bytes) with the trailing n-gram and takes an argmax
-# over a mask widened to 4 bytes: read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram
-# size, its default being min = max = 5).
+# Search on the device compares token ids (4 bytes) with the trailing n-gram and takes an argmax over a mask of 4 bytes:
+# read 4, write 4, read 4 bytes a position, in about ten kernels (vLLM 0.32, one n-gram size, its default).
 NGRAM_GPU_BYTES_PER_POSITION = 12.0
 NGRAM_GPU_KERNELS = 10
 
@@ -66,10 +64,7 @@ MODES = {
 
 
 def compile_step_cost(
-    config: EngineConfig,
-    model: ModelSpec,
-    draft_model: ModelSpec | None,
-    profile: HardwareProfile,
+    config: EngineConfig, model: ModelSpec, draft_model: ModelSpec | None, profile: HardwareProfile
 ) -> StepCost:
     """Compile a scenario's step cost on the profile's device.
 
@@ -130,31 +125,27 @@ def _affine(params: Record, profile: AffineProfile, config: EngineConfig) -> Ste
     for fit, seconds in ((p["fit_target"], profile.target), (p["fit_draft"], profile.draft)):
         for name in fit.dtype.names:
             fit[name] = getattr(seconds, name)
-    p["fit_high_rows"] = profile.target.rows[-1][0] if profile.target.rows else 0.0
-    p["fit_search_fraction"] = profile.ngram.fraction_of_target
-    p["search_step_s"] = profile.ngram.step_s
-    p["search_seq_s"] = profile.ngram.sequence_s
-    p["search_token_s"] = profile.ngram.token_s
+    search, method = profile.ngram, config.method
+    p["fit_search_fraction"] = search.fraction_of_target
+    p["search_step_s"], p["search_seq_s"], p["search_token_s"] = search.step_s, search.sequence_s, search.token_s
     p["fit_low_seqs"], p["fit_high_seqs"] = profile.fitted_sequences
     p["fit_target_origin"] = Origin.INTERPOLATED
-    method = config.method
-    origins = profile.ngram.methods if method.proposes_by_match else profile.draft.methods
+    origins = search.methods if method.proposes_by_match else profile.draft.methods
     p["fit_draft_origin"] = origins.get(method.name, Origin.EXTRAPOLATED)
     points = profile.target.rows
+    p["fit_high_rows"] = points[-1][0] if points else 0.0
     return st.cost_without_tables(params, _curve_over_rows(points, config.max_num_batched_tokens) if points else None)
 
 
 def _curve_over_rows(points: Sequence[tuple[float, float]], most_rows: int) -> FloatArray:
     """The fitted curve as a table by rows; a step without rows takes none of it."""
-    x, seconds = np.asarray(points, dtype=np.float64).T
+    x, curve_s = np.asarray(points, dtype=np.float64).T
     rows = np.arange(most_rows + 1, dtype=np.float64)
-    table = np.zeros((most_rows + 1, 3))
-    table[:, int(Origin.INTERPOLATED)] = np.interp(rows, x, seconds)
+    seconds = np.interp(rows, x, curve_s)
     if len(x) > 1:
-        slope = (seconds[-1] - seconds[-2]) / (x[-1] - x[-2])
-        table[:, int(Origin.INTERPOLATED)] += slope * np.maximum(rows - x[-1], 0.0)
-    table[0] = 0.0
-    return table
+        seconds += (curve_s[-1] - curve_s[-2]) / (x[-1] - x[-2]) * np.maximum(rows - x[-1], 0.0)
+    seconds[0] = 0.0
+    return split(seconds, Origin.INTERPOLATED)
 
 
 def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfile) -> tuple[int, ...]:
@@ -290,10 +281,11 @@ def _fill_generation(p: Record, device: OperatorTables, model: ModelSpec) -> Non
     graph_s = constants.full_graph_s.value * launches / GRAPH_KERNELS
     piecewise_s = graph_s + model.num_hidden_layers * constants.piecewise_layer_s.value
     p["target_mode_s"] = (*_graphless_s(config, launches), piecewise_s, graph_s)
-    p["target_launch_s"] = device.eager_launches(model) * constants.eager_launch_s.value
-    p["prompt_launch_s"] = CHUNK_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
+    launch_s = constants.eager_launch_s.value
+    p["target_launch_s"] = device.eager_launches(model) * launch_s
+    p["prompt_launch_s"] = CHUNK_KERNELS * model.num_linear_layers * launch_s
     if engine.engine == "vllm" and model.linear_kind == "gated_delta":
-        p["split_launch_s"] = SPLIT_KERNELS * model.num_linear_layers * constants.eager_launch_s.value
+        p["split_launch_s"] = SPLIT_KERNELS * model.num_linear_layers * launch_s
     p["verify_s"] = (constants.verify_sampled_s if config.temperature > 0.0 else constants.verify_greedy_s).value
     p["expands"] = engine.batch_expansion
     excess = engine.step_ratio(config.version, model, config.weight_dtype, device.profile.hardware)[1] - 1.0
@@ -361,11 +353,9 @@ def _fill_draft(
     choice = device.top_k if method.is_tree and method.tree_width > 1 else device.argmax
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + choice(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:
+        first = _padded_table(lambda rows: device.matrices(head, rows, "context"), config.max_num_seqs)
         serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs)
-        return cost._replace(
-            draft_first=_padded_table(lambda rows: device.matrices(head, rows, "context"), config.max_num_seqs),
-            draft_serial=serial + logits[: config.max_num_seqs + 1],
-        )
+        return cost._replace(draft_first=first, draft_serial=serial + logits[: config.max_num_seqs + 1])
     if method.plan == DraftPlan.CONTEXT_BLOCK:
         keys_values = layers.LinearLayer(
             "context_kv", head.hidden_size, head.kv_elements_per_layer(tp), head.num_hidden_layers
@@ -375,18 +365,14 @@ def _fill_draft(
         )
     else:
         first = _padded_table(lambda rows: device.model_pass(head, rows, "context"), last_row, sizes)
-    serial = cost.draft_serial
     if head.markov_rank:
         # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
         serial = _padded_table(
             lambda rows: device.matrices(head, rows, "position") + device.argmax(head, rows), config.max_num_seqs
         )
-    return cost._replace(
-        draft_first=first,
-        draft_next=_padded_table(lambda rows: device.model_pass(head, rows), last_next, sizes),
-        draft_logits=logits,
-        draft_serial=serial,
-    )
+        cost = cost._replace(draft_serial=serial)
+    following = _padded_table(lambda rows: device.model_pass(head, rows), last_next, sizes)
+    return cost._replace(draft_first=first, draft_next=following, draft_logits=logits)
 
 
 def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> None:
@@ -399,9 +385,7 @@ def _fill_search(p: Record, profile: RooflineProfile, config: EngineConfig) -> N
         _, bandwidth = profile.hardware.ceilings("elementwise", config.weight_dtype)
         p["search_seq_s"] = moved / (entry.e_m * bandwidth)
     elif method.name == "suffix" or method.head_drafts:
-        p["search_step_s"] = constants.ngram_step_s.value
-        p["search_seq_s"] = constants.suffix_request_s.value
+        p["search_step_s"], p["search_seq_s"] = constants.ngram_step_s.value, constants.suffix_request_s.value
     elif method.plan == DraftPlan.HOST_SEARCH:
-        p["search_step_s"] = constants.ngram_step_s.value
-        p["search_seq_s"] = constants.ngram_request_s.value
+        p["search_step_s"], p["search_seq_s"] = constants.ngram_step_s.value, constants.ngram_request_s.value
         p["search_token_s"] = constants.ngram_token_s.value

@@ -1,8 +1,7 @@
 """Seconds of one engine step from its features: the compiled half of the step cost.
 
-`StepCost` is plain arrays, built once per scenario by `sim/cost/step_cost.py`; `step_time` reads them and allocates
-nothing. It knows neither models nor devices: dense tables give linear layers, norms, collectives, lm_head and sampler
-by rows; attention (`sim/cost/attention_time.py`) goes by sums of the batch. Every table has one column per
+`StepCost` is plain arrays, built by `sim/cost/step_cost.py`: tables by rows for linear layers, norms, collectives,
+lm_head and sampler; attention (`sim/cost/attention_time.py`) goes by sums of the batch. Every table has one column per
 `calibration/profile/roofline.Origin`: seconds stay split by how far they can be trusted.
 """
 
@@ -62,9 +61,7 @@ TIMES = record_type(
     ("sample_s", "f8"),  # lm_head and sampler
     ("prefill_s", "f8"),  # the part of target_s that would not be there without prefill rows
     ("by_origin_s", "f8", (3,)),  # draft_s + target_s + sample_s by `Origin`
-    # What prefill rows took in each kind of attention layers: parts of the above, and most of what a step's time
-    # takes to compute.
-    ("prefill_attention_s", "f8", (at.N_KINDS,)),
+    ("prefill_attention_s", "f8", (at.N_KINDS,)),  # what prefill rows took in each kind of attention layers
     ("graph_mode", "i8"),  # how the target's pass ran: EAGER to FULL_GRAPH
     ("verify_s", "f8"),  # what verification took besides kernels
     ("overhead_s", "f8"),  # what that added besides kernels: a part of target_s
@@ -146,8 +143,7 @@ AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = (
     int(plan) for plan in DraftPlan if plan != DraftPlan.NONE
 )
 SLIDING, CHUNKED, TOP_K = range(len(WINDOWS))
-# How a pass runs: operator by operator; compiled, but beyond the captured sizes; graphs with attention between them;
-# one graph.
+# How a pass runs: eagerly; compiled, but beyond the captured sizes; graphs with attention between them; one graph.
 EAGER, UNCAPTURED, PIECEWISE_GRAPHS, FULL_GRAPH = range(4)
 MEASURED, INTERPOLATED, EXTRAPOLATED = int(Origin.MEASURED), int(Origin.INTERPOLATED), int(Origin.EXTRAPOLATED)
 
@@ -156,8 +152,8 @@ class StepCost(NamedTuple):
     """A scenario's step cost as arrays. Tables have shape (rows + 1, 3): seconds by number of rows and origin."""
 
     params: NDArray[Any]  # PARAMS[1]
-    # Linear layers, norms, activations and collectives of the target pass by scheduled rows (padded to the capture size
-    # inside); of an affine fit, its curve over rows.
+    # The target pass without attention and lm_head by scheduled rows (padded to the capture size inside); of an affine
+    # fit, its curve over rows.
     target: FloatArray
     logits: FloatArray  # lm_head and sampler by logit rows
     draft_first: FloatArray  # by rows of the first pass (or of the context projection)
@@ -428,8 +424,8 @@ def _draft_seconds(
 def _shown_ahead(cost: StepCost, f: Record, before: tuple[float, float, float], out: Record) -> float:
     """What shows of drafts on GPUs of their own: as far as they outlast the target, then all that are made anew.
 
-    The draft goes on behind the drafts that the target verifies. What it makes is kept for ``ahead_seqs`` requests; all
-    others wait for as many passes again, if there are any. ``before``: ``by_origin_s`` without the draft.
+    What is drafted ahead is kept for ``ahead_seqs`` requests; all others wait for as many passes again. ``before``:
+    ``by_origin_s`` without the draft.
     """
     share = max(1.0 - (out.target_s + out.sample_s) / out.draft_s, 0.0) if out.draft_s > 0.0 else 0.0
     for origin in range(3):
@@ -650,10 +646,9 @@ def expect_ahead(f: Record, kept: float) -> None:
 
 @njit(cache=True, error_model="numpy")
 def decode_step_seconds(cost: StepCost, num_seqs: int, k: int, mean_context: float, kept: float = 0.0) -> float:
-    """Seconds of the step of `decode_features`, host included (hidden behind the device where it may be).
+    """Seconds of the step of `decode_features`, host included; ``kept``: as of `expect_ahead`.
 
-    For policies and closed forms; it allocates its two records, so it does not belong into a step loop's hot path.
-    ``kept``: as of `expect_ahead`.
+    It allocates its two records, so it does not belong into a step loop's hot path.
     """
     c = reference(cost)
     features, times = np.empty(1, FEATURES), np.empty(1, TIMES)

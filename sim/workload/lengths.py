@@ -1,8 +1,8 @@
 """How long prompts and outputs are: distributions over integers >= 1, or pairs from a recorded file.
 
-A length is the quantile of one uniform number that belongs to the request's index, so the same index has the same
-length whatever else changes, and a larger mean makes every request longer rather than drawing others. Continuous
-distributions are rounded to the nearest integer and then clipped to [min, max]; clipping moves the mean.
+A length is the quantile of one uniform number that belongs to the request's index, so a larger mean makes every request
+longer rather than drawing others. Continuous distributions are rounded and then clipped to [min, max], which moves the
+mean.
 """
 
 import math

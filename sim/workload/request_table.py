@@ -259,8 +259,8 @@ class RaggedParts:
     def gather_fresh(self, limits: IntArray) -> tuple[IntArray, IntArray]:
         """Prefix hashes, each request's cut to ``limits`` (int64[n]); returns (ids, offsets).
 
-        The first requests that take a row share blocks as in the trace. When a row is taken again, it belongs to the
-        next copy of the trace, whose blocks are its own: a repeated trace must not hit the cache for every block.
+        When a row is taken again, it belongs to the next copy of the trace, whose blocks are its own: a repeated trace
+        must not hit the cache for every block.
         """
         import pandas as pd  # takes longer to load than a trace to read
 
@@ -275,9 +275,9 @@ class RaggedParts:
         return np.asarray(ids + np.repeat(copies, np.diff(offsets)) * num_known, np.int64), offsets
 
     def gather_cyclic(self, output_tokens: IntArray) -> tuple[NDArray[np.uint8], IntArray]:
-        """Recorded acceptance for positions 0 .. output_tokens, repeated from position 1 on where the record ends.
+        """Recorded acceptance for positions 0 .. output_tokens, and offsets; without a record a request owns nothing.
 
-        Returns (lengths uint8, offsets); a request without a record owns nothing.
+        Where the record ends it is repeated from position 1 on.
         """
         offsets, values = self._offsets(), np.concatenate([values for values, _ in self._columns])
         lengths = np.where(self._row >= 0, output_tokens + 1, 0)

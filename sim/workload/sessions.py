@@ -1,7 +1,7 @@
 """Sessions: requests that follow one another, each prompt being all that went before and more.
 
-A session is drawn whole before anything is served, keyed by its number, so that neither the rate, nor the policy, nor
-how many others there are changes it. When a request of it is sent follows from the answer before, in the cluster.
+A session is drawn whole, keyed by its number, so that neither rate nor policy nor other sessions change it. When a
+request of it is sent follows from the answer before, in the cluster.
 """
 
 from dataclasses import dataclass
@@ -71,18 +71,11 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
     session, prompt, output, think_s = (column[rows] for column in (session, *map(np.concatenate, columns)))
     last = int(session[-1])
     cut = sum(int(ended[mine <= last].sum()) for mine, ended in zip(members, ends, strict=True))
+    note = f"{cut} of {last + 1} sessions end early, at max_model_len {max_model_len}" if cut else ""
     arrivals = _slower(workload.arrivals, mean)
     start_s = arrivals.draw(seed, count) if isinstance(arrivals, DrawnArrivals) else np.zeros(count)
-    return DrawnSessions(
-        session,
-        start_s[session],
-        class_of[session],
-        prompt,
-        output,
-        think_s,
-        uniform_array(keys[Stream.SYSTEM_PROMPT], 0)[session],
-        f"{cut} of {last + 1} sessions end early, at max_model_len {max_model_len}" if cut else "",
-    )
+    system_u = uniform_array(keys[Stream.SYSTEM_PROMPT], 0)[session]
+    return DrawnSessions(session, start_s[session], class_of[session], prompt, output, think_s, system_u, note)
 
 
 def _slower(arrivals: Any, factor: float) -> Any:
@@ -111,13 +104,11 @@ def draw_requests(
     """
     n = len(turns_u)
     turns = sessions.turns.tokens(turns_u).astype(np.int64) if sessions else np.ones(n, np.int64)
-    _check(turns)
     of, turn = _numbered(turns)
     calls = np.ones(len(of), np.int64)
     if sessions and sessions.calls_per_turn:
         calls = sessions.calls_per_turn.tokens(uniform_array(keys[Stream.SESSION][of], 1 + turn)).astype(np.int64)
     counts = np.bincount(of, weights=calls, minlength=n).astype(np.int64)
-    _check(counts)
     session, number = _numbered(counts)
     is_call = _numbered(calls)[1] > 0
     assert lengths.prompt_tokens is not None
@@ -154,11 +145,11 @@ def mean_requests(sessions: Sessions | None, lengths: Lengths, system_tokens: in
 
 
 def _numbered(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """For ``counts[i]`` things of each i: whose each is, and the how-manieth of its owner's, from 0 on."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+    """For ``counts[i]`` things of each i: whose each is, and the how-manieth of its owner's, from 0 on.
 
-
-def _check(counts: IntArray) -> None:
+    Raises ScenarioError: more than `MAX_REQUESTS` of one i.
+    """
     if (count := int(counts.max(initial=1))) > MAX_REQUESTS:
         raise ScenarioError(f"a session would have {count} requests; at most {MAX_REQUESTS}", key="workload.sessions")
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,4 @@
-"""What arrives, as a scenario says it: arrivals or a trace, token counts, request classes and their objectives.
-
-The records are validated where they are read from a file and used by the simulator as they are.
-"""
+"""What arrives, as a scenario says it: arrivals or a trace, token counts, request classes and their objectives."""
 
 import math
 from typing import Annotated, Literal, Self
@@ -16,8 +13,6 @@ from draftcast.sim.workload.lengths import Lengths, TokenCounts
 from draftcast.sim.workload.traces import RECORD, TraceSpec
 
 _IN_TRACE = {"lengths": "lengths", "system_prompt": "prompts", "sessions": "prompts"}
-
-
 Attainment = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
 
@@ -156,10 +151,9 @@ class Workload(Frozen):
             yield wrong("num_requests", None, f"required with {self.arrivals.process} arrivals")
         for index, entry in enumerate(self._places):
             place = f"classes.{index - 1}." if index else ""
-            for key in ("lengths", "system_prompt", "sessions"):
+            for key, what in _IN_TRACE.items():
                 if from_trace and getattr(entry, key) is not None:
-                    message = f"not together with a trace: the trace has the {_IN_TRACE[key]}"
-                    yield wrong(place + key, "given", message)
+                    yield wrong(place + key, "given", f"not together with a trace: the trace has the {what}")
             if self.has_sessions and entry.lengths is not None and entry.lengths.path is not None:
                 message = "not with sessions: give distributions of a turn's tokens"
                 yield wrong(f"{place}lengths.path", entry.lengths.path, message)

@@ -8,8 +8,7 @@ BurstGPT (github.com/HPMLL/BurstGPT, CC-BY 4.0): ``Timestamp,Model,Request token
 Type``: seconds since the start of the log, and one request per line. Failed requests have 0 response tokens; they are
 dropped and counted. Later releases add columns, which are ignored.
 
-Arrow parses and converts; only when it objects does a slow pass look for the line to blame. The slow pass accepts a
-superset of what the fast one does (12.0 for 12), so the fast pass never decides an error.
+Arrow parses; only when it objects does a slow pass look for the line to blame, which accepts more (12.0 for 12).
 """
 
 import csv
@@ -17,7 +16,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +25,12 @@ from draftcast.kernels.arrays import IntArray
 from draftcast.sim.workload.request_table import MAX_TOKENS, RequestTable
 from draftcast.sim.workload.traces.source import TIME_ALLOWED, TOKENS_ALLOWED, TraceText, make_table, short_list
 
-
-class CsvColumn(NamedTuple):
-    type: str  # ``int64``, ``float64``, ``timestamp`` (no zone) or ``timestamp_utc`` (with a zone)
-    allowed: str  # for the error
+TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
+ALLOWED = {"int64": TOKENS_ALLOWED, "float64": TIME_ALLOWED, "timestamp": TIMES_ALLOWED, "timestamp_utc": TIMES_ALLOWED}
+"""What a column of a type may hold, for the error; a plain ``timestamp`` has no zone."""
+LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def header(text: str) -> list[str]:
@@ -49,10 +50,10 @@ def split_row(row: str) -> list[str] | None:
         return None
 
 
-def read_columns(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict[str, NDArray[Any]], IntArray]:
-    """Read some columns of a CSV file with a header: name -> NumPy array, and the 1-based line of each row.
+def read_columns(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], IntArray]:
+    """Some columns of a CSV file with a header, by name, and the 1-based line of each row. Raises TraceError.
 
-    Raises TraceError naming line and field.
+    ``columns``: their types, of `ALLOWED`.
     """
     names = header(trace.text)
     for name in columns:
@@ -62,13 +63,13 @@ def read_columns(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[di
     return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, names, columns)
 
 
-def _read_fast(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
+def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
     """All columns by Arrow, or None when anything is not as expected."""
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
 
     times = {"timestamp": pa.timestamp("ns"), "timestamp_utc": pa.timestamp("ns", tz="UTC")}
-    types = {name: times.get(column.type) or pa.type_for_alias(column.type) for name, column in columns.items()}
+    types = {name: times.get(kind) or pa.type_for_alias(kind) for name, kind in columns.items()}
     try:
         table = arrow_csv.read_csv(
             pa.BufferReader(trace.text.encode()),
@@ -84,9 +85,9 @@ def _read_fast(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict
         if column.null_count or len(column) == 0:
             return None
         # straight from the buffer: to_numpy would import pandas, which takes longer than the rest
-        dtype = np.float64 if kind.type == "float64" else np.int64  # timestamps too
+        dtype = np.float64 if kind == "float64" else np.int64  # timestamps too
         values[name] = np.frombuffer(column.buffers()[1], dtype, len(column), column.offset * 8)
-        most = LARGEST.get(kind.type)
+        most = LARGEST.get(kind)
         if most is not None and not (values[name].min() >= 0 and values[name].max() <= most):  # NaN neither
             return None
     # With blank lines in between the slow pass finds out on which line each row stands.
@@ -94,10 +95,9 @@ def _read_fast(trace: TraceText, columns: Mapping[str, CsvColumn]) -> tuple[dict
 
 
 def _read_slow(
-    trace: TraceText, names: list[str], columns: Mapping[str, CsvColumn]
+    trace: TraceText, names: list[str], columns: Mapping[str, str]
 ) -> tuple[dict[str, NDArray[Any]], IntArray]:
     """Field by field in Python; raises at the first bad one."""
-    where = {name: names.index(name) for name in columns}
     values: dict[str, list[float]] = {name: [] for name in columns}
     lines: list[int] = []
     rows = ((line, row) for line, row in enumerate(trace.text.split("\n"), start=1) if row and not row.isspace())
@@ -109,12 +109,12 @@ def _read_slow(
         if len(fields) != len(names):
             message = f"has {len(fields)} of {len(names)} fields ({short_list(names)}); is the file truncated?"
             raise trace.error(message, line)
-        for name, (kind, allowed) in columns.items():
-            field = fields[where[name]].strip()
+        for name, kind in columns.items():
+            field = fields[names.index(name)].strip()
             try:
                 values[name].append(parse_field(kind, field))
             except (ValueError, OverflowError):
-                raise trace.error(allowed, line, name, value=field) from None
+                raise trace.error(ALLOWED[kind], line, name, value=field) from None
         lines.append(line)
     return {name: np.array(column) for name, column in values.items()}, np.array(lines, dtype=np.int64)
 
@@ -137,27 +137,20 @@ def parse_field(kind: str, field: str) -> float:
     return (delta.days * 86400 + delta.seconds) * 10**9 + int((fraction or "").ljust(9, "0"))
 
 
-LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
-TOKENS, SECONDS = CsvColumn("int64", TOKENS_ALLOWED), CsvColumn("float64", TIME_ALLOWED)
-TIMES_ALLOWED = "must be a time such as 2023-11-16 18:15:46.6805900 or 2024-05-10 00:00:00.009930+00:00"
-_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 def read_azure(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds."""
     first_row = trace.text.split("\n", 2)[1] if trace.text.count("\n") else ""
     match = _TIMESTAMP.search(first_row)
-    time = CsvColumn("timestamp_utc" if match and match.group(3) else "timestamp", TIMES_ALLOWED)
-    columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": TOKENS, "GeneratedTokens": TOKENS})
-    time_ns = columns["TIMESTAMP"].astype(np.int64)
-    arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns.astype(np.float64)
-    return make_table(trace, columns["ContextTokens"], columns["GeneratedTokens"], arrival_s, lines)
+    time = "timestamp_utc" if match and match.group(3) else "timestamp"
+    columns, lines = read_columns(trace, {"TIMESTAMP": time, "ContextTokens": "int64", "GeneratedTokens": "int64"})
+    time_ns, prompt, output = columns.values()
+    arrival_s = (time_ns - time_ns.min()) / 1e9 if len(time_ns) else time_ns
+    return make_table(trace, prompt, output, arrival_s, lines)
 
 
 def read_burstgpt(trace: TraceText) -> RequestTable:
     """Requests with arrivals relative to the first, in seconds; both models and both log types together."""
-    names = {"Timestamp": SECONDS, "Request tokens": TOKENS, "Response tokens": TOKENS}
-    columns, lines = read_columns(trace, names)
+    types = {"Timestamp": "float64", "Request tokens": "int64", "Response tokens": "int64"}
+    columns, lines = read_columns(trace, types)
     time_s, prompt, output = columns.values()
-    return make_table(trace, prompt, output, time_s.astype("f8"), lines)
+    return make_table(trace, prompt, output, time_s, lines)

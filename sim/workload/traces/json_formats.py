@@ -1,15 +1,14 @@
-"""Traces as JSON: Mooncake's, ShareGPT's, SpecDecode-Bench's and results of ``vllm bench serve``.
+"""Traces as JSON.
 
 Mooncake (github.com/kvcache-ai/Mooncake, FAST25 release, Apache-2.0): lines with ``timestamp`` (ms), ``input_length``,
 ``output_length`` and ``hash_ids``: one id per 512-token block of the prompt, the last one possibly partial. Equal ids
 are equal blocks after equal prefixes.
 
 ShareGPT-like: an array of objects (or one object after another) with token counts, as draftcast has no tokenizer. An
-entry is a request (prompt tokens under the first of `PROMPT_KEYS`, output tokens under the first of `OUTPUT_KEYS`), or
-a conversation: ``conversations`` (or ``messages``), a list of turns with a speaker (``from`` or ``role``) and a count
-under one of `TURN_KEYS`. Every turn of the assistant is one request, whose prompt is everything said before it. Arrival
-times are optional, in seconds, under one of `ARRIVAL_KEYS`; all entries have one, or none has. All requests of one
-conversation get its time: the file does not say when the turns came.
+entry is a request (`PROMPT_KEYS`, `OUTPUT_KEYS`), or a conversation (`CONVERSATIONS`): a list of turns with a speaker
+(``from`` or ``role``) and a count (`TURN_KEYS`). Every turn of the assistant is one request, whose prompt is everything
+said before it. Arrival times (`ARRIVAL_KEYS`) are optional, in seconds; all entries have one, or none has. All requests
+of a conversation get its time.
 
 SpecDecode-Bench (arXiv 2601.11580): lines of recorded acceptance, ``prompt_token_ids`` (list, or ``prompt_tokens`` as a
 number) and ``acc_eagle.acc_len`` or ``acc_ngram.acc_len`` (any ``acc_<method>`` works). A round started when ``g``
@@ -69,12 +68,10 @@ def read_mooncake(trace: TraceText) -> RequestTable:
         prompt, output = entry.tokens("input_length"), entry.tokens("output_length")
         hashes.append(_hash_ids(entry, prompt))
         rows.append((entry.line, prompt, output, arrival_s))
-    columns: dict[str, Any] = {}
-    if any(hashes):
-        columns["hash_ids"] = np.fromiter(chain.from_iterable(hashes), dtype=np.int64)
-        columns["hash_offsets"] = offsets_of([len(ids) for ids in hashes])
-        columns["hash_block_tokens"] = BLOCK_TOKENS
-    return table_of_rows(trace, rows, **columns)
+    if not any(hashes):
+        return table_of_rows(trace, rows)
+    ids, offsets = np.fromiter(chain.from_iterable(hashes), dtype=np.int64), offsets_of([*map(len, hashes)])
+    return table_of_rows(trace, rows, hash_ids=ids, hash_offsets=offsets, hash_block_tokens=BLOCK_TOKENS)
 
 
 def _hash_ids(entry: Entry, prompt_tokens: int) -> list[int]:

@@ -1,8 +1,7 @@
 """What all trace readers share: getting the text, naming the place of an error, making the table.
 
-A reader takes a `TraceText` and returns a `RequestTable`. It checks every value; the first bad one raises
-`TraceError` with file, 1-based line, field, value and what is allowed. Rows that are sound but cannot be served
-(an empty prompt or no output: failed requests) are dropped and counted in the table's ``notes``.
+The first bad value raises `TraceError` with file, 1-based line, field, value and what is allowed. Rows that are sound
+but cannot be served (an empty prompt or no output: failed requests) are dropped and counted in the table's ``notes``.
 """
 
 from __future__ import annotations
@@ -68,19 +67,20 @@ class TraceText:
         if is_array:
             position = skip(position + 1)
         while position < end and text[position] != "]":
+            place = f"[{number}]"
             line, counted = line + text.count("\n", counted, position), position
             try:
                 entry, position = decoder.raw_decode(text, position)
             except json.JSONDecodeError as error:
                 message = f"not complete JSON ({error.msg} at column {error.colno}); is the file truncated?"
-                raise self.error(message, error.lineno, f"[{number}]") from None
-            except (ValueError, RecursionError) as error:
-                nested = isinstance(error, RecursionError)
-                reason = "JSON nested too deeply" if nested else "an integer of thousands of digits"
-                raise self.error(reason, line, f"[{number}]") from None
+                raise self.error(message, error.lineno, place) from None
+            except RecursionError:
+                raise self.error("JSON nested too deeply", line, place) from None
+            except ValueError:
+                raise self.error("an integer of thousands of digits", line, place) from None
             if not isinstance(entry, dict):
-                raise self.error("each entry must be a JSON object", line, f"[{number}]", value=entry)
-            yield Entry(self, line, f"[{number}]", entry)
+                raise self.error("each entry must be a JSON object", line, place, value=entry)
+            yield Entry(self, line, place, entry)
             number += 1
             position = skip(position)
             if is_array and text.startswith(",", position):
@@ -167,18 +167,16 @@ def make_table(
         raise trace.error("the trace holds no request", None)
     table = RequestTable.from_columns(prompt_tokens, output_tokens, arrival_s, source_lines=lines, **fields)
     notes = []
-    empty = (table.output_tokens == 0) | (table.prompt_tokens == 0)
-    if empty.any():
-        failed = int((table.output_tokens == 0).sum())
-        notes.append(
-            f"{trace.file}: dropped {int(empty.sum())} of {len(table)} requests with no tokens "
-            f"({failed} without output, {int(empty.sum()) - failed} without prompt)"
-        )
-        table = table.keep(~empty)
+    served = (table.prompt_tokens > 0) & (table.output_tokens > 0)
+    if not served.all():
+        dropped, failed = int((~served).sum()), int((table.output_tokens == 0).sum())
+        counts = f"({failed} without output, {dropped - failed} without prompt)"
+        notes.append(f"{trace.file}: dropped {dropped} of {len(table)} requests with no tokens {counts}")
+        table = table.keep(served)
     if len(table) == 0:
         raise trace.error("the trace holds no request with a prompt and an output", None)
-    served = (np.asarray(prompt_tokens) > 0) & (np.asarray(output_tokens) > 0)
-    if arrival_s is not None and (np.diff(arrival_s[served]) < 0).any():
+    served_as_read = (prompt_tokens > 0) & (output_tokens > 0)
+    if arrival_s is not None and (np.diff(arrival_s[served_as_read]) < 0).any():
         notes.append(f"{trace.file}: timestamps were out of order; sorted")
     table = replace(table.shift_to_zero(), source_file=trace.file, notes=tuple(notes))
     table.check_integrity()
