@@ -35,7 +35,6 @@ def scenarios_of(point: EvidencePoint) -> Reading:
         engine["max_num_seqs"] = min(engine.get("max_num_seqs") or math.inf, round(point.load.value or 0))
     has_ratio = point.speedup is not None or point.ratio_range is not None
     raw = {"schema_version": 1, "name": point.id, "engine": engine, "hardware": hardware, "workload": workload}
-    sides: dict[str, Scenario | None] = {}
     for name, figure, spec, facts in (
         ("off", point.off, point.off_spec, point.off_acceptance),
         ("on", point.on, point.spec, point.acceptance),
@@ -44,9 +43,9 @@ def scenarios_of(point: EvidencePoint) -> Reading:
             continue
         side = Reading(point, reading.assumed)
         drafting = _drafting(side, spec, facts, engine) if name == "on" or spec.is_on else ({}, None)
-        sides[name] = _scenario(side, raw, *drafting) if drafting is not None else None
+        if drafting is not None:
+            setattr(reading, name, _scenario(side, raw, *drafting))
         reading.reasons = tuple(dict.fromkeys(reading.reasons + side.reasons))
-    reading.off, reading.on = sides.get("off"), sides.get("on")
     return reading
 
 
@@ -94,18 +93,16 @@ def _scenario(
 
 
 _ASSUMED_WINDOW, _ASSUMED_SHARE = 16384, 0.92
-# Of a roofline's tables; larger limits differ in nothing that a row measures.
-_MOST_ROWS = 65536
-# Output tokens of all replications together: chance then moves a mean by less than 1 %.
-_ENOUGH_TOKENS = 100_000
+_MOST_ROWS = 65536  # of a roofline's tables; larger limits differ in nothing that a row measures
+_ENOUGH_TOKENS = 100_000  # of outputs of all replications together: chance then moves a mean by less than 1 %
 _MOST_REPLICATIONS = 8
 
 
 def _replications(workload: dict[str, Any]) -> int:
     output = workload["lengths"]["output_tokens"]
     mean = output if isinstance(output, int) else output.get("mean", (output.get("low", 0) + output.get("high", 0)) / 2)
-    tokens = float(workload["num_requests"] * mean)
-    return min(_MOST_REPLICATIONS, max(1, math.ceil(_ENOUGH_TOKENS / tokens)))
+    needed = math.ceil(_ENOUGH_TOKENS / float(workload["num_requests"] * mean))
+    return min(_MOST_REPLICATIONS, max(1, needed))
 
 
 # Requests of a closed loop whose number is not given: so many a client, at least the prompts of MT-Bench.

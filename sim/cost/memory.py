@@ -87,7 +87,7 @@ class MemoryBudget:
 
     def lost_concurrency(self, request_tokens: int, lookahead: int = 0) -> float:
         """Requests of that length that fit with speculative decoding off but not with it on."""
-        without = self if self.without_sd is None else self.without_sd
+        without = self.without_sd or self
         return without.max_concurrency(request_tokens) - self.max_concurrency(request_tokens, lookahead)
 
 
@@ -153,20 +153,16 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     elif config.method.drafts and not config.method.proposes_by_match:
         left += reserve.head
     if left >= gib:
-        message = (
-            f"by the rule of {config.version} no memory is left for weights: lower it or give gpu_memory_utilization"
-        )
-        raise CapacityError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
+        message = f"by the rule of {config.version} no memory is left for weights: lower it"
+        limit = config.max_num_batched_tokens
+        raise CapacityError(f"{message} or give gpu_memory_utilization", key="max_num_batched_tokens", value=limit)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
 
 
 def _weight_bytes(
     model: ModelSpec, dtype: str, tp: int, config: EngineConfig, stage: int = 0, stages: int = 1
 ) -> float:
-    """Of one rank: its part of the experts and its stage's layers; the first stage embeds, the last has lm_head.
-
-    A tied table stands in both.
-    """
+    """Of one rank: its part of the experts and its stage's layers. The first embeds, the last has lm_head (or both)."""
     whole = model.weight_bytes(dtype, tp)
     if config.lockstep_ranks > 1:
         whole -= model.weight_bytes(dtype, tp, ("experts",)) * (1.0 - 1.0 / config.lockstep_ranks)

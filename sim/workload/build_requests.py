@@ -42,10 +42,10 @@ def build_requests(
         seed: of this replication, see `random_streams.replication_seed`.
         num_requests: overrides ``workload.num_requests``.
         max_model_len: most tokens of prompt and output together; None: no limit.
-        traces: the workload's traces already loaded (`load_traces`), to read each file once for many runs.
-        goes_on: the load goes on behind the requests asked for, unless they are a list that ends (`is_list`): as many
-            extra requests follow, drawn further or, from a trace, wrapped round (``RequestTable.num_extra``). They are
-            no longer than the longest of those asked for, so that whatever serves these can serve them.
+        traces: of `load_traces`, to read each file once for many runs.
+        goes_on: as many extra requests follow (``RequestTable.num_extra``), drawn further or, from a trace, wrapped
+            round, unless those asked for are a list that ends (`is_list`). They are no longer than the longest of those
+            asked for, so that whatever serves these can serve them.
 
     Raises ScenarioError, TraceError (a bad trace, or a line that does not fit) or CapacityError (a drawn request that
     does not fit).
@@ -196,10 +196,8 @@ def _system_prompts(workload: Workload, class_id: IntArray, u: FloatArray) -> di
 
 
 def is_list(workload: Workload, arrival_s: FloatArray) -> bool:
-    """Whether the requests are a list that ends, and no sample of a load that goes on.
-
-    A trace as it was recorded, a burst or batch (all at once), and a closed loop whose clients send fewer than two
-    requests each.
+    """Whether the requests are a list that ends: a trace as it was recorded, a burst or batch (all at once), or a
+    closed loop whose clients send fewer than two requests each.
     """
     arrivals = workload.arrivals
     if isinstance(arrivals, ClosedLoopArrivals):

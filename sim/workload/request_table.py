@@ -72,7 +72,7 @@ class RequestTable:
         for (name, dtype), column in zip(COLUMNS.items(), columns, strict=True):
             fields[name] = np.asarray(zeros if column is None else column, dtype=dtype)
         table = cls(**fields)
-        if len(table) > 1 and bool(np.any(np.diff(table.arrival_s) < 0)):
+        if (np.diff(table.arrival_s) < 0).any():
             table = table.take(np.argsort(table.arrival_s, kind="stable"))
         return table
 
@@ -101,11 +101,11 @@ class RequestTable:
             assert column.shape == (n,), f"{name}: shape {column.shape}, expected {(n,)}"
             assert column.dtype == np.dtype(dtype), f"{name}: dtype {column.dtype}, expected {dtype}"
         assert np.isfinite(self.arrival_s).all(), "arrival_s must be finite"
-        assert n == 0 or self.arrival_s[0] >= 0, "arrival_s must not be negative"
-        assert n < 2 or bool((np.diff(self.arrival_s) >= 0).all()), "arrival_s must not decrease"
-        assert n == 0 or int(self.prompt_tokens.min()) >= 1, "prompt_tokens must be >= 1"
-        assert n == 0 or int(self.output_tokens.min()) >= 1, "output_tokens must be >= 1"
-        assert n == 0 or 0 <= int(self.class_id.min()) <= int(self.class_id.max()) < len(self.class_names), "class_id"
+        assert (self.arrival_s >= 0).all(), "arrival_s must not be negative"
+        assert (np.diff(self.arrival_s) >= 0).all(), "arrival_s must not decrease"
+        assert (self.prompt_tokens >= 1).all(), "prompt_tokens must be >= 1"
+        assert (self.output_tokens >= 1).all(), "output_tokens must be >= 1"
+        assert ((self.class_id >= 0) & (self.class_id < len(self.class_names))).all(), "class_id"
         assert (self.hash_ids is None) == (self.hash_offsets is None) == (self.hash_block_tokens == 0), "hash columns"
         if self.hash_ids is not None and self.hash_offsets is not None:
             _check_ragged("hash", self.hash_ids, self.hash_offsets, n)

@@ -90,20 +90,19 @@ def read_trace(path: str | Path, format: TraceFormat = "auto", record: str = REC
 def load_trace(spec: TraceSpec, record: str = RECORD) -> RequestTable:
     """Read the file as `read_trace` does and take what ``spec`` says. Raises TraceError."""
     table = read_trace(spec.path, spec.format, record)
-    if spec.start_s != 0 or spec.stop_s is not None:
-        start_s, stop_s = window = (spec.start_s, math.inf if spec.stop_s is None else spec.stop_s)
-        inside = (table.arrival_s >= start_s) & (table.arrival_s < stop_s)
-        if not inside.any():
-            message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
-            raise TraceError(message, file=spec.path, key="start_s, stop_s", value=window)
-        table = table.keep(inside)
+    start_s, stop_s = window = (spec.start_s, math.inf if spec.stop_s is None else spec.stop_s)
+    inside = (table.arrival_s >= start_s) & (table.arrival_s < stop_s)
+    if not inside.any():
+        message = f"no request arrives in this window; the trace lasts {table.span_s:g} s"
+        raise TraceError(message, file=spec.path, key="start_s, stop_s", value=window)
+    table = table.keep(inside)
     if spec.sample_requests is not None:
         table = table.sample(spec.sample_requests, spec.sample_seed)
     table = table.shift_to_zero()
-    before = int(table.prompt_tokens.sum()), int(table.output_tokens.sum())
-    table = table.clip_lengths(spec.max_prompt_tokens, spec.max_output_tokens)
-    cut = before[0] - int(table.prompt_tokens.sum()), before[1] - int(table.output_tokens.sum())
-    if any(cut):
-        note = f"{spec.path}: lengths cut by {cut[0]} prompt and {cut[1]} output tokens in all"
-        table = replace(table, notes=(*table.notes, note))
-    return table
+    clipped = table.clip_lengths(spec.max_prompt_tokens, spec.max_output_tokens)
+    prompt = int((table.prompt_tokens - clipped.prompt_tokens).sum())
+    output = int((table.output_tokens - clipped.output_tokens).sum())
+    if prompt or output:
+        note = f"{spec.path}: lengths cut by {prompt} prompt and {output} output tokens in all"
+        clipped = replace(clipped, notes=(*clipped.notes, note))
+    return clipped

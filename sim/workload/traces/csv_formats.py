@@ -31,6 +31,8 @@ ALLOWED = {"int64": TOKENS_ALLOWED, "float64": TIME_ALLOWED, "timestamp": TIMES_
 LARGEST = {"int64": MAX_TOKENS, "float64": sys.float_info.max}
 _TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:?\d\d)?")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Columns = tuple[dict[str, NDArray[Any]], IntArray]
+"""By name, and the 1-based line of each row."""
 
 
 def header(text: str) -> list[str]:
@@ -50,11 +52,8 @@ def split_row(row: str) -> list[str] | None:
         return None
 
 
-def read_columns(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], IntArray]:
-    """Some columns of a CSV file with a header, by name, and the 1-based line of each row. Raises TraceError.
-
-    ``columns``: their types, of `ALLOWED`.
-    """
+def read_columns(trace: TraceText, columns: Mapping[str, str]) -> Columns:
+    """Some columns of a CSV file with a header, and their types, of `ALLOWED`. Raises TraceError."""
     names = header(trace.text)
     for name in columns:
         if name not in names:
@@ -63,7 +62,7 @@ def read_columns(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str
     return (_read_fast(trace, columns) if is_plain else None) or _read_slow(trace, names, columns)
 
 
-def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], IntArray] | None:
+def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> Columns | None:
     """All columns by Arrow, or None when anything is not as expected."""
     import pyarrow as pa  # 0.2 s to import: only who reads a CSV pays
     from pyarrow import csv as arrow_csv
@@ -94,9 +93,7 @@ def _read_fast(trace: TraceText, columns: Mapping[str, str]) -> tuple[dict[str, 
     return (values, np.arange(2, len(table) + 2)) if trace.text.rstrip().count("\n") == len(table) else None
 
 
-def _read_slow(
-    trace: TraceText, names: list[str], columns: Mapping[str, str]
-) -> tuple[dict[str, NDArray[Any]], IntArray]:
+def _read_slow(trace: TraceText, names: list[str], columns: Mapping[str, str]) -> Columns:
     """Field by field in Python; raises at the first bad one."""
     values: dict[str, list[float]] = {name: [] for name in columns}
     lines: list[int] = []
