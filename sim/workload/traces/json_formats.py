@@ -197,17 +197,17 @@ def read_vllm_bench(trace: TraceText) -> RequestTable:
         inputs = _values(run, "input_lens")
         outputs = _values(run, "output_lens", len(inputs))
         timed = timed and "start_times" in run.values
-        starts = _values(run, "start_times", len(inputs)) if timed else []
+        starts = _values(run, "start_times", len(inputs)) if timed else [0.0] * len(inputs)
         counts = [
             (run.tokens(f"input_lens[{i}]", prompt), run.tokens(f"output_lens[{i}]", output))
             for i, (prompt, output) in enumerate(zip(inputs, outputs, strict=True))
         ]
+        starts_s = [run.seconds(f"start_times[{i}]", start) for i, start in enumerate(starts)]
         # a failed request may have never started: start_time 0.0 stands for "none", so it must not set the origin
-        checked = [run.seconds(f"start_times[{i}]", s) for i, s in enumerate(starts)]
-        real = [s for s, out in zip(checked, outputs[: len(checked)], strict=True) if out] or [0.0]
+        real = [start for start, (_, output) in zip(starts_s, counts, strict=True) if output] or [0.0]
         first_s, span_s = min(real), max(real) - min(real)
-        arrival_s = [offset_s + max(s - first_s, 0.0) for s in checked] or [0.0] * len(inputs)
-        rows += [(run.line, *pair, at_s) for pair, at_s in zip(counts, arrival_s, strict=True)]
+        for start_s, (prompt, output) in zip(starts_s, counts, strict=True):
+            rows.append((run.line, prompt, output, offset_s + max(start_s - first_s, 0.0)))
         offset_s += span_s + span_s / max(len(real) - 1, 1)
     return table_of_rows(trace, rows, timed=timed)
 
