@@ -1,7 +1,4 @@
-"""``draftcast acceptance``: what share of draft tokens is accepted, from token logs or from a server's counters.
-
-The answer is the ``acceptance:`` section of a scenario. ``draftcast.calibration`` measures; here are options and text.
-"""
+"""``draftcast acceptance``: a scenario's ``acceptance:`` section from token logs or a server's counters, as text."""
 
 import math
 import textwrap

@@ -1,8 +1,4 @@
-"""``draftcast calibrate``: three sources of measured time behind one command.
-
-``--device`` times kernels here, ``--engine-log`` fits a step from a server's log, ``--import`` reads another tool's
-timings. Each has its own options; one that belongs to another source is refused rather than ignored.
-"""
+"""``draftcast calibrate``: three sources of measured time; an option of another source is refused, not ignored."""
 
 import math
 import re
@@ -19,7 +15,7 @@ import typer
 
 from draftcast.errors import InputError
 from draftcast.files import digest
-from draftcast.scenarios.cli.terminal import INTERRUPTED, print_json, print_lines, progress_bar
+from draftcast.scenarios.cli.terminal import INTERRUPTED, print_lines, progress_bar
 
 if TYPE_CHECKING:
     from draftcast.calibration.engine_log.fit import EngineLogFit
@@ -132,10 +128,7 @@ def calibrate(
 
 
 def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, timing: DeviceOptions, seed: int) -> None:
-    """Time the kernels of this machine and write a profile folder; an interrupted calibration is continued.
-
-    Raises InputError: a bad option, no such device, or a folder that holds something else.
-    """
+    """Write a profile folder, or go on with it. Raises InputError: a bad option, device or folder."""
     from draftcast.calibration.microbench import shapes
     from draftcast.calibration.microbench.device import find_device, hardware_of
     from draftcast.calibration.microbench.runner import Calibration, RunnerStatus, check_folder
@@ -188,7 +181,8 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
                 took = f"{calibration.spent_s:.0f} s, more than its budget of {budget_s:g} s"
                 print(f"draftcast: note: the calibration took {took}", file=sys.stderr)
     answer = {"operators": _operator_rows(result), "noise": result.noise, "left_out": result.left_out}
-    print_profile(profile.as_json, {**answer, "written": str(result.folder)}, "points", _noise_lines(result.noise))
+    answer["written"] = str(result.folder)
+    print_lines(profile.as_json, answer, _profile_lines(answer, "points", _noise_lines(result.noise)))
 
 
 def _budget_seconds(text: str) -> float:
@@ -204,15 +198,13 @@ def _checked(names: Sequence[str], choices: tuple[str, ...], option: str) -> tup
     return tuple(value for value in choices if value in names)
 
 
-def _noise_lines(noise: Mapping[str, Any]) -> Iterator[str]:
-    yield (
+def _noise_lines(noise: Mapping[str, Any]) -> list[str]:
+    return [
         "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
-        "interpolation on the points held out"
-    )
-    yield (
+        "interpolation on the points held out",
         f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "
-        f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}"
-    )
+        f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}",
+    ]
 
 
 def _operator_rows(result: "RunnerResult") -> list[dict[str, Any]]:
@@ -232,10 +224,7 @@ def _operator_rows(result: "RunnerResult") -> list[dict[str, Any]]:
 
 
 def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, options: LogOptions, seed: int = 0) -> None:
-    """Fit step coefficients to logs of one server without speculation; print and, with ``profile.out``, write them.
-
-    Raises InputError: a log that cannot be read or fitted, a folder that holds such files already, a missing option.
-    """
+    """Fit step coefficients to one server's logs. Raises InputError: a bad log, a folder in use, a missing option."""
     import pandas as pd
 
     from draftcast.calibration.engine_log import profile as written
@@ -255,8 +244,7 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
     device = load_hardware(hardware) if hardware is not None else None
     spec = load_model(model) if model is not None else None
     with progress_bar("fitting"):
-        fields = {name: value for name, value in vars(options).items() if name != "speculative_log"}
-        fit_options = FitOptions(**fields, seed=seed)
+        fitting = {name: value for name, value in vars(options).items() if name != "speculative_log"}
 
         def joined(paths: list[Path]) -> pd.DataFrame:
             frame = pd.concat(map(read_engine_log, paths), ignore_index=True)
@@ -264,14 +252,14 @@ def calibrate_engine_log(engine_log: list[Path], profile: ProfileOptions, option
             return frame
 
         speculative = joined(options.speculative_log) if options.speculative_log else None
-        fit = fit_engine_log(joined(engine_log), speculative, fit_options)
+        fit = fit_engine_log(joined(engine_log), speculative, FitOptions(**fitting, seed=seed))
     notes = written.notes(fit)
     lines = [*_fit_lines(fit), *(f"note: {note}" for note in notes)]
     if out is not None and spec is not None and device is not None:
         logs = [("--engine-log", path.name) for path in engine_log]
         logs += [("--speculative-log", path.name) for path in options.speculative_log or ()]
-        changed = {name: value for name, value in vars(options).items() if value != getattr(LogOptions, name)}
-        fitted = [(f"--{name.replace('_', '-')}", changed[name]) for name in changed if name != "speculative_log"]
+        changed = {name: value for name, value in fitting.items() if value != getattr(LogOptions, name)}
+        fitted = [(f"--{name.replace('_', '-')}", value) for name, value in changed.items()]
         label_options = ("--model", model), ("--hardware", hardware), ("--tp", tp), ("--dtype", dtype)
         command = _command(*logs, *fitted, *label_options, ("--seed", seed or None), ("--out", out.name))
         label = written.ProfileLabel(profile.name or out.resolve().name, spec.name, device, tp or 1, dtype or "bf16")
@@ -307,10 +295,7 @@ def _fit_lines(fit: "EngineLogFit") -> Iterator[str]:
 
 
 def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, system: str | None) -> None:
-    """Read another tool's timings and write a profile folder; print what was taken and what was not.
-
-    Raises InputError: an option missing or superfluous, a file that cannot be read, a folder that holds files already.
-    """
+    """Read another tool's timings. Raises InputError: a bad or missing option, an unreadable file, a folder in use."""
     from draftcast.calibration.importers.formats import read, write_profile
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE
@@ -337,28 +322,23 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
         for (operator, weights, kv_dtype), points in timings.table.groupby(["operator", "dtype", "kv_dtype"])
     ]
     answer = {"operators": rows, "left_out": dict(timings.left_out), "written": str(out)}
-    print_profile(profile.as_json, answer, "rows")
+    print_lines(profile.as_json, answer, _profile_lines(answer, "rows"))
 
 
 def _command(*options: tuple[str, object]) -> str:
-    """The line that was typed, of options and their values; what has none (None) was not given.
-
-    Files go without the machine's folders above them: a manifest is for others to read.
-    """
+    """The line that was typed; without the folders above its files, because a manifest is for others to read."""
     words = (word for option, value in options if value is not None for word in (option, str(value)) if word)
     return shlex.join(["draftcast", "calibrate", *words])
 
 
-def print_profile(as_json: bool, answer: dict[str, Any], unit: str, notes: Iterable[str] = ()) -> None:
+def _profile_lines(answer: dict[str, Any], unit: str, notes: Iterable[str] = ()) -> Iterator[Any]:
     """A profile that was written: its operators, what was left out (so many of ``unit``) and where it lies."""
-    from draftcast.scenarios.show.tables import make_console, rows_table
+    from draftcast.scenarios.show.tables import rows_table
 
-    if as_json:
-        print_json(answer)
-        return
-    make_console().print(rows_table(answer["operators"]))
-    left_out = [f"left out: {count} {unit}, {reason}" for reason, count in sorted(answer["left_out"].items())]
-    typer.echo("\n".join([*notes, *left_out, f"written: {answer['written']}"]))
+    yield rows_table(answer["operators"])
+    yield from notes
+    yield from (f"left out: {count} {unit}, {reason}" for reason, count in sorted(answer["left_out"].items()))
+    yield f"written: {answer['written']}"
 
 
 def _plain(value: object) -> object:

@@ -1,8 +1,4 @@
-"""``draftcast live``: testbed checkpoints, and scenarios on a real vLLM server.
-
-Exit codes beside the usual ones: 6 the run failed or is incomplete, 130 interrupted, 143 terminated. What was recorded
-until then is kept.
-"""
+"""``draftcast live``: testbed checkpoints, and scenarios on a real vLLM server; what a stopped run recorded is kept."""
 
 from __future__ import annotations
 
@@ -88,15 +84,14 @@ def stoppable(out: Path) -> Iterator[None]:
     """Ctrl-C and SIGTERM end a live run in order: the server is stopped, the run is kept, the exit code is set."""
 
     def end(*_: object) -> None:
-        raise _Terminated
+        raise KeyboardInterrupt("terminated")
 
     before = signal.signal(signal.SIGTERM, end)
     try:
         yield
     except KeyboardInterrupt as stopped:
-        terminated = isinstance(stopped, _Terminated)
-        print(f"draftcast: error: {'terminated' if terminated else 'interrupted'}; see {out}", file=sys.stderr)
-        raise typer.Exit(TERMINATED if terminated else INTERRUPTED) from None
+        print(f"draftcast: error: {str(stopped) or 'interrupted'}; see {out}", file=sys.stderr)
+        raise typer.Exit(TERMINATED if str(stopped) else INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -111,10 +106,6 @@ def live_progress(shown: ShownProgress) -> LiveProgress:
         shown(ended / total, f"{requests}, {state['tokens']} tokens{failed}")
 
     return LiveProgress(say=shown.say, waiting=lambda _: shown(None, "server starting"), load=load)
-
-
-class _Terminated(KeyboardInterrupt):
-    """By SIGTERM."""
 
 
 app = options.Commands(help="Run scenarios on a real vLLM server and record what happens.", no_args_is_help=True)
@@ -175,9 +166,8 @@ def run(
     loaded, log = subject.load(), endpoint.server_log
     if log is not None and (endpoint.url is None or not log.is_file()):
         raise InputError("must be a file, and goes with --url", file="--server-log", value=str(log))
-    live_options = server.live_options(**vars(endpoint))
     with stoppable(out), progress_bar("live run") as progress:
-        recorded = live_run(loaded, out, live_options, live_progress(progress))
+        recorded = live_run(loaded, out, server.live_options(**vars(endpoint)), live_progress(progress))
     print_run(recorded, as_json)
     if not recorded.complete:
         raise LiveError(f"{out}: incomplete: {recorded.manifest['incomplete_reason']}")

@@ -2,9 +2,9 @@
 
 Exit codes: 0 answered, 2 bad input, 3 the SLO is not met, 4 the cluster cannot keep up (overloaded), 5 no steady state
 (not settled: more requests are needed, and no SLO is judged) or the cutover cannot be told, 6 a live run failed or is
-incomplete, 7 cells of a sweep failed, 130 interrupted. ``simulate`` exits with the code of the scenario's own
-setting; a table of several rates (``--rates``) is an answer whatever it shows: 0. Only ``--json`` puts JSON on standard
-output; progress, notes and errors go to standard error. Heavy imports wait inside the commands.
+incomplete, 7 cells of a sweep failed, 130 interrupted, 143 terminated. ``simulate`` exits with the code of the
+scenario's own setting; a table of several rates (``--rates``) is an answer whatever it shows: 0. Only ``--json`` puts
+JSON on standard output; progress, notes and errors go to standard error. Heavy imports wait inside the commands.
 """
 
 import json
@@ -82,10 +82,7 @@ def schema(command: list[str] | None = None) -> None:
 
 
 def schema_of(command: str) -> dict[str, Any]:
-    """Of a command's ``--json``, inferred from real answers (``answers.json``); of a scenario file for "".
-
-    Raises InputError: no such command, or one without --json.
-    """
+    """Of a command's ``--json``, inferred from real answers; of a scenario file for "". Raises InputError: neither."""
     if not command:
         from draftcast.scenarios.schema import Scenario
 

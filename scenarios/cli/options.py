@@ -1,7 +1,4 @@
-"""Groups of options that several commands share, and `Commands`, whose commands take such groups.
-
-What an option says of itself stands in ``options.yaml``.
-"""
+"""Groups of options that several commands share, and `Commands`, which take them; ``options.yaml`` has their texts."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from glob import escape, glob
 from pathlib import Path
@@ -35,7 +32,6 @@ OPTIONS: dict[str, dict[str, Any]] = yaml.load(
 
 
 def complete_scenario(incomplete: str) -> list[str]:
-    """Embedded scenarios and YAML files that begin so."""
     from draftcast.scenarios.schema.load import embedded_scenarios
 
     files = [path for pattern in ("*.yaml", "*.yml", "*/") for path in glob(f"{escape(incomplete)}{pattern}")]
@@ -51,7 +47,6 @@ def complete_device(incomplete: str) -> list[str]:
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Bundled models that begin so."""
     from draftcast.kernels.model.catalog import model_names
 
     return [name for name in model_names() if name.startswith(incomplete)]
@@ -82,7 +77,7 @@ class ScenarioOptions:
 
         statistics = {"seed": self.seed, "replications": replications}
         changes = [f"statistics.{key}={value}" for key, value in statistics.items() if value is not None]
-        engine, keep, read = None, tuple[str, ...](), None
+        read, server = None, dict[str, Any]()
         if self.serve_command is not None:
             from draftcast.scenarios.compare.read_command import read_command
 
@@ -92,17 +87,16 @@ class ScenarioOptions:
             read = read_command(read_text(command) if os.path.isfile(command) else command)
             for note in read.notes:
                 print(f"draftcast: note: {note}", file=sys.stderr)
-            engine, keep = read.engine, read.silent
-            policy = [f"policy={json.dumps(read.policy)}"] if read.policy is not None else []
-            changes = [*policy, *changes]
+            server = {"engine": read.engine, "keep": read.silent}
+            if read.policy is not None:
+                changes.insert(0, f"policy={json.dumps(read.policy)}")
         try:
             scenario = load_scenario(
                 self.scenario,
                 overrides=[*(self.overrides or []), *changes],
                 speculative_config=self.speculative_config,
-                engine=engine,
-                keep=keep,
                 trace=self.trace,
+                **server,
             )
         except InputError as error:
             option = (error.key or "").removeprefix("statistics.")
@@ -157,20 +151,17 @@ class QuestionOptions(ScenarioOptions):
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """``command`` as Typer calls it: a parameter that is a dataclass becomes one argument or option per field."""
     groups: dict[str, Any] = {}
-    parameters: list[inspect.Parameter] = []
-    hints = get_type_hints(command, include_extras=True)
-    for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
-        if is_dataclass(hint):
-            groups[parameter.name] = hint
-            field_hints = get_type_hints(hint, include_extras=True)
-            for field in fields(hint):
-                default = inspect.Parameter.empty if field.default is MISSING else field.default
-                option = inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default)
-                parameters.append(option.replace(annotation=_described(field_hints[field.name], field.name, hint)))
-        else:
-            described = _described(hint, parameter.name, command)
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=described))
+
+    def parameters(owner: Callable[..., Any]) -> Iterator[inspect.Parameter]:
+        hints = get_type_hints(owner, include_extras=True)
+        for name, parameter in inspect.signature(owner).parameters.items():
+            hint = hints[name]
+            if is_dataclass(hint):
+                groups[name] = hint
+                yield from parameters(groups[name])
+            else:
+                annotation = _described(hint, name, owner)
+                yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
 
     @wraps(command)
     def flat(**values: Any) -> None:
@@ -178,7 +169,7 @@ def option_groups(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         command(**values)
 
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__signature__ = inspect.Signature([*parameters(command)])  # type: ignore[attr-defined]
     return flat
 
 
@@ -251,10 +242,7 @@ def method_of(text: str, option: str = "--candidate") -> dict[str, Any]:
 
 
 def parse_prices(texts: list[str]) -> dict[str, Price]:
-    """Prices by device, from ``h100-sxm=2.49@2026-11-01``.
-
-    Raises InputError: another form, a price that is not above 0, an invalid date, a device twice.
-    """
+    """By device, from ``h100-sxm=2.49@2026-11-01``. Raises InputError: another form, a bad price or date, or twice."""
     from draftcast.scenarios.compare.metric import Price
 
     prices: dict[str, Price] = {}

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from draftcast.errors import HardwareError
 from draftcast.scenarios.cli.options import Commands
-from draftcast.scenarios.cli.terminal import print_json, print_lines
+from draftcast.scenarios.cli.terminal import print_lines
 
 app = Commands(help="Show and compare profiles of measured or assumed kernel times.", no_args_is_help=True)
 
@@ -29,9 +27,11 @@ def list_profiles(as_json: bool = False) -> None:
 @app.command()
 def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_json: bool = False) -> None:
     """Show provenance, rooflines, held-out errors and coverage."""
+    from rich.text import Text
+
     from draftcast.calibration.profile.spec import RooflineProfile
     from draftcast.scenarios.show import profile_view as view
-    from draftcast.scenarios.show.tables import LOOKS, make_console, rows_table
+    from draftcast.scenarios.show.tables import LOOKS, rows_table
 
     opened = view.open_profile(profile, hardware)
     loaded = opened.profile
@@ -48,16 +48,13 @@ def show(profile: str, hardware: str | None = None, by_shape: bool = False, as_j
     if opened.folder is not None:
         tables["held-out errors"] = view.errors_by_shape(opened) if by_shape else view.errors_of(opened)
         tables["coverage"] = view.coverage(opened.table)
-    if as_json:
-        print_json({**shown, **tables})
-        return
-    typer.echo("\n".join(view.provenance_lines(shown)))
-    console = make_console()
+    lines: list[Any] = view.provenance_lines(shown)
     for name in ("rooflines", "held-out errors"):
         if tables.get(name):
-            console.print("", rows_table(tables[name], name), LOOKS["notes"][name], sep="\n")
+            lines += ["", rows_table(tables[name], name), Text(LOOKS["notes"][name])]
     if "coverage" in tables:
-        typer.echo("\ncoverage\n" + "\n".join(view.coverage_lines(tables["coverage"])))
+        lines += ["", "coverage", *view.coverage_lines(tables["coverage"])]
+    print_lines(as_json, {**shown, **tables}, lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,19 +72,17 @@ class StepOptions:
 def compare(first: str, second: str, step: StepOptions, hardware: str | None = None, as_json: bool = False) -> None:
     """Compare a decode step in two profiles: milliseconds by part and batch size, and points timed in both."""
     from draftcast.scenarios.show import profile_view as view
-    from draftcast.scenarios.show.tables import make_console, rows_table
+    from draftcast.scenarios.show.tables import rows_table
 
     one, other = (view.open_profile(name, hardware if view.fits_any_device(name) else None) for name in (first, second))
     rows, timed = view.compare_steps(one, other, view.Step(**vars(step))), view.agreement(one, other)
-    if as_json:
-        print_json({"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed})
-        return
+    answer = {"first": one.profile.name, "second": other.profile.name, "rows": rows, "timed_in_both": timed}
     names = (first, second) if one.profile.name == other.profile.name else (one.profile.name, other.profile.name)
     named = {"first_share": "share", "first_ms": f"{names[0]}, ms", "second_ms": f"{names[1]}, ms"}
-    console = make_console()
-    console.print(rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows]))
+    lines: list[Any] = [rows_table([{named.get(key, key): value for key, value in row.items()} for row in rows])]
     if timed:
-        console.print("", rows_table(timed, "points timed in both, and how far apart"), sep="\n")
+        lines += ["", rows_table(timed, "points timed in both, and how far apart")]
+    print_lines(as_json, answer, lines)
 
 
 @app.command()

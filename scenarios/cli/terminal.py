@@ -47,8 +47,7 @@ class ShownProgress:
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
-        sys.stderr.write(f"{text}\n")  # at once: another thread may be saying something
-        sys.stderr.flush()
+        print(f"{text}\n", end="", file=sys.stderr, flush=True)  # at once: another thread may be saying something
 
     def line(self) -> str:
         """``draftcast: simulating: 40 % after 20 s``."""
@@ -96,13 +95,18 @@ def print_json(summary: Mapping[str, Any]) -> None:
     typer.echo(json.dumps(plain(summary), allow_nan=False))
 
 
-def print_lines(as_json: bool, summary: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """An answer as one JSON object, or as lines of plain text."""
+def print_lines(as_json: bool, summary: Mapping[str, Any], lines: Iterable[Any]) -> None:
+    """An answer as one JSON object, or as lines of plain text and what rich draws."""
     if as_json:
         print_json(summary)
         return
     for line in lines:
-        typer.echo(line)
+        if isinstance(line, str):
+            typer.echo(line)
+        else:
+            from draftcast.scenarios.show.tables import make_console
+
+            make_console().print(line)
 
 
 def run_script(main: Callable[[], None]) -> None:

@@ -1,7 +1,4 @@
-"""``draftcast validate``, ``live calibrate``, ``report`` and ``summary``: measurements and forecasts.
-
-Fitting is ``calibration/live``'s, comparing ``scenarios/live/validate``'s; here are only text and files.
-"""
+"""``draftcast validate``, ``live calibrate``, ``report``, ``summary``: measurement and forecast in text and files."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -82,10 +79,7 @@ def report(
 def report_sweep(
     folder: Path, profile: str | None = None, *, measured: bool = False, out: Path | None = None, static: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Validate a sweep and write its report; returns it as plain data and as text.
-
-    Raises InputError: see `draftcast.scenarios.live.validate.sweep.validate_sweep`; or the report cannot be written.
-    """
+    """Write a sweep's report; its data and text. Raises InputError as of `validate_sweep` and `write_sweep_report`."""
     from draftcast.scenarios.live.validate.sweep import validate_sweep
     from draftcast.scenarios.show import validation_sweep_report as sweep_report
 
