@@ -21,10 +21,9 @@ from draftcast.yaml_text import parse_yaml
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)
+# What tells one alternative of a section from another; of others their distribution.
 _KIND = {"arrivals": "process", "acceptance": "model"}
-"""What tells one alternative of a section from another; of others their distribution."""
-SHORT: dict[str, str] = NAMES["short"]
-"""Short names that are one key of a scenario; the others, ``SPECIAL``, are more than one."""
+SHORT: dict[str, str] = NAMES["short"]  # short names that are one key of a scenario; ``SPECIAL`` are more than one
 
 
 def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
@@ -57,12 +56,8 @@ def _short(value: Any) -> Any:
 
 
 def differing(scenarios: Sequence[Scenario]) -> dict[str, list[Any]]:
-    """Dotted keys in which any scenario differs from the first -> the value of each, None where it has no such key.
-
-    A section that one of them replaces as a whole (another arrival process, no speculation) stands as a whole for all.
-    """
-    first = scenarios[0]
-    keys = dict.fromkeys(key for other in scenarios[1:] for key in changed_keys(first, other))
+    """Dotted keys, or whole sections, in which any scenario differs from the first -> each one's value, else None."""
+    keys = dict.fromkeys(key for other in scenarios[1:] for key in changed_keys(scenarios[0], other))
     whole = [key for key in keys if not any(key.startswith(f"{other}.") for other in keys)]
     return {key: [_short(value_at(to_mapping(scenario), key)) for scenario in scenarios] for key in whole}
 
@@ -153,9 +148,8 @@ def _acceptance(scenario: Scenario, value: Any) -> Scenario:
 def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
     """The scenario's acceptance, but every draft token accepted with this probability.
 
-    What a search matches, how requests differ and what the draft knows stay as they are; rates and traces go.
-
-    Raises ScenarioError: the value would have no effect.
+    What a search matches, how requests differ and what the draft knows stay as they are; rates and traces go. Raises
+    ScenarioError: the value would have no effect.
     """
     spec, acceptance = scenario.speculative_config, scenario.acceptance
     if spec is not None and spec.synthetic_rates is not None:

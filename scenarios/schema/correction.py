@@ -10,8 +10,8 @@ from pydantic import Field
 
 from draftcast.frozen import Count, Faults, Frozen, NonEmpty, Seconds, Text, wrong
 
+# A step time off by more than this is a wrong model, device, flag or load, and no matter of calibration.
 PLAUSIBLE = (0.5, 2.0)
-"""A step time off by more than this is a wrong model, device, flag or load, and no matter of calibration."""
 MEASURED_DEGREES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 _Factor = Annotated[float, Field(ge=PLAUSIBLE[0], le=PLAUSIBLE[1], allow_inf_nan=False)]
 _End = Annotated[float, Field(allow_inf_nan=False)]

@@ -1,7 +1,4 @@
-"""The engine's flags, named as ``vllm serve`` names them, with vLLM 0.32's defaults.
-
-``None`` means "the engine's default", which for the batch limits depends on version and device: `batch_defaults`.
-"""
+"""The engine's flags, with names and defaults of ``vllm serve`` 0.32; None: the engine's own, see `batch_defaults`."""
 
 from typing import Annotated, Literal
 
@@ -161,10 +158,10 @@ class Engine(Frozen):
     def draft_tensor_parallel_size(self) -> int:
         """The draft's own degree; vLLM's default is the target's (1 for ``mlp_speculator``)."""
         spec = self.speculative_config
-        if spec is None or spec.draft_tensor_parallel_size is None:
-            alone = self._drafts_ahead or (spec is not None and spec.resolved_method == "mlp_speculator")
-            return 1 if alone else self.tensor_parallel_size
-        return spec.draft_tensor_parallel_size
+        if spec is None:
+            return self.tensor_parallel_size
+        alone = self._drafts_ahead or spec.resolved_method == "mlp_speculator"
+        return spec.draft_tensor_parallel_size or (1 if alone else self.tensor_parallel_size)
 
     @property
     def _drafts_ahead(self) -> bool:

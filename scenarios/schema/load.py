@@ -61,14 +61,14 @@ def _with_rates(data: Mapping[str, Any], file: str, places: Mapping[str, str]) -
     return result
 
 
-def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str] | None = None) -> ScenarioError:
+def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str] = {}) -> ScenarioError:
     """One pydantic error as one line in draftcast's words; ``places``: dotted keys that came from elsewhere."""
     context = dict(error.get("ctx", {}))
     kind = error["type"]
     keys = _keys_in(data, error["loc"], kind == "missing")
     value = context.get("value", error["input"])
     if context.get("key"):
-        keys.extend(str(context["key"]).split("."))
+        keys.append(str(context["key"]))
     if kind == "union_tag_invalid":
         keys.append(str(context["discriminator"]).replace("'", ""))
         value = context["tag"]
@@ -78,7 +78,7 @@ def one_line(error: ErrorDetails, data: Any, file: str, places: Mapping[str, str
     dotted, value = ".".join(keys), list(value) if isinstance(value, tuple) else value
     long = isinstance(value, (dict, BaseModel)) or (isinstance(value, list) and len(value) > 12)
     shown: dict[str, Any] = {} if kind == "missing" or value is None or long else {"value": value}
-    return ScenarioError(message, file=origin(dotted, file, places or {}), key=dotted or None, **shown)
+    return ScenarioError(message, file=origin(dotted, file, places), key=dotted or None, **shown)
 
 
 def _keys_in(data: Any, location: Sequence[int | str], missing: bool) -> list[str]:
@@ -167,14 +167,12 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
     return result
 
 
-def with_values(scenario: Scenario, values: Mapping[str, Any], places: Mapping[str, str] | None = None) -> Scenario:
+def with_values(scenario: Scenario, values: Mapping[str, Any], places: Mapping[str, str] = {}) -> Scenario:
     """A validated copy of ``scenario`` with dotted keys replaced, e.g. ``{"statistics.seed": 3}``.
 
-    ``places``: what errors say of dotted keys that came from elsewhere than a scenario, as ``candidate 1``.
-
-    Raises ScenarioError: no valid scenario, or another method with the acceptance of the one before.
+    ``places``: what errors say of keys that came from elsewhere, as ``candidate 1``. Raises ScenarioError: no valid
+    scenario, or another method with the acceptance of the one before.
     """
-    places = places or {}
     before = to_mapping(scenario)
     data = copied(before)
     for key, value in values.items():
@@ -184,11 +182,7 @@ def with_values(scenario: Scenario, values: Mapping[str, Any], places: Mapping[s
 
 
 def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str], file: str) -> None:
-    """Refuse a change of method that keeps the acceptance of the method before: only its own says how it does.
-
-    ``before``, ``data``: the raw scenario before and after ``keys`` were given. Raises ScenarioError, which names
-    ``file`` and says which acceptance is to be given.
-    """
+    """Raises ScenarioError, naming ``file``: ``keys`` changed the method, and its acceptance is the old one's."""
     for place, (old, method) in missing_acceptance(before, data, keys).items():
         model = NAMES["acceptance"].get(method, NAMES["acceptance"]["others"])
         measured = "measure finds it in token logs", "from-metrics reads it from vLLM's counters"
@@ -202,10 +196,7 @@ def acceptance_follows(before: Mapping[str, Any], data: Mapping[str, Any], keys:
 def missing_acceptance(
     before: Mapping[str, Any], data: Mapping[str, Any], keys: Iterable[str]
 ) -> dict[str, tuple[str, str]]:
-    """Dotted keys of acceptance that a change of method leaves to the method before -> that method and the new one.
-
-    Without speculation before, no acceptance is another method's. Arguments as of `acceptance_follows`.
-    """
+    """Dotted keys of acceptance that a change of method (not from off) leaves as it was -> the old and the new one."""
     changes = [(_speculation(before), _speculation(data), acceptance_places(data))]
     for place, group in sections(data, "cluster.groups.*"):
         if group.get("acceptance") is not None:
@@ -234,10 +225,7 @@ def _within(key: str, section: str) -> bool:
 
 
 def _speculation(data: Mapping[str, Any], group: str = "") -> SpeculativeConfig | None:
-    """What a raw scenario, or the group of its cluster at this place, says of speculation.
-
-    None without, and where it is not valid, which validation tells.
-    """
+    """What a raw scenario, or the group of its cluster at this place, says; None also where that is not valid."""
     spec = value_at(data, "engine.speculative_config")
     if group and isinstance(spec, Mapping):
         member = value_at(data, group)
@@ -257,17 +245,12 @@ def _drafts(shared: Any, engine: Any) -> Any:
 
 
 def with_rate(scenario: Scenario, request_rate_rps: float) -> Scenario:
-    """``scenario`` at another mean request rate (a trace is rescaled in time).
-
-    Raises ScenarioError: the arrivals have no single rate (piecewise, closed loop).
-    """
+    """At another mean rate (a trace is rescaled in time). Raises ScenarioError: arrivals without a single rate."""
     process = scenario.workload.arrivals.process
     if process in ("piecewise", "closed_loop"):
         raise ScenarioError("has no single request rate to change", key="workload.arrivals.process", value=process)
-    values: dict[str, Any] = {"workload.arrivals.request_rate_rps": request_rate_rps}
-    if process == "trace":
-        values["workload.arrivals.time_scale"] = 1.0
-    return with_values(scenario, values)
+    scale = {"workload.arrivals.time_scale": 1.0} if process == "trace" else {}
+    return with_values(scenario, {"workload.arrivals.request_rate_rps": request_rate_rps, **scale})
 
 
 def without_speculation(scenario: Scenario, **values: Any) -> Scenario:
@@ -362,10 +345,7 @@ def dump_scenario(scenario: Scenario) -> str:
 
 
 def recorded_scenario(manifest: Mapping[str, Any], file: str) -> Scenario:
-    """The scenario in a recorded run's manifest; the run may come from anyone, so code that it names is not imported.
-
-    Raises ScenarioError: it is not valid, or its policy is not one of draftcast's.
-    """
+    """A recorded run's scenario. Raises ScenarioError: not valid, or code of its own, as a run may come from anyone."""
     data = manifest.get("scenario")
     if not isinstance(data, Mapping):
         raise ScenarioError("must hold the scenario of the run", file=file, key="scenario", value=data)
@@ -408,10 +388,7 @@ def _read(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _use_trace(data: dict[str, Any], path: str) -> None:
-    """Arrivals and lengths from ``path``; what the scenario says about clipping or scaling a trace stays.
-
-    Its format does not: it was the other file's, and is found out anew (or given with ``--set``).
-    """
+    """Arrivals and lengths from ``path``; how a trace is clipped and scaled stays, its format is found out anew."""
     workload = data.setdefault("workload", {})
     if not isinstance(workload, dict):
         return

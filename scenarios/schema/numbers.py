@@ -12,15 +12,18 @@ _MOST = 1000
 
 
 def parse_values(text: str, place: str) -> list[float]:
-    """Increasing positive numbers without repeats, from numbers and ranges that commas separate.
-
-    Raises InputError, which names ``place``: nothing, no number, not above 0, a range as of `parse_range`.
-    """
+    """Increasing positive numbers without repeats, of numbers and ranges. Raises InputError, which names ``place``."""
     if text.count(",") >= _MOST:
         raise InputError(f"at most {_MOST} numbers", file=place)
     values: set[float] = set()
     for part in text.split(","):
-        points = parse_range(part.strip(), _MOST, whole=False, file=place) or [_number(part, place)]
+        points = parse_range(part.strip(), _MOST, whole=False, file=place)
+        if points is None:
+            try:
+                points = [float(part)]
+            except ValueError:
+                message = "must be numbers separated by commas, or LOW..HIGH:POINTS"
+                raise InputError(message, file=place, value=part) from None
         if not 0 < points[0] < math.inf:
             raise InputError("must be above 0 and finite", file=place, value=part)
         values.update(points)
@@ -64,10 +67,3 @@ def parse_range(text: str, most: int, *, whole: bool, file: str, key: str | None
     # The ends as given, the others to six digits, which is how people would write them.
     points = np.geomspace(low, high, count) if matched["log"] else np.linspace(low, high, count)
     return [low, *(float(f"{point:.6g}") for point in points[1:-1]), high]
-
-
-def _number(text: str, place: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError("must be numbers separated by commas, or LOW..HIGH:POINTS", file=place, value=text) from None

@@ -34,12 +34,8 @@ class _Reference:
     section: dict[str, Any]
     key: str
     dotted: str  # the whole key, for messages
-
-    @property
-    def place(self) -> str:
-        """The name without the class that a policy's ends with."""
-        text = str(self.section[self.key])
-        return text.rpartition(":")[0] if self.kind == "policy" else text
+    place: str  # the name without what follows
+    suffix: str  # of a policy: its class, with the colon before it
 
     @property
     def names_a_file(self) -> bool:
@@ -54,8 +50,7 @@ class _Reference:
 
     def put(self, place: str) -> None:
         """Replace the place; a policy keeps its class."""
-        text = str(self.section[self.key])
-        self.section[self.key] = f"{place}:{text.rpartition(':')[2]}" if self.kind == "policy" else place
+        self.section[self.key] = f"{place}{self.suffix}"
 
 
 def resolve_paths(data: Mapping[str, Any], folder: Path) -> None:
@@ -66,21 +61,16 @@ def resolve_paths(data: Mapping[str, Any], folder: Path) -> None:
     """
     for reference in _references(data):
         path = Path(reference.place)
-        if not reference.names_a_file or path.is_absolute() or reference.place.startswith("~"):
-            continue
-        here = (folder / path).absolute()
-        if reference.kind == "trace" or os.path.exists(here) or os.path.exists(path):
-            reference.put(str(here))
+        if reference.names_a_file and not path.is_absolute() and not reference.place.startswith("~"):
+            here = (folder / path).absolute()
+            if reference.kind == "trace" or os.path.exists(here) or os.path.exists(path):
+                reference.put(str(here))
 
 
 def put_checksums(data: Mapping[str, Any]) -> None:
-    """Replace, in place, every name of a file that is there by its content's checksum.
-
-    Of a Python policy it is the content of its own file, not of what that imports.
-    """
+    """Replace, in place, every name of a file that is there by its content's checksum (not of what it imports)."""
     for reference in _references(data):
-        checksum = _checksum(reference)
-        if checksum is not None:
+        if (checksum := _checksum(reference)) is not None:
             reference.put(f"sha256:{checksum}")
 
 
@@ -88,8 +78,7 @@ def without_folders(data: Mapping[str, Any]) -> dict[str, str]:
     """Cut every path, in place, to the file's name; dotted key -> sha256 (hex) of what was read there."""
     checksums = {}
     for reference in _references(data):
-        checksum = _checksum(reference) if reference.names_a_file else None
-        if checksum is not None:
+        if reference.names_a_file and (checksum := _checksum(reference)) is not None:
             checksums[reference.dotted] = checksum
             reference.put(Path(reference.place).name)
     return checksums
@@ -128,6 +117,8 @@ def _checksum(reference: _Reference) -> str | None:
 def _references(data: Mapping[str, Any]) -> Iterator[_Reference]:
     for kind, path in ((kind, path) for kind, paths in NAMES["references"].items() for path in paths):
         outer, _, key = path.rpartition(".")
-        for place, section in sections(data, outer):
-            if isinstance(section.get(key), str) and section[key]:
-                yield _Reference(kind, section, key, f"{place}{key}")
+        for prefix, section in sections(data, outer):
+            name = section.get(key)
+            if isinstance(name, str) and name:
+                place, colon, policy = name.rpartition(":") if kind == "policy" else (name, "", "")
+                yield _Reference(kind, section, key, f"{prefix}{key}", place, f"{colon}{policy}")

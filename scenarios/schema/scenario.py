@@ -227,11 +227,10 @@ class Scenario(Frozen):
                 yield wrong("engine.speculative_config.method", spec.resolved_method, message)
             self._acceptance_covers(spec)
         self._recording_is_there()
-        if self.engine.scheduling_policy != "priority":
-            for index, entry in enumerate(self.workload.classes):
-                if entry.priority != 0:
-                    message = "has no effect unless engine.scheduling_policy is priority"
-                    yield self.refusal(f"workload.classes.{index}.priority", message)
+        for index, entry in enumerate(self.workload.classes):
+            if entry.priority != 0 and self.engine.scheduling_policy != "priority":
+                message = "has no effect unless engine.scheduling_policy is priority"
+                yield self.refusal(f"workload.classes.{index}.priority", message)
         if self.policy is not None:
             self._schedule_has_one_place(self.policy)
 
@@ -269,21 +268,17 @@ class Scenario(Frozen):
 
     def _acceptance_covers(self, spec: SpeculativeConfig) -> None:
         """Every class has an acceptance model that fits the method and knows every draft position."""
-        places = [("acceptance", self.acceptance_of())] if not self.workload.classes else []
-        for index, entry in enumerate(self.workload.classes):
-            has_own = entry.acceptance is not None
-            if not (has_own or entry.speculation):
-                continue
-            place = f"workload.classes.{index}.acceptance" if has_own else "acceptance"
-            places.append((place, self.acceptance_of(entry.name)))
-        for key, model in places:
-            if model is None:
-                raise wrong(key, None, MESSAGES["acceptance_required"])
-            self._fits(key, model, spec)
+        for index, entry in enumerate(self.request_classes):
+            if entry.acceptance is not None or entry.speculation:
+                key = f"workload.classes.{index}.acceptance" if entry.acceptance is not None else "acceptance"
+                model = self.acceptance_of(entry.name)
+                if model is None:
+                    raise wrong(key, None, MESSAGES["acceptance_required"])
+                self._fits(key, model, spec)
 
     @staticmethod
     def _fits(key: str, model: Acceptance, spec: SpeculativeConfig) -> None:
-        method, searching = spec.resolved_method, ", ".join(MATCHING_METHODS)
+        method = spec.resolved_method
 
         def refusal(name: str, message: str) -> PydanticCustomError:
             value = getattr(model, name, None)
@@ -293,16 +288,16 @@ class Scenario(Frozen):
         if most < spec.k:
             setting = f"engine.speculative_config.num_speculative_tokens = {spec.k}"
             raise refusal("widths", f"{most} widths do not cover {setting}; give {spec.k} or more")
-        if isinstance(model, Trace) and (model.match_probability is None) == (method in MATCHING_METHODS):
-            why = "recording_without_share" if model.match_probability is None else "share_without_search"
-            raise refusal("match_probability", MESSAGES[why].format(method=method, searching=searching))
+        searches, why = method in MATCHING_METHODS, ""
         beside_head = isinstance(model, Chain) and model.kind == KIND_BESIDE_HEAD
-        if beside_head != bool(spec.head_drafts):
+        if isinstance(model, Trace) and (model.match_probability is None) == searches:
+            why = "recording_without_share" if searches else "share_without_search"
+        elif beside_head != bool(spec.head_drafts):
             why = "suffix_beside_head" if spec.head_drafts else "no_suffix_beside_head"
-            raise refusal("match_probability", MESSAGES[why])
-        searches = beside_head or method in MATCHING_METHODS
-        if isinstance(model, Chain | Tree) and model.match_probability is not None and not searches:
-            message = MESSAGES["share_without_search"].format(method=method, searching=searching)
+        elif isinstance(model, Chain | Tree) and model.match_probability is not None and not (searches or beside_head):
+            why = "share_without_search"
+        if why:
+            message = MESSAGES[why].format(method=method, searching=", ".join(MATCHING_METHODS))
             raise refusal("match_probability", message)
         if isinstance(model, Chain) and model.reference is not None and model.rates is not None:
             published = reference(model.reference)
@@ -320,16 +315,14 @@ class Scenario(Frozen):
 
 def _tree_fits(key: str, model: Tree, spec: SpeculativeConfig, tree: Method) -> None:
     """The tree that is simulated holds the branches that are accepted from, and rates say which tree they are of."""
-    width, nodes = tree.tree_width, tree.max_tree_nodes
-    if model.widths is not None:
-        for depth, wanted in enumerate(model.widths[: spec.k]):
-            if wanted > width:
-                message = f"more branches than tree_width = {width}; alpha alone follows it"
-                raise wrong(f"{key}.widths.{depth}", wanted, message)
-        total = sum(model.widths[: spec.k])
-        if total > nodes:
-            message = f"{total} branches are more than max_tree_nodes = {nodes}; alpha alone follows it"
-            raise wrong(f"{key}.widths", list(model.widths), message)
+    widths, width, nodes = (model.widths or ())[: spec.k], tree.tree_width, tree.max_tree_nodes
+    for depth, wanted in enumerate(widths):
+        if wanted > width:
+            message = f"more branches than tree_width = {width}; alpha alone follows it"
+            raise wrong(f"{key}.widths.{depth}", wanted, message)
+    if sum(widths) > nodes:
+        message = f"{sum(widths)} branches are more than max_tree_nodes = {nodes}; alpha alone follows it"
+        raise wrong(f"{key}.widths", list(model.widths or ()), message)
     widest = model.tree_width or METHODS[tree.name].tree_width
     if model.min_tree_width is not None and (tree.growth != "breadth" or model.min_tree_width > widest):
         raise wrong(f"{key}.min_tree_width", model.min_tree_width, f"of method ngram's trees alone, at most {widest}")
