@@ -20,8 +20,8 @@ from draftcast.sim.statistics.crossing import Crossing
 from draftcast.sim.statistics.intervals import Estimate
 
 NO_INTERVAL = (math.nan, math.nan, math.nan)
+# Share of the smaller capacity up to which rates were simulated when a verdict is said to hold up to capacity.
 NEARLY = 0.8
-"""Share of the smaller capacity up to which rates were simulated when a verdict is outcome to hold up to capacity."""
 
 
 def number(x: float) -> str:
@@ -147,7 +147,6 @@ def detail_lines(answer: Cutover) -> list[str]:
 
 
 def settings_table(answers: Sequence[Cutover]) -> Table:
-    """One row per method and draft length."""
     unit = answers[0].unit
     head = ["setting", "verdict", f"cutover, {unit}", "interval", f"step-level estimate, {unit}"]
     rows = [[*head, "limits below: on / off", "limits above: on / off"]]
@@ -260,9 +259,7 @@ def answer_parts(scenario: Scenario, answers: Sequence[Cutover], price: Price | 
 
 LOGARITHMIC = ("concurrency", "batch", "context", "output")
 MOST_SENTENCES = 3
-RANGE = 1.5
-"""Doublings at which the colours of a map end."""
-CONTOUR = plots.BASELINE
+RANGE = 1.5  # doublings at which the colours of a map end
 
 
 def cutover_figure(answers: Cutover | Sequence[Cutover]) -> Any:
@@ -292,10 +289,7 @@ def advantage_figure(
     estimates: Sequence[Prediction],
     answer: Cutover | None,
 ) -> Any:
-    """Advantage over the request rate by mean steps with its prediction interval, and where the scenario stands.
-
-    ``answer``: the simulated cutover, drawn over it once it is known.
-    """
+    """Advantage over the request rate by mean steps, with its prediction interval; over it ``answer``, once known."""
     figure = panels()
     valued = [(rate, p.advantage) for rate, p in zip(rates, estimates, strict=True) if p.advantage is not None]
     line = [round(ratio, 3) if math.isfinite(ratio) else None for ratio in ratios]  # else one side is overloaded
@@ -370,10 +364,10 @@ def map_figure(speedups: SpeedupMap) -> Any:
     points = [(at, crossing) for at, crossing in speedups.contour if crossing.kind == "crosses"]
     if points:
         places, best = [at for at, _ in points], [crossing.best for _, crossing in points]
-        bars = plots.error_bars([(c.low, c.best, c.high) for _, c in points], color=CONTOUR)
+        bars = plots.error_bars([(c.low, c.best, c.high) for _, c in points], color=plots.BASELINE)
         x, y, axis = (best, places, "x") if speedups.against == "k" else (places, best, "y")
         style = {"mode": "lines+markers", "line_width": 2, f"error_{axis}": bars}
-        series(figure, "break-even", CONTOUR, x, y, **style)
+        series(figure, "break-even", plots.BASELINE, x, y, **style)
     label_axes(figure, unit, "draft tokens k" if speedups.against == "k" else "acceptance per draft token")
     figure.update_xaxes(type="log" if question.over in LOGARITHMIC else "linear")
     note = f"{speedups.label}: advantage in {_starred(speedups)}"

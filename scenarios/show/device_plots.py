@@ -17,8 +17,7 @@ from draftcast.scenarios.show.profile_view import OpenProfile, held_out_predicti
 from draftcast.scenarios.show.tables import LOOKS
 
 ROOF = "#212529"
-ROOF_DECADES = 6
-"""Of achieved rates below the peak; what is slower is launch time alone."""
+ROOF_DECADES = 6  # of achieved rates below the peak; what is slower is launch time alone
 WIDEST_ERROR = 60.0  # per cent
 OPERATOR_COLOURS: dict[str, str] = LOOKS["operators"]
 
@@ -54,8 +53,7 @@ def coverage_figure(covered: Coverage) -> Any:
 
     (left, right), (low, high), chunks = (covered.asked[name] for name in ("batch", "context", "chunk"))
     inside = len(decode) > 0 and right <= decode["batch"].max() and high <= decode["context"].max()
-    corners = [left, right, right, left, left], [low, low, high, high, low]
-    needed(2, *corners, inside, mode="lines", fill="toself")
+    needed(2, [left, right, right, left, left], [low, low, high, high, low], inside, mode="lines", fill="toself")
     # Prompts without a cached prefix: the context is the chunk itself.
     inside = len(prefill) > 0 and chunks[1] <= prefill["q"].max()
     needed(3, list(chunks), list(chunks), inside, mode="lines+markers", showlegend=False)
@@ -83,8 +81,7 @@ def fit_figure(predictions: pd.DataFrame) -> Any:
     return styled(figure, height=340, legend=False).update_layout(margin={"t": 44})
 
 
-LABEL_SHARE = 0.06
-"""Of a picture's width and height that a label of one digit takes on a phone."""
+LABEL_SHARE = 0.06  # of a picture's width and height that a label of one digit takes on a phone
 
 
 def roofline_figure(device: HardwareSpec, dtype: str, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:

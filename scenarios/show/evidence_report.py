@@ -124,11 +124,7 @@ def page(forecasts: Sequence[Forecast]) -> str:
 
 
 def evidence_figure(forecasts: Sequence[Forecast], groups: Mapping[str, Group] | None = None) -> Any:
-    """Forecast against measured speed on log axes, off and on, and the speed-ups beside them.
-
-    Times become speeds (tokens/s of a request, or what the metric says), so that up is always faster. ``groups``: what
-    has a colour of its own, by name; the tiers where it is not given.
-    """
+    """Forecast against measured speed (of times 1/s), and the speed-ups; ``groups`` by name: the tiers where None."""
     groups = groups or {
         f"tier {tier}": (colour, [f for f in forecasts if f.point.tier == tier])
         for colour, tier in zip(COLOURS, ("A", "B", "C"), strict=False)
@@ -158,7 +154,6 @@ def _pairs(forecasts: Iterable[Forecast], *sides: ForecastSide) -> list[tuple[fl
         measured, forecast, metric = getattr(f.point, side), getattr(f, side), f.point.metric
         if measured is not None and forecast is not None:
             unit = 1e3 if metric.endswith("_ms") else 1.0
-            is_speed = side == "speedup" or metric in RATES
-            pair = (measured, forecast) if is_speed else (unit / measured, unit / forecast)
+            pair = (measured, forecast) if side == "speedup" or metric in RATES else (unit / measured, unit / forecast)
             pairs.append((*pair, f.point.id if side == "speedup" else f"{f.point.id}, {side}"))
     return pairs

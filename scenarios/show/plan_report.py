@@ -123,8 +123,7 @@ def _constraint(limit: Constraint) -> str:
     if limit.name in ("capacity", STEADY_STATE):
         return limit.name
     if limit.name.startswith(ATTAINMENT):
-        whose = limit.name.removeprefix(ATTAINMENT)
-        return f"SLO attainment{whose} {limit.value:.1%}, asked {limit.limit:.1%}"
+        return f"SLO attainment{limit.name.removeprefix(ATTAINMENT)} {limit.value:.1%}, asked {limit.limit:.1%}"
     return f"{limit.name} at {1e3 * limit.value:.4g} ms"
 
 

@@ -73,8 +73,7 @@ def on_page(figure: Any, *, height: int) -> Any:
     return styled(figure, height=height)
 
 
-LINE = 160
-"""Characters of small print that fit into a file's width."""
+LINE = 160  # characters of small print that fit into a file's width
 
 
 def in_file(figure: Any, title: str, lines: Sequence[str], *, height: int) -> Any:
@@ -91,10 +90,7 @@ def in_file(figure: Any, title: str, lines: Sequence[str], *, height: int) -> An
 
 
 def error_bars(spans: Sequence[tuple[float, float, float]], **style: Any) -> dict[str, Any]:
-    """Error bars from (low, middle, high) of each point, to the top of what is drawn where high is infinite.
-
-    None where a bound is not known.
-    """
+    """Error bars from (low, middle, high) of each point; none to a NaN, to the top of what is drawn for infinity."""
     top = max((end for span in spans for end in span if math.isfinite(end)), default=0.0)
     ends = [(middle, top if high == math.inf else high) for _, middle, high in spans]
     up = [max(0.0, high - middle) if math.isfinite(high) else 0.0 for middle, high in ends]

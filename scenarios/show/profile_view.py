@@ -1,7 +1,4 @@
-"""What a profile holds, as tables and text: where it comes from, rooflines, held-out errors, coverage.
-
-Two profiles stand beside each other by a decode step, operator by operator, and by the points that both have timed.
-"""
+"""What a profile holds (origin, rooflines, held-out errors, coverage), and two side by side, as tables and text."""
 
 import dataclasses
 import functools
@@ -109,10 +106,7 @@ def errors_of(opened: OpenProfile) -> list[dict[str, Any]]:
 
 
 def errors_by_shape(opened: OpenProfile) -> list[dict[str, Any]]:
-    """Held-out errors of every operator and format split by size: the operator's x in powers of four.
-
-    Computed from the table with the profile's own rooflines, as when it was fitted.
-    """
+    """Held-out errors of every operator and format, computed anew, by the operator's x in powers of four."""
     rows = []
     for errors in held_out_predictions(opened):
         x = LOOKS["sizes"].get(errors.part.operator, "m")
@@ -131,10 +125,7 @@ def held_out_predictions(opened: OpenProfile) -> Iterator[OperatorErrors]:
 
 
 def fit_points(opened: OpenProfile, part: TablePart) -> OperatorErrors:
-    """Predictions of the held-out points of one operator; of a large one every so manyth curve.
-
-    Raises HardwareError: the profile has no measured table, or nothing of this part.
-    """
+    """Predictions of a part's held-out points, of a large one by every n-th curve. Raises HardwareError: none there."""
     frame = opened.table
     points = frame[(frame[list(TablePart._fields)] == list(part)).all(axis=1)]
     if points.empty:
@@ -153,10 +144,7 @@ def _predictions(opened: OpenProfile, part: TablePart, rows: pd.DataFrame) -> Op
 
 
 def coverage(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """What was measured: for every operator and format the number of points and the range of each shape column.
-
-    ``settled`` is None where the source gave no intervals.
-    """
+    """By operator and format: points, range of each shape column, ``settled`` (None: the source gave no intervals)."""
     rows = []
     for part, points in parts_of(table):
         ranges = []
@@ -222,9 +210,8 @@ class Step:
 def compare_steps(first: OpenProfile, second: OpenProfile, step: Step) -> list[dict[str, Any]]:
     """Milliseconds of a decode step at several batch sizes, part by part, in two profiles, and shares in the first.
 
-    One row a batch size and part; None where a profile does not know the part (a whole-step fit knows no operators).
-    Raises InputError: no such model or method, one that needs a draft model, or a degree that does not divide the
-    model.
+    None where a profile does not know the part (a whole-step fit knows no operators). Raises InputError: no such model
+    or method, one that needs a draft model, or a degree that does not divide the model.
     """
     sides = [(opened, step_cost(opened, step)) for opened in (first, second)]
     rows = []
@@ -240,11 +227,7 @@ def compare_steps(first: OpenProfile, second: OpenProfile, step: Step) -> list[d
 
 
 def agreement(first: OpenProfile, second: OpenProfile) -> list[dict[str, Any]]:
-    """Points timed in both profiles, by operator: do their intervals meet, and how far apart are the medians?
-
-    Rows: operator, points, intervals_meet (count), median and p90 of the relative difference. Empty where one of them
-    holds no table, or they have no timed point in common.
-    """
+    """Points timed in both profiles (maybe none), by operator: how many intervals meet, how far apart medians are."""
     if first.folder is None or second.folder is None:
         return []
     both = first.table.merge(second.table, on=list(POINT), suffixes=("", "_other"))
@@ -286,40 +269,37 @@ def step_parts(opened: OpenProfile, cost: st.StepCost, step: Step, batch: int) -
     features, out = st.empty_record(st.FEATURES), st.empty_record(st.TIMES)
     st.decode_features(cost, batch, step.k, step.context, features)
     st.step_time(cost, features, out)
-    parts, draft, host = {"target": out["target_s"]}, {"draft": out["draft_s"]}, {"host": out["host_s"]}
-    sampler: dict[str, float] = {}
-    if isinstance(opened.profile, RooflineProfile):
-        rows = int(features["tokens"])
-        model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
-        # The batches here are captured sizes, so rows are not padded.
-        whole, at = cost.target[rows].sum(), np.array([rows])
-        # In a step their sums never fall with the rows, as measured times do here and there: all parts in proportion.
-        share = whole / device.model_pass(model, at).sum()
-        matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
-        linear = share * sum(device.linear(layer, at).sum() for layer in matrices if not layer.num_experts)
-        collectives = share * float(device.all_reduces(model, at).sum())
-        parts["target: attention"] = out["target_s"] - whole - out["overhead_s"]
-        parts["target: linear"] = linear
-        if step.tp > 1:
-            parts["target: all-reduce"] = collectives
-        rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
-        parts[f"target: {rest}"] = whole - linear - collectives
-        parts[f"target: {MODES[out['graph_mode']]}"] = out["overhead_s"]
-        if step.k:
-            passes = out["draft_overhead_s"]
-            draft |= {"draft: kernels or search": out["draft_s"] - passes, "draft: between kernels": passes}
-        p = cost.params[0]
-        host |= {"host: step": p["host_fixed_s"], "host: requests": batch * p["host_seq_s"]}
-        if step.k and p["host_verify_seq_s"]:
-            host["host: verification"] = p["host_verify_s"] + batch * p["host_verify_seq_s"]
-        logits = np.array([int(features["logit_rows"])])
-        head, choice = device.lm_head(model, logits).sum(), device.sampler(model, logits, 1 + step.k).sum()
-        both = out["sample_s"] - out["verify_s"]
-        sampler = {"lm_head and sampler": out["sample_s"], "sample: lm_head": both * head / (head + choice)}
-        sampler["sample: sampler"] = both * choice / (head + choice)
-        if step.k:
-            sampler["sample: verification"] = out["verify_s"]
-    parts |= draft | sampler | host
-    parts["device"] = out["target_s"] + out["draft_s"] + out["sample_s"]
-    parts["device + host"] = parts["device"] + out["host_s"]
-    return {name: float(value) for name, value in parts.items()}
+    target, draft, sample, host = (float(out[name]) for name in ("target_s", "draft_s", "sample_s", "host_s"))
+    totals = {"device": target + draft + sample, "device + host": target + draft + sample + host}
+    if not isinstance(opened.profile, RooflineProfile):
+        return {"target": target, "draft": draft, "host": host, **totals}
+    rows = int(features["tokens"])
+    model, device = load_model(step.model), OperatorTables(opened.profile, step.tp, step.dtype)
+    # The batches here are captured sizes, so rows are not padded.
+    whole, at = cost.target[rows].sum(), np.array([rows])
+    # In a step their sums never fall with the rows, as measured times do here and there: all parts in proportion.
+    share = whole / device.model_pass(model, at).sum()
+    matrices = (layer for layer in layers.linear_layers(model, device.tp) if layer.scope == "pass")
+    linear = share * sum(device.linear(layer, at).sum() for layer in matrices if not layer.num_experts)
+    collectives = share * float(device.all_reduces(model, at).sum())
+    parts = {"target": target, "target: attention": target - whole - out["overhead_s"], "target: linear": linear}
+    if step.tp > 1:
+        parts["target: all-reduce"] = collectives
+    rest = "experts, norms, activations" if model.is_moe else "norms, rotary, activations"
+    parts[f"target: {rest}"] = whole - linear - collectives
+    parts |= {f"target: {MODES[out['graph_mode']]}": out["overhead_s"], "draft": draft}
+    if step.k:
+        passes = out["draft_overhead_s"]
+        parts |= {"draft: kernels or search": draft - passes, "draft: between kernels": passes}
+    logits = np.array([int(features["logit_rows"])])
+    head, choice = device.lm_head(model, logits).sum(), device.sampler(model, logits, 1 + step.k).sum()
+    both = sample - out["verify_s"]
+    parts |= {"lm_head and sampler": sample, "sample: lm_head": both * head / (head + choice)}
+    parts["sample: sampler"] = both * choice / (head + choice)
+    if step.k:
+        parts["sample: verification"] = out["verify_s"]
+    p = cost.params[0]
+    parts |= {"host": host, "host: step": p["host_fixed_s"], "host: requests": batch * p["host_seq_s"]}
+    if step.k and p["host_verify_seq_s"]:
+        parts["host: verification"] = p["host_verify_s"] + batch * p["host_verify_seq_s"]
+    return {name: float(value) for name, value in (parts | totals).items()}

@@ -139,7 +139,6 @@ def groups_tables(point: RatePoint) -> list[Table]:
 
 
 def _covered(scenario: Scenario) -> str:
-    """What an interval covers."""
     if scenario.statistics.replications == 1:
         return "nothing: one replication has no interval"
     noise = f"sampling noise ({scenario.statistics.replications} replications)"
@@ -214,7 +213,7 @@ def answer_parts(answer: Comparison, single: RatePoint | None) -> Iterator[str |
                 yield cutover_line(answer)
         level = f"{answer.scenario.statistics.confidence:.0%}"
         yield f"± is half the {level} interval, brackets are its bounds. It covers {_covered(answer.scenario)}."
-        yield from filter(None, [capacity_line(answer)])
+        yield capacity_line(answer)
     yield from _notes(answer)
 
 
@@ -239,10 +238,7 @@ MARGIN = {"l": 64, "r": 16, "b": 48}
 
 
 def comparison_figure(comparison: Comparison) -> Any:
-    """Advantage against request rate with its interval and the cutover; below, latency and token goodput, off and on.
-
-    Raises InputError: fewer than two rates, or nothing compared.
-    """
+    """Advantage over the rate with the cutover; below, latency and token goodput. Raises InputError: `check_points`."""
     points = [p for p in comparison.points if p.off is not None and p.request_rate_rps is not None]
     plots.check_points(len(points))
     titles = "Advantage: mean E2E latency off / on", "Mean E2E latency, s", "Token goodput, tokens/s"
@@ -266,7 +262,6 @@ def comparison_figure(comparison: Comparison) -> Any:
 
 
 def run_figure(run: RunResult) -> Any:
-    """`latency_figure` of one run."""
     return latency_figure({"run": measured_requests(run)}, run.manifest["scenario"]["slo"] or {})
 
 
@@ -370,15 +365,11 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
 
 def colour_of(name: str, names: Sequence[str]) -> str:
     """The same run has the same colour in every picture."""
-    fixed = {"SD off": OFF, "baseline": plots.BASELINE}
-    return fixed.get(name, COLOURS[names.index(name) % len(COLOURS)])
+    return {"SD off": OFF, "baseline": plots.BASELINE}.get(name, COLOURS[names.index(name) % len(COLOURS)])
 
 
 def ratio_figure(rows: Mapping[str, Sequence[tuple[str, Estimate | None]]], colours: Mapping[str, str]) -> Any:
-    """How many times as large each figure is in a run as in the reference, with its paired interval.
-
-    ``rows``: by run, the ratio of each figure by its label; None where it has none.
-    """
+    """``rows``: by run, how many times as large each figure is as in the reference, by its label (None: not known)."""
     figure = plots.panels()
     for name, ratios in rows.items():
         finite = {label: ratio for label, ratio in ratios if ratio is not None and math.isfinite(ratio.mean)}

@@ -35,8 +35,7 @@ def sweep_rows(result: SweepResult) -> list[tuple[SweepCell, list[str]]]:
     rows = []
     for cell in result.cells if len(result.cells) <= MOST_ROWS else result.pareto:
         figures = [show(cell.shown_figures.get(key), factor) for _, key, factor in COLUMNS]
-        star = "*" if id(cell) in front else ""
-        rows.append((cell, [*cell.point, *figures, cell.state, advantage_text(cell), star]))
+        rows.append((cell, [*cell.point, *figures, cell.state, advantage_text(cell), "*" if id(cell) in front else ""]))
     return rows
 
 
@@ -76,10 +75,7 @@ def time_text(seconds: float) -> str:
 
 
 def sweep_figure(result: SweepResult, metric: str = "mean_e2el_s") -> Any:
-    """Both panels side by side, one line for each combination of the axes behind the first; ``metric`` in the second.
-
-    Raises InputError: no cell has figures, or none has this one.
-    """
+    """Both panels, one line for each combination of the axes behind the first. Raises InputError: no ``metric``."""
     figure = panels("Pareto front", metric, horizontal_spacing=0.1)
     _draw_pareto(figure, result)
     _draw_metric(figure, result, metric, col=2, showlegend=False)

@@ -20,8 +20,7 @@ from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 Rows = Sequence[Sequence[str]]
-MISSED = "MISSED"
-"""A cell with this word stands out."""
+MISSED = "MISSED"  # a cell with this word stands out
 PLAIN_WIDTH = 150  # without a terminal there is nobody to resize the window: what the widest table needs
 _NUMBER = re.compile(r"[-+]?\d|[-*?]?$|none$|(pays|costs)\*$")
 LOOKS = yaml_beside(__file__, "looks.yaml")
@@ -117,8 +116,7 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
     return (json.dumps(plain(data), indent=1, allow_nan=False) + "\n").encode()
 
 
-LOPSIDED = 0.4
-"""From which difference of an interval's arms, over their mean length, its bounds are shown."""
+LOPSIDED = 0.4  # from which difference of an interval's arms, over their mean length, its bounds are shown
 
 
 def show(value: Estimate | None, factor: float = 1.0) -> str:

@@ -32,9 +32,8 @@ _LATENCIES = (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2el_s", "E2E"))
 _LEVELS = (("running", "Requests in the step"), ("waiting", "Requests waiting"), ("kv_usage", "KV blocks in use"))
 _MANIFEST_KEYS = ("name", "created_at", "speculative_config", "machine", "noise")
 _COLOURS = {"forecast": ON, "measured": OFF}
-STEM = "validation"
+# Maximum error that draftcast's own forecasts may have below 80 % of the capacity, by figure.
 OPEN_LOOP_BARS = {"mean_tpot_s": 0.07, "mean_e2el_s": 0.10, "median_ttft_s": 0.15}
-"""Maximum error that draftcast's own forecasts may have below 80 % of the capacity, by figure."""
 CLOSED_LOOP_BARS = {"output_throughput": 0.05}
 STEP_BARS = {"median": 0.05, "p90": 0.15}
 
@@ -109,7 +108,6 @@ def _means(levels: Timeline) -> dict[str, float]:
 
 
 def _thin(values: NDArray[Any]) -> NDArray[Any]:
-    """Every n-th value where there are too many to draw."""
     return values[:: max(1, -(-len(values) // _MOST_POINTS))]
 
 
@@ -186,22 +184,21 @@ def head(validation: Validation) -> list[str]:
     if spec is None and config is not None:  # drafts were counted, and what the server ran is not known
         spec = config.model_dump(mode="json", exclude_defaults=True)
     runs = _fitted_runs(profile)
-    lines = [
+    front_end = validation.front_end
+    ends = (front_end.request_s, front_end.output_s, front_end.output_sequence_s, front_end.turnaround_s)
+    shown = ", ".join(f"{end_s * 1e3:.2f}" for end_s in ends)
+    return [
         f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",
         f"profile {profile.name}: {'calibrated on ' + ', '.join(runs) if runs else profile.source}",
+        *([f"acceptance: {validation.acceptance}"] if validation.acceptance else []),
+        f"front end (into the engine, out of it, out for each request of a step, turnaround): {shown} ms",
     ]
-    lines += [f"acceptance: {validation.acceptance}"] if validation.acceptance else []
-    seconds = validation.front_end
-    ends = (seconds.request_s, seconds.output_s, seconds.output_sequence_s, seconds.turnaround_s)
-    shown = ", ".join(f"{end_s * 1e3:.2f}" for end_s in ends)
-    lines.append(f"front end (into the engine, out of it, out for each request of a step, turnaround): {shown} ms")
-    return lines
 
 
 def write_report(validation: Validation, folder: Path) -> tuple[Path, ...]:
     """``validation.html`` and ``validation.json`` in ``folder``; returns their paths. Raises as of `write_files`."""
     data = json_bytes(summary(validation)).decode()
-    return write_files(folder, {f"{STEM}.html": _page(validation), f"{STEM}.json": data})
+    return write_files(folder, {"validation.html": _page(validation), "validation.json": data})
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> tuple[Path, ...]:

@@ -1,8 +1,7 @@
 """A validated sweep as Markdown, as one self-contained HTML page and as JSON; missed bars are marked.
 
-`SweepSummary` is the same without its runs: a few kilobytes that ship with draftcast and that a page can show. It is
-read from the JSON of a report (``sweep-validation.json``), from a summary, or from what ships. Unknown keys are
-ignored: a report may come from a later version.
+`SweepSummary` is the same without its runs, a few kilobytes that ship with draftcast. It is read from its own JSON or
+a report's (``sweep-validation.json``); unknown keys are ignored: a report may come from a later version.
 """
 
 import itertools
@@ -31,8 +30,7 @@ from draftcast.scenarios.show import validation_report as one_run
 from draftcast.scenarios.show.plots import series, write_figure
 from draftcast.scenarios.show.tables import MISSED, aligned, html_table, json_bytes, markdown_table, page, paragraphs
 
-Table = list[list[str]]
-"""The first row is the header."""
+Table = list[list[str]]  # the first row is the header
 STEP_TIME = "step_time"
 
 
@@ -145,10 +143,7 @@ class SweepSummary(BaseModel, frozen=True):
 
 
 def read_summary(text: str | bytes, file: str, command: str = "") -> SweepSummary:
-    """A report or a summary as JSON; ``command`` made the sweep, where ``file`` does not say.
-
-    Raises InputError: no JSON, or the first key that is missing or wrong.
-    """
+    """A report or summary as JSON; ``command`` made the sweep. Raises InputError: the first fault."""
     data = parse_json(text, file)
     if not isinstance(data, dict):
         raise InputError("must be the report or the summary of a live sweep", file=file)
