@@ -261,10 +261,7 @@ def without_speculation(scenario: Scenario, **values: Any) -> Scenario:
 
 
 def members(scenario: Scenario) -> tuple[Scenario, ...]:
-    """The scenario of each group's replicas alone, in the order of the groups; itself where all replicas are alike.
-
-    Raises ScenarioError: a group that no engine can run, or that is not of one service with the others.
-    """
+    """The scenario of each group alone; itself without groups. Raises ScenarioError: they cannot serve together."""
     groups = scenario.cluster.groups
     by_group = tuple(_member(scenario, group, f"cluster.groups.{index}") for index, group in enumerate(groups))
     if by_group and scenario.speculative_config is not None and not any(m.speculative_config for m in by_group):

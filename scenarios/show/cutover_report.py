@@ -265,8 +265,7 @@ RANGE = 1.5  # doublings at which the colours of a map end
 def cutover_figure(answers: Cutover | Sequence[Cutover]) -> Any:
     """Advantage against x for one setting or several, its band, and the crossing with its interval.
 
-    Triangles on the break-even line are loads without a value: one side is overloaded, so only the sign is known.
-    Raises InputError: no point was simulated.
+    Triangles: one side is overloaded, so only the sign is known. Raises InputError: no point was simulated.
     """
     answers = [answers] if isinstance(answers, Cutover) else answers
     first = answers[0]

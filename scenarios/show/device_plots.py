@@ -23,10 +23,7 @@ OPERATOR_COLOURS: dict[str, str] = LOOKS["operators"]
 
 
 def coverage_figure(covered: Coverage) -> Any:
-    """Three maps, log-log: matrices (k x n), attention of decodes (batch x context), of prompts (chunk x context).
-
-    Grey: measured shapes. Coloured: what the scenario needs; red where it lies outside of what was measured.
-    """
+    """Log-log maps of matrices and attention. Grey: measured; coloured: needed; red: needed outside of the measured."""
     figure = panels("Matrix products", "Attention, decode", "Attention, prefill", horizontal_spacing=0.07)
     decode, prefill = covered.attention["decode"], covered.attention["prefill"]
     shapes = (
@@ -85,10 +82,7 @@ LABEL_SHARE = 0.06  # of a picture's width and height that a label of one digit 
 
 
 def roofline_figure(device: HardwareSpec, dtype: str, tracks: Mapping[int, Sequence[OperatingPoint]]) -> Any:
-    """FLOP/s against FLOP per byte, both logarithmic: the two ceilings and one line of points k = 0, 1, ... a batch.
-
-    ``dtype``: the number format of the ceilings. ``tracks``: see `draftcast.scenarios.compare.limits.operating_tracks`.
-    """
+    """FLOP/s by FLOP per byte: the ceilings of format ``dtype``, and k = 0, 1, ... for every batch in ``tracks``."""
     figure, (peak, bandwidth) = panels(), device.ceilings(FAMILY["linear"], dtype)
     ridge, intensities = peak / bandwidth, [point.intensity for points in tracks.values() for point in points]
     low, high = min(*intensities, ridge / 100) / 1.5, max(*intensities, ridge * 4) * 1.5
@@ -124,10 +118,7 @@ def roofline_figure(device: HardwareSpec, dtype: str, tracks: Mapping[int, Seque
 
 
 def profile_figure(opened: OpenProfile) -> Any:
-    """Above: intensity (FLOP/byte) against achieved FLOP/s with the ridge; below: error of held-out predictions.
-
-    Collectives are left out: they compute nothing. Raises HardwareError: the profile has no measured table.
-    """
+    """Kernels that compute, under their roofs; below, held-out errors. Raises HardwareError: no measured table."""
     titles = "Measured kernels and the device's roofs", " "
     figure = panels(*titles, rows=2, row_heights=[0.62, 0.38], vertical_spacing=0.14)
     dots = {"type": "scattergl", "marker_size": 3.5, "marker_opacity": 0.55}

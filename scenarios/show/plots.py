@@ -125,10 +125,7 @@ def check_points(count: int) -> None:
 
 
 def write_figure(figure: Any, path: Path) -> None:
-    """Write a figure: ``.html`` as one file that needs no network; ``.png``, ``.svg`` and ``.pdf`` through kaleido.
-
-    Raises InputError: the file cannot be written, or kaleido or the browser it needs is missing.
-    """
+    """``.html`` needs no network, pictures need kaleido. Raises InputError: not written, or no kaleido or browser."""
     try:
         with written(path) as partial:
             if path.suffix in IMAGES:

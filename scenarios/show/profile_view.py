@@ -57,10 +57,7 @@ class OpenProfile:
 
 
 def open_profile(name_or_path: str, hardware: str | None = None) -> OpenProfile:
-    """Load a profile, as of `load_profile`, on its device; ``hardware`` names one for a profile that fits any.
-
-    Raises HardwareError: unknown or invalid profile or device, or a device is needed and none given.
-    """
+    """Load a profile on its device, or on ``hardware`` where it fits any. Raises HardwareError: unknown or none."""
     path = load.find_profile(name_or_path)
     manifest = load.read_manifest(path) if path.is_dir() else None
     folder = path if manifest is not None and manifest.has_table else None
