@@ -31,12 +31,8 @@ ARRIVALS = ("poisson", "gamma", "deterministic", "closed_loop")
 
 
 def with_method(scenario: Scenario, method: str) -> dict[str, Any]:
-    """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`).
-
-    A draft model is the first of `draft_models`.
-
-    Raises ScenarioError: an unknown method, or no draft model to propose.
-    """
+    """Another drafting method at the same k, or ``off``; its acceptance goes with it (`acceptance_of_method`). A draft
+    model is the first of `draft_models`. Raises ScenarioError: an unknown method, or no draft model to propose."""
     if method == OFF:
         return {"engine.speculative_config": None}
     if method not in METHODS:
@@ -54,12 +50,8 @@ def with_method(scenario: Scenario, method: str) -> dict[str, Any]:
 
 
 def acceptance_of_method(base: Scenario, scenario: Scenario, method: str) -> dict[str, Any] | None:
-    """The acceptance that goes with a choice of method: no change, the base's own, or None where it must be asked for.
-
-    Args:
-        base: the scenario's origin, whose acceptance is that of its own method.
-        method: as `with_method` takes it.
-    """
+    """The acceptance that goes with a method: no change, that of ``base`` (the scenario's origin, whose acceptance is
+    that of its own method), or None where it must be asked for."""
     spec = scenario.speculative_config
     if method in (OFF, scenario.method) or (spec is not None and spec.synthetic_rates is not None):
         return {}
@@ -70,10 +62,7 @@ def acceptance_of_method(base: Scenario, scenario: Scenario, method: str) -> dic
 
 
 def with_method_as_given(scenario: Scenario, method: str, text: str) -> dict[str, Any]:
-    """Another method with its acceptance as a reader types it: one rate, or one for each draft position.
-
-    Raises ScenarioError: no such numbers.
-    """
+    """Another method with its acceptance as typed: one rate, or one a position. Raises ScenarioError: no numbers."""
     rates = numbers(text, "acceptance")
     if not rates:
         raise ScenarioError("give one rate, or one for each draft position", key="acceptance", value=text)
@@ -111,10 +100,8 @@ def with_model(scenario: Scenario, model: str) -> dict[str, Any]:
 
 
 def draft_models(scenario: Scenario) -> list[str]:
-    """Bundled models that could draft for the target: as large a vocabulary, fewer parameters.
-
-    Those of the target's publishers first, as equal sizes alone do not make vocabularies equal; then the smallest.
-    """
+    """Bundled models that could draft for the target: as large a vocabulary, fewer parameters; those of its publishers
+    first, as equal sizes alone do not make vocabularies equal, then the smallest."""
     target = load_model(scenario.engine.model)
     publishers = _publishers(target.name)
     models = [model for model in map(load_model, model_names()) if model.vocab_size == target.vocab_size]
@@ -127,10 +114,8 @@ def _publishers(model: str) -> set[str]:
 
 
 def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
-    """Another acceptance model with the same mean acceptance length at the scenario's k, as far as that goes.
-
-    Raises ScenarioError: a model that needs more than one number to begin with.
-    """
+    """Another acceptance model with the same mean acceptance length at the scenario's k, as far as that goes. Raises
+    ScenarioError: a model that needs more than one number to begin with."""
     k, acceptance, alpha = max(scenario.num_speculative_tokens, 1), scenario.acceptance, FIRST_GUESS
     if scenario.speculative_config is not None and acceptance is not None and acceptance.model != "trace":
         # The constant rate with the same mean acceptance length, which falls to what the rates cover.

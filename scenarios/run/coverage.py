@@ -1,8 +1,7 @@
 """How far a result rests on measurements: what of a scenario a profile has timed, and how much device time that is.
 
-`coverage_of` shows the shapes a deployment runs among the shapes that were timed. A profile predicts each operator from
-a measurement of that very shape, from measured neighbours, or beyond what was measured; the engine adds up device
-seconds by these origins, and `fidelity` makes them the badge a reader sees.
+`coverage_of` shows the shapes a deployment runs among those that were timed. Each operator is measured at that very
+shape, interpolated or extrapolated; `fidelity` makes of the device seconds of each origin the badge a reader sees.
 """
 
 import math
@@ -38,10 +37,8 @@ class Coverage:
     # The model's own matrices on one rank: name, k, n; measured: the very shape is in the table, for some number of
     # rows; inside: it lies between measured ones
     layers: pd.DataFrame
-    # By phase, "decode" and "prefill", measured points (``batch``, ``q``, ``context``) of the nearest heads
-    attention: dict[str, pd.DataFrame]
-    # Ranges of a run as (low, high): ``batch`` and ``context`` of decodes, ``chunk`` of prompts
-    asked: dict[str, tuple[float, float]]
+    attention: dict[str, pd.DataFrame]  # "decode" and "prefill": ``batch``, ``q``, ``context`` of the nearest heads
+    asked: dict[str, tuple[float, float]]  # ranges of ``batch`` and ``context`` of decodes, ``chunk`` of prompts
 
 
 def coverage_of(scenario: Scenario, deployment: Deployment, requests: pd.DataFrame) -> Coverage:
@@ -91,9 +88,7 @@ def _asked(deployment: Deployment, requests: pd.DataFrame) -> dict[str, tuple[fl
 class Fidelity:
     """Shares of the device time by origin, of the run that rests on extrapolation most."""
 
-    # ``extrapolated`` when more than a third of the device time is; else ``measured`` when at least two thirds are;
-    # else ``interpolated``
-    word: str
+    word: str  # ``extrapolated`` (more than a third), else ``measured`` (at least two thirds), else ``interpolated``
     shares: Mapping[str, float]  # by origin; they add up to 1
 
     def __str__(self) -> str:

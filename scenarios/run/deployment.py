@@ -1,7 +1,5 @@
-"""From a scenario's engine section to what a replica needs: models, device, memory, settings, step cost.
-
-Everything that does not depend on the seed is resolved here once, however many replications follow.
-"""
+"""From a scenario's engine section to what a replica needs, whatever the seed: models, device, memory, settings,
+cost."""
 
 import itertools
 import json
@@ -27,8 +25,7 @@ from draftcast.kernels.model.spec import WINDOWS, ModelSpec
 from draftcast.scenarios.run.fp8_blocks import check_blocks, cut_expert
 from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.run.workload_spec import confidences
-from draftcast.scenarios.schema import Engine, Scenario, SpeculativeConfig, batch_defaults
-from draftcast.scenarios.schema import PolicySpec as PolicyConfig
+from draftcast.scenarios.schema import Engine, PolicySpec, Scenario, SpeculativeConfig, batch_defaults
 from draftcast.scenarios.schema.correction import MEASURED_DEGREES, Correction
 from draftcast.scenarios.schema.engine import MOST_BLOCKS, weight_dtype
 from draftcast.scenarios.schema.load import key_in_group, members, to_mapping
@@ -60,11 +57,8 @@ _profiles: AnswerCache[HardwareProfile] = AnswerCache(MOST_KEPT)
 
 
 def cached_profile(name_or_path: str | None, hardware: HardwareSpec) -> HardwareProfile:
-    """`load_profile`, or what it gave for the same files and device before; errors as there.
-
-    Reading and checking a profile takes longer than simulating two thousand requests. It is frozen and remembers what
-    it read of its table, so one object serves every scenario until one of its files changes.
-    """
+    """`load_profile`, or what it gave for the same files and device before, as to read and check a profile takes longer
+    than simulating two thousand requests; errors as there."""
     place = find_profile(usual_profile(hardware) if name_or_path is None else name_or_path)
     status = {str(file): file.stat() for file in (sorted(place.iterdir()) if place.is_dir() else [place])}
     stamps = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in status.items())
@@ -118,10 +112,7 @@ def check_alike(scenario: Scenario) -> None:
 
 
 def cached_deployment(scenario: Scenario) -> Deployment:
-    """`deploy`, or what it gave for the same engine on files of the same content; errors as there.
-
-    Resolving an engine takes as long as simulating some hundred requests on it.
-    """
+    """`deploy`, or its answer for the same engine and contents of files: it takes as long as hundreds of requests."""
     check_alike(scenario)
     if scenario.resolved_policy.is_in_notebook:
         return deploy(scenario)
@@ -172,10 +163,8 @@ def _scenario_key(key: str, model: str) -> str:
 
 @engine_keys()
 def policy_of(scenario: Scenario) -> Policy:
-    """The policy that runs. One that is given is checked though nothing drafts.
-
-    Raises ScenarioError: an unknown policy or parameter, or the scenario lacks what the policy goes by.
-    """
+    """The policy that runs; one that is given is checked though nothing drafts. Raises ScenarioError: an unknown policy
+    or parameter, or the scenario lacks what the policy goes by."""
     spec = scenario.speculative_config
     resolved = scenario.resolved_policy
     if resolved.name == "batch_schedule" and spec is not None:
@@ -188,7 +177,7 @@ def policy_of(scenario: Scenario) -> Policy:
     return policy
 
 
-def _load_policy(scenario: Scenario, config: PolicyConfig) -> Policy:
+def _load_policy(scenario: Scenario, config: PolicySpec) -> Policy:
     parameters = dict(config.parameters)
     if config.name == "slo_aware":
         tpot_s, classes = parameters.get("tpot_s"), len(scenario.request_classes)
@@ -216,13 +205,9 @@ def _load_policy(scenario: Scenario, config: PolicyConfig) -> Policy:
 
 
 def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_model_len: int) -> dict[str, int]:
-    """The batch flags with the engine's defaults for what is absent.
-
-    vLLM 0.32 ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args`` and ``SchedulerConfig``; the schema
-    checks flags against each other, here they are checked against the defaults too.
-
-    Raises ScenarioError: limits that contradict each other.
-    """
+    """The batch flags with the engine's defaults for what is absent (vLLM 0.32 ``SchedulerConfig`` and
+    ``EngineArgs._set_default_max_num_seqs_and_batched_tokens_args``). The schema checks flags against each other, this
+    checks them against the defaults too. Raises ScenarioError: they contradict each other."""
     seqs, tokens = batch_defaults(hardware.memory_bytes, hardware.name, engine.tensor_parallel_size, engine.version)
     generation = generation_of(engine.version)
     ranks = engine.data_parallel_size if generation.limits_of_ranks and model.is_moe else 1
@@ -363,13 +348,9 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
 
 @engine_keys()
 def deploy(scenario: Scenario) -> Deployment:
-    """Resolve the scenario's engine on its hardware.
-
-    Raises:
-        ModelError, HardwareError: an unknown model, device or profile.
-        CapacityError: weights, or one request of max_model_len, do not fit in memory.
-        ScenarioError: settings that vLLM refuses, or replicas that are not alike (`deployments_of`).
-    """
+    """Resolve the scenario's engine on its hardware. Raises ModelError or HardwareError: an unknown model, device or
+    profile; CapacityError: weights, or one request of max_model_len, do not fit in memory; ScenarioError: settings that
+    vLLM refuses, or replicas that are not alike (`deployments_of`)."""
     check_alike(scenario)
     engine, spec = scenario.engine, scenario.speculative_config
     model = load_model(engine.model)
@@ -422,24 +403,22 @@ def deploy(scenario: Scenario) -> Deployment:
     if whole and model.has_window_groups and parse_version(engine.version)[0] == "vllm" and not _may_share(scenario):
         # Blocks behind a window that no other request will hit are given to whoever needs one, as vLLM does.
         flags["enable_prefix_caching"] = False
-    config = EngineConfig(
-        **{name: value for name, value in flags.items() if value is not None}
-        | {
-            "version": version,
-            "method": method,
-            "num_speculative_tokens": k,
-            "max_model_len": max_model_len,
-            **_batch_limits(engine, hardware, model, max_model_len),
-            "request_limit": engine.max_num_seqs if generation.follows("request_limit_cuts_graphs", version) else None,
-            "api_server_count": engine.api_server_count or engine.data_parallel_size,
-            **picked(model, "is_moe is_hybrid is_multimodal sliding_window num_nextn_layers"),
-            "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
-            "temperature": scenario.workload.temperature,
-            "window_kind": WINDOWS.index(model.window_kind),
-            "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
-            "disable_lookahead_block_hashes": spec is not None and spec.disable_lookahead_block_hashes,
-        }
-    )
+    flags |= {
+        "version": version,
+        "method": method,
+        "num_speculative_tokens": k,
+        "max_model_len": max_model_len,
+        **_batch_limits(engine, hardware, model, max_model_len),
+        "request_limit": engine.max_num_seqs if generation.follows("request_limit_cuts_graphs", version) else None,
+        "api_server_count": engine.api_server_count or engine.data_parallel_size,
+        **picked(model, "is_moe is_hybrid is_multimodal sliding_window num_nextn_layers"),
+        "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
+        "temperature": scenario.workload.temperature,
+        "window_kind": WINDOWS.index(model.window_kind),
+        "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
+        "disable_lookahead_block_hashes": spec is not None and spec.disable_lookahead_block_hashes,
+    }
+    config = EngineConfig(**{name: value for name, value in flags.items() if value is not None})
     config, formats = _latent_formats(engine, config, model, draft, hardware)
     assumed += formats
     _check_what_vllm_refuses(engine, config, model)
@@ -488,12 +467,10 @@ def deploy(scenario: Scenario) -> Deployment:
     in_full = policy.name == "batch_schedule" and config.makes_all_drafts
     if in_full:
         assumed.append(NOTES["all_drafts_made"].format(version=version, k=k))
-    most_requests = min(config.max_num_seqs, memory.most_requests or config.max_num_seqs)
-    if config.drafts_apart and config.max_num_batched_tokens // config.lookahead < most_requests:
-        most_requests = config.max_num_batched_tokens // config.lookahead
-        assumed.append(
-            NOTES["drafts_bound_requests"].format(version=version, requests=most_requests, rows=config.lookahead)
-        )
+    most_requests, rows = min(config.max_num_seqs, memory.most_requests or config.max_num_seqs), config.lookahead
+    if config.drafts_apart and config.max_num_batched_tokens // rows < most_requests:
+        most_requests = config.max_num_batched_tokens // rows
+        assumed.append(NOTES["drafts_bound_requests"].format(version=version, requests=most_requests, rows=rows))
     config = replace(
         config,
         **picked(memory, "num_gpu_blocks block_size fixed_blocks window_groups"),
@@ -508,8 +485,7 @@ def deploy(scenario: Scenario) -> Deployment:
     kind, ratio = config.generation.step_ratio(config.version, model, config.weight_dtype, hardware)
     if ratio != 1.0 and profile.kind != "affine":
         what = "weights in fp8 by blocks" if kind == BLOCKS else "this attention"
-        slower = f"{config.version} ran {what} slower on this GPU"
-        assumed.append(f"steps take {ratio:g} times as long as timed: {slower}")
+        assumed.append(f"steps take {ratio:g} times as long as timed: {version} ran {what} slower on this GPU")
     together = config.tensor_parallel_size * config.pipeline_parallel_size * config.lockstep_ranks
     if together > hardware.linked_devices:
         assumed.append(NOTES["between_nodes"].format(together=together, linked=hardware.linked_devices))

@@ -36,8 +36,7 @@ class Traffic:
     prompt_tokens: float  # of a request
     prefill_tokens: float  # of its prompt, those that no cache holds
     output_tokens: float  # of a request
-    # Of a request in decode, averaged over output tokens: long outputs count as long as they last
-    context_tokens: float
+    context_tokens: float  # of a request in decode, averaged over output tokens: long outputs count as they last
     models: tuple[AcceptanceModel, ...]  # acceptance of each class
     # Requests of a session before one, and seconds thought: so many at most, of all but `FORGOTTEN` of the requests
     into_session: tuple[float, float]
@@ -76,22 +75,16 @@ class Traffic:
 
 
 def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefixes: bool = False) -> Traffic:
-    """Means of a request table; ``models`` holds one acceptance model a class.
-
-    A cache holds system prompts and all that a session has said, for ever.
-    """
+    """Means over a table; ``models``: one for each class. A cache holds system prompts and sessions for ever."""
     prompt = table.prompt_tokens.astype(np.float64)
     output = np.maximum(table.output_tokens.astype(np.float64), 1.0)
     number, thought_s = (float(np.quantile(values, 1 - FORGOTTEN)) for values in table.into_session())
-    recording = table.acceptance_offsets, table.acceptance_lengths
-    models = [
-        model.of_recording(*recording)
-        if isinstance(model, Trace)
-        else model.of_requests(prompt[table.class_id == c], output[table.class_id == c])
-        if isinstance(model, Chain)
-        else model
-        for c, model in enumerate(models)
-    ]
+    means = [*models]
+    for c, model in enumerate(models):
+        if isinstance(model, Trace):
+            means[c] = model.of_recording(table.acceptance_offsets, table.acceptance_lengths)
+        elif isinstance(model, Chain):
+            means[c] = model.of_requests(prompt[table.class_id == c], output[table.class_id == c])
     by_class = np.bincount(table.class_id, weights=output, minlength=len(models))
     # A request that a cache holds whole computes its last token.
     cached = np.minimum(table.shared_tokens(), prompt - 1) if caches_prefixes else 0
@@ -100,7 +93,7 @@ def traffic(table: RequestTable, models: Sequence[AcceptanceModel], caches_prefi
         prefill_tokens=float((prompt - cached).mean()),
         output_tokens=float(output.mean()),
         context_tokens=float((output * (prompt + output / 2.0)).sum() / output.sum()),
-        models=tuple(models),
+        models=tuple(means),
         into_session=(number, thought_s),
         shares=tuple(by_class / by_class.sum()),
     )
@@ -115,9 +108,7 @@ class MeanStep:
     target_s: float
     sample_s: float
     tokens: float  # output tokens of a request
-    # Without and with prompts: their share of the steps, and what such a step computes, a record of
-    # `draftcast.sim.cost.step_time.FEATURES`
-    kinds: tuple[tuple[float, st.Record], ...]
+    kinds: tuple[tuple[float, st.Record], ...]  # without and with prompts: share of the steps, and their FEATURES
 
     @property
     def seconds_per_token(self) -> float:
@@ -126,13 +117,12 @@ class MeanStep:
 
 
 def mean_step(deployment: Deployment, traffic: Traffic, num_seqs: int, k: int, made: int = 0) -> MeanStep:
-    """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k), and their prompts.
+    """The mean step of ``num_seqs`` decoding requests with k drafts each (of a tree: depth k; ``made``: where more are
+    made than verified), and their prompts.
 
     Prompts come independently of each other: some steps carry several, others none, and these may run as full graphs.
     All ranks that step together take as long as the one with most prompts. Of an engine that computes prompts by
     themselves the time from one decoding step to the next counts.
-
-    ``made``: drafts that are made of each, where these are more than are verified.
     """
     cost = deployment.cost
     f = st.empty_record(st.FEATURES)
@@ -198,8 +188,7 @@ def _with_prompts(decodes: st.Record, cost: st.StepCost, traffic: Traffic, rows:
     return f
 
 
-SAMPLE_REQUESTS = 2000
-"""Requests whose means are taken; the spread of the means is far below the estimate's own error."""
+SAMPLE_REQUESTS = 2000  # requests whose means are taken; the spread of the means is far below the estimate's own error
 
 
 @dataclass(frozen=True)
@@ -250,12 +239,11 @@ class FluidModel:
 
     def step(self, in_system: float) -> MeanStep:
         """The mean step with so many requests in all engines together."""
+        settings = self.deployment.settings
         # A pipeline's stages work on a batch each.
-        batches = self.engines * self.deployment.settings.pipeline_parallel_size
-        num_seqs = max(1, round(in_system / batches))
+        num_seqs = max(1, round(in_system / (self.engines * settings.pipeline_parallel_size)))
         if num_seqs not in self._steps:
             k = self.drafts[min(num_seqs, len(self.drafts) - 1)]
-            settings = self.deployment.settings
             made = settings.max_drafts if settings.drafts_in_full else 0
             self._steps[num_seqs] = mean_step(self.deployment, self.traffic, num_seqs, k, made)
         return self._steps[num_seqs]
@@ -316,10 +304,8 @@ class FluidModel:
 
 @dataclass(frozen=True)
 class MixedFluidModel(FluidModel):
-    """Groups of unlike replicas behind one router, equally many requests in each replica until it is full.
-
-    Deployment and traffic are the first group's that speculates, for what is the same in all.
-    """
+    """Groups of unlike replicas behind one router, equally many requests in each replica until it is full. Deployment
+    and traffic, which are asked for what all share, are those of the first group that speculates."""
 
     groups: tuple[tuple[Scenario, FluidModel], ...] = ()
 

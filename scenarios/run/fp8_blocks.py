@@ -29,11 +29,8 @@ def cut_expert(config: EngineConfig, model: ModelSpec) -> int:
 
 
 def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec) -> None:
-    """Raise ScenarioError where the engine does not start, because ranks cut within blocks.
-
-    Experts run from some version on if smaller blocks divide their parts; no other matrix does, and expert parallelism
-    does not help those.
-    """
+    """Raise ScenarioError where the engine does not start, because ranks cut within blocks. Experts run from some
+    version on if smaller blocks divide their parts; no other matrix does, and expert parallelism helps none."""
     block, tp = model.weight_block, config.tensor_parallel_size
     if block is None or tp * config.lockstep_ranks == 1:
         return
@@ -50,7 +47,8 @@ def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
         if not is_run or math.gcd(*block, part, model.hidden_size) < _LEAST_BLOCK:
             in_groups = config.enable_expert_parallel
             fewer = (degree for degree in range(1, tp) if tp % degree == 0 and not in_groups)
-            works = [str(degree) for degree in fewer if not cut_expert(_with_ranks(config, degree), model)]
+            smaller = {degree: replace(config, tensor_parallel_size=degree) for degree in fewer}
+            works = [str(degree) for degree, alike in smaller.items() if not cut_expert(alike, model)]
             whole = "a larger expert_parallel_size works" if in_groups else "enable_expert_parallel works"
             instead = f"{', '.join(works)} or {whole}" if works else whole
             message = f"leaves {part} of an expert's {model.moe_intermediate_size} columns to a rank: {why}; {instead}"
@@ -61,7 +59,3 @@ def _groups(config: EngineConfig, model: ModelSpec) -> set[str]:
     """Groups of `ModelSpec.parameter_groups` in fp8 by blocks, as served."""
     served_as_stored = config.weight_dtype == model.quantization
     return {group for group, dtype, _ in model.formats if dtype == "fp8" and served_as_stored}
-
-
-def _with_ranks(config: EngineConfig, tp: int) -> EngineConfig:
-    return replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=tp)

@@ -27,20 +27,15 @@ _UNSEEN = ("cached_tokens", "preemptions", "num_drafts", "num_draft_tokens", "nu
 class MeasuredRun:
     """A live run's figures, over the whole run: nothing is cut off."""
 
-    # Latencies in seconds, throughput per second, and the server's own count of acceptance
-    figures: Mapping[str, float]
+    figures: Mapping[str, float]  # latencies in seconds, throughput per second, the server's count of acceptance
     requests: pd.DataFrame  # answered requests, with the columns of a simulated run that a client knows
     facts: Mapping[str, str]  # what was recorded about server and load, for people
     notes: tuple[str, ...]  # what a reader must know
 
 
 def read_measured_run(folder: Path, slo: Slo | None = None) -> MeasuredRun:
-    """The figures of a live run directory (a ``vllm bench serve`` result comes as one through ``import_bench_result``).
-
-    ``slo``: what good requests meet; None: no goodput.
-
-    Raises InputError: no live run, a damaged one, or one without an answered request.
-    """
+    """The figures of a live run directory (a ``vllm bench serve`` result comes as one through ``import_bench_result``)
+    with goodput under ``slo``. Raises InputError: no live run, a damaged one, or one without an answered request."""
     live = LiveRun.read(folder)
     requests = answered_requests(live)
     if requests.empty:

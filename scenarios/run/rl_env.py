@@ -87,10 +87,7 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):  # type: ign
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-        """Draw the requests of an episode and run up to the first decision; see the class for ``options``.
-
-        Raises ScenarioError: another option, or no such replication.
-        """
+        """Draw an episode's requests and run up to the first decision. Raises ScenarioError: a wrong option."""
         others = dict(options or {})
         replication = others.pop("replication", None)
         for name, value in others.items():
@@ -114,10 +111,8 @@ class DraftLengthEnv(gymnasium.Env[NDArray[np.float32], np.int64]):  # type: ign
         return self._observation(), {"now_s": float(self._replica.state.engine[0]["host_s"])}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Let every scheduled request make ``action`` drafts and run up to the next decision.
-
-        Raises gymnasium's InvalidAction: not one of ``action_space``; its ResetNeeded: no episode.
-        """
+        """Let every scheduled request make ``action`` drafts and run up to the next decision. Raises gymnasium's
+        InvalidAction: not one of ``action_space``; its ResetNeeded: no episode."""
         replica = self._replica
         if replica is None or self._batch is None:
             raise gymnasium.error.ResetNeeded("the episode is over, or has not begun: call reset()")

@@ -33,9 +33,8 @@ _URL_OR_PATH = re.compile(rf"""\w+://[^\s"']*|(?:(?<=[\s"'=,\[{{(])|(?<=["']:)){
 
 
 def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[str] | None = None) -> dict[str, Any]:
-    """What repeats a run: the scenario and its hash, the profile's checksum, the seed, versions, the command line.
-
-    It names no folder of this machine: files stand by their names, with the sha256 of their content in ``files``.
+    """What repeats a run: scenario, hashes, seed, versions and command line. It names no folder of this machine: files
+    stand by their names, with the sha256 of their content in ``files``.
     """
     data = to_mapping(scenario)
     files = without_folders(data)
@@ -63,10 +62,7 @@ def _without_folder(word: str) -> str:
 
 
 def check_run_directory(path: str | Path) -> Path:
-    """``path`` as a Path if a run may be written there; call it before a long simulation.
-
-    Raises InputError: it is a file, or a directory with something in it, such as another run.
-    """
+    """``path`` if a run may be written there; ask before a long simulation. Raises InputError: a file, or not empty."""
     target = Path(path)
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise InputError("exists and is not a directory", file=str(target))
@@ -86,10 +82,7 @@ def write_run_directory(
     requests: pd.DataFrame,
     steps: pd.DataFrame | None = None,
 ) -> Path:
-    """Write a run so that it appears whole or not at all.
-
-    Raises InputError: see ``check_run_directory``; or the disk refused, and nothing is left behind.
-    """
+    """Write a run whole or not at all. Raises InputError: as of `check_run_directory`, or the disk refused."""
     target = check_run_directory(path)
     fresh = target.absolute().with_name(f".{uuid.uuid4().hex}.tmp")
     try:

@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
@@ -169,12 +168,8 @@ class Replication:
 def build_replicas(
     scenario: Scenario, deployments: Sequence[Deployment], table: RequestTable, seed: int, *, record_steps: bool = False
 ) -> list[Replica | DataParallel]:
-    """The replicas of one replication, none of them sent anything yet.
-
-    ``deployments``: one for each of the scenario's `members`.
-
-    Raises CapacityError: a request that an engine could never finish.
-    """
+    """The replicas of one replication, nothing sent yet; ``deployments`` are those of the scenario's `members`. Raises
+    CapacityError: a request that an engine could never finish."""
     rows = request_rows(table)
     rows["undrafted"] = np.array([not entry.speculation for entry in scenario.request_classes])[table.class_id]
     replicas: list[Replica | DataParallel] = []
@@ -218,11 +213,8 @@ def front_end_servers(scenario: Scenario, deployments: Sequence[Deployment]) -> 
 
 
 def front_end_s(scenario: Scenario, deployments: Sequence[Deployment], table: RequestTable) -> FloatArray:
-    """Seconds from the sending of each request until its engine has it, shape [requests].
-
-    The API servers of all replicas take requests in turn, and each works on one at a time. Clients of a closed loop and
-    of sessions wait for its work alone.
-    """
+    """Seconds from the sending of each request until its engine has it, shape [requests]. The API servers of all
+    replicas take requests in turn, one at a time; clients of a closed loop or session wait for its own work alone."""
     servers = front_end_servers(scenario, deployments)
     work_s, done_s = np.empty(len(table)), np.empty(len(table))
     for server, deployment in enumerate(servers):
@@ -246,12 +238,8 @@ def replicate(
     record_steps: bool,
     late_s: FloatArray | float = 0.0,
 ) -> Replication:
-    """Serve the requests of ``table`` once: at their arrival times, or as the clients of ``loop`` send them.
-
-    ``deployments``: one for each of the scenario's `members`; ``late_s``: see `requests_frame`.
-
-    Raises CapacityError: a request that could never be served.
-    """
+    """Serve the requests of ``table`` once: at their arrival times, or as the clients of ``loop`` send them. Raises
+    CapacityError: one that could never be served. ``late_s``: see `requests_frame`."""
     replicas = build_replicas(scenario, deployments, table, seed, record_steps=record_steps)
     router = ROUTERS[scenario.cluster.router](table, len(replicas), seed)
     cluster = Cluster(replicas, table, router, loop, progress=progress)
@@ -307,21 +295,15 @@ class ServedScenario:
 def simulate_together(
     scenarios: Sequence[Scenario], *, progress: Progress | None = None, record_steps: bool = False
 ) -> list[RunResult]:
-    """Simulate scenarios whose figures are to be compared: all leave out the same requests, see `measure`.
-
-    A cut of its own for each would compare other requests with each other. Arguments and errors as of `simulate`; the
-    scenarios need as many replications each, of as many requests.
-    """
+    """Simulate scenarios whose figures are to be compared, with as many replications each of as many requests: all
+    leave out the same requests, see `measure`. Arguments and errors as of `simulate`."""
     parts = parts_of(progress, scenarios)
     return measure([serve(scenario, progress=part, record_steps=record_steps) for scenario, part in parts])
 
 
 def measure(served: Sequence[ServedScenario], alone: Sequence[RunResult | None] = ()) -> list[RunResult]:
-    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's.
-
-    ``alone``: what this gave for each run by itself, where that is known: a run that leaves out as many by itself is
-    not measured again.
-    """
+    """The figures of runs that are to be compared: all leave out the same requests, the longest warm-up's. ``alone``:
+    what this gave for each by itself, which is kept where it left out as many."""
     cut = max((run.warmup.requests for run in served if run.warmup is not None), default=0)
     return [
         result
@@ -331,22 +313,11 @@ def measure(served: Sequence[ServedScenario], alone: Sequence[RunResult | None] 
     ]
 
 
-@contextmanager
-def _within_memory() -> Iterator[None]:
-    """A run that this machine cannot hold is refused like one that the simulated device cannot."""
-    try:
-        yield
-    except MemoryError as error:
-        message = NOTES["too_large"].format(each=REQUEST_BYTES, error=error)
-        raise CapacityError(message, key="workload.num_requests") from None
-
-
 def _check_run_memory(requests: int, replications: int) -> None:
     what = f"{requests:,} requests x {replications} replications"
     check_memory(REQUEST_BYTES * requests * replications, what, key="workload.num_requests")
 
 
-@_within_memory()
 def serve(
     scenario: Scenario,
     *,
@@ -354,34 +325,33 @@ def serve(
     record_steps: bool | Literal["first"] = False,
     deployment: Deployment | None = None,
 ) -> ServedScenario:
-    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`.
-
-    ``record_steps="first"`` keeps those of the first replication alone. Threads that serve different scenarios compute
-    side by side.
-    """
-    deployments = (deployment,) if deployment is not None else deployments_of(scenario)
-    spec = workload_spec(scenario)
-    traces = load_traces(spec)
-    count = scenario.statistics.replications
-    _check_run_memory(scenario.workload.num_requests or 0, count)
-    done = []
-    for replication, part in parts_of(progress, range(count)):
-        seed = replication_seed(scenario.statistics.seed, replication)
-        goes_on = scenario.statistics.warmup == "auto"
-        table = build_requests(spec, seed, None, deployments[0].settings.max_model_len, traces, goes_on)
-        _check_run_memory(len(table), count - replication)
-        late_s = front_end_s(scenario, deployments, table)
-        loop = None
-        if isinstance(spec.arrivals, ClosedLoopArrivals):
-            think_s = spec.arrivals.draw_think_s(seed, len(table))
-            loop = ClosedLoop(spec.arrivals.concurrency, think_s + late_s[0])
-        else:
-            table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
-        if table.think_s is not None:
-            table = dataclasses.replace(table, think_s=table.think_s + late_s)
-        recorded = replication == 0 if record_steps == "first" else record_steps
-        counted_late_s = late_s[: table.num_counted]
-        done.append(replicate(scenario, loop, deployments, table, seed, part, recorded, counted_late_s))
+    """Run the engine over the scenario's requests, without measuring; arguments and errors as of `simulate`, but that
+    ``record_steps="first"`` keeps those of the first replication. Threads may serve scenarios side by side."""
+    done, count, goes_on = [], scenario.statistics.replications, scenario.statistics.warmup == "auto"
+    try:
+        deployments = (deployment,) if deployment is not None else deployments_of(scenario)
+        spec = workload_spec(scenario)
+        traces = load_traces(spec)
+        _check_run_memory(scenario.workload.num_requests or 0, count)
+        for replication, part in parts_of(progress, range(count)):
+            seed = replication_seed(scenario.statistics.seed, replication)
+            table = build_requests(spec, seed, None, deployments[0].settings.max_model_len, traces, goes_on)
+            _check_run_memory(len(table), count - replication)
+            late_s = front_end_s(scenario, deployments, table)
+            loop = None
+            if isinstance(spec.arrivals, ClosedLoopArrivals):
+                think_s = spec.arrivals.draw_think_s(seed, len(table))
+                loop = ClosedLoop(spec.arrivals.concurrency, think_s + late_s[0])
+            else:
+                table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
+            if table.think_s is not None:
+                table = dataclasses.replace(table, think_s=table.think_s + late_s)
+            recorded = replication == 0 if record_steps == "first" else record_steps
+            late_s = late_s[: table.num_counted]
+            done.append(replicate(scenario, loop, deployments, table, seed, part, recorded, late_s))
+    except MemoryError as error:  # refused like a run that the simulated device cannot hold
+        message = NOTES["too_large"].format(each=REQUEST_BYTES, error=error)
+        raise CapacityError(message, key="workload.num_requests") from None
     return ServedScenario(scenario, deployments, done, table.notes)
 
 
@@ -393,11 +363,8 @@ def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _slo_met(scenario: Scenario, measured: list[Metrics], state: State) -> bool | None:
-    """Whether every class attains its SLO as often as that asks for.
-
-    None without an SLO, and without a steady state, where attainment would be a statement about the run's length;
-    False when overloaded: a growing queue breaks any objective in the end.
-    """
+    """Whether every class attains its SLO as often as that asks for; False when overloaded: a growing queue breaks any
+    in the end. None without an SLO, and where attainment would be a statement about the run's length."""
     if not scenario.slos or state == "not settled":
         return None
     if state == "overloaded":

@@ -1,7 +1,4 @@
-"""Queue, batch and KV cache of a run over time, in as many equal stretches as a picture can show.
-
-Each value is the exact time average of its stretch, so that no spike falls between two samples unseen.
-"""
+"""Queue, batch and KV cache of a run over time: exact time averages, so that no spike falls between samples unseen."""
 
 from dataclasses import dataclass
 
@@ -25,13 +22,9 @@ class Timeline:
 
 
 def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int, *, goes_on: bool = False) -> Timeline:
-    """The timeline of one replication, from its first arrival to its last event.
-
-    Args:
-        requests, steps: as of ``Replication``; None: steps were not recorded.
-        num_blocks: KV blocks that a replica has for requests.
-        goes_on: requests that are not in the table arrive after its last one; the timeline ends with that.
-    """
+    """The timeline of one replication from its first arrival to its last event; with ``goes_on``, which says that later
+    requests are not in the table, to its last arrival. ``num_blocks``: KV blocks of a replica; ``steps`` None: not
+    recorded."""
     moments = requests[["arrival_s", "first_scheduled_s", "finish_s"]].to_numpy(np.float64)
     arrival, scheduled, finish = moments.T
     end = float(arrival.max() if goes_on else np.nanmax(moments))

@@ -10,11 +10,8 @@ from draftcast.sim.workload.workload import Workload
 
 
 def workload_spec(scenario: Scenario) -> Workload:
-    """What `build_requests` takes: the workload, each class with the recording it replays.
-
-    A recorded acceptance is read along with the requests also where speculation is off: in a ``specdecode_bench`` file
-    the length of the output is the record's.
-    """
+    """What `build_requests` takes: the workload, each class with the recording it replays, which it needs also where
+    speculation is off: in a ``specdecode_bench`` file the length of the output is the record's."""
     classes = []
     for entry in scenario.request_classes:
         acceptance = entry.acceptance or scenario.acceptance
