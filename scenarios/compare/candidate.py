@@ -1,7 +1,4 @@
-"""A setting that is compared with others: the scenario with another method, draft length, policy or device.
-
-Runs nothing; of schedules by batch size the best is found from mean steps.
-"""
+"""A setting that is compared with others: another method, draft length, schedule by batch size, policy or device."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -19,12 +16,9 @@ from draftcast.scenarios.run.fluid import FluidModel, mean_step
 from draftcast.scenarios.schema import Scenario, to_mapping, with_values, without_speculation
 
 SPEC, SCHEDULE = "engine.speculative_config", "num_speculative_tokens_per_batch_size"
-METHOD_KEYS = (SPEC, "acceptance")
-"""What a method is given as."""
-MAX_K = 8
-"""Draft lengths tried where the acceptance model knows any number of positions."""
-NEGLIGIBLE = 0.005
-"""A gain below this is no reason for a more elaborate setting."""
+METHOD_KEYS = (SPEC, "acceptance")  # what a method is given as
+MAX_K = 8  # draft lengths tried where the acceptance model knows any number of positions
+NEGLIGIBLE = 0.005  # a gain below this is no reason for a more elaborate setting
 
 
 @dataclass(frozen=True)
@@ -59,10 +53,7 @@ def method_values(alternative: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def with_methods(scenario: Scenario, alternatives: Sequence[Mapping[str, Any]]) -> list[Scenario]:
-    """The scenario's own method, where it has one, then every alternative.
-
-    Raises InputError: an alternative of another form, or one that makes no valid scenario.
-    """
+    """The scenario's own method, if any, and every alternative. Raises InputError: of another form, or not valid."""
     scenarios = [scenario] if scenario.speculative_config is not None else []
     for number, alternative in enumerate(alternatives, 1):
         place = f"candidate {number}"
@@ -131,11 +122,9 @@ def _of_method(scenario: Scenario, max_k: int) -> list[Candidate]:
 
 
 def best_schedule(scenario: Scenario, longest: int) -> list[tuple[int, int, int]]:
-    """``num_speculative_tokens_per_batch_size``: the draft length with the least time per token at each batch size.
-
-    From the mean step of `scenarios/run/fluid.py` in an engine loaded for ``longest``, k = 0 included. Ranges
-    are inclusive and draft lengths fall from range to range.
-    """
+    """``num_speculative_tokens_per_batch_size``: the draft length (0 too) with the least time per token at each batch
+    size. By the mean step in an engine loaded for ``longest``; ranges are inclusive and lengths fall from range to
+    range."""
     deployment = deploy(scenario)
     traffic = FluidModel.of(scenario, deployment).traffic
     settings = deployment.settings

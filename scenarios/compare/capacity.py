@@ -4,8 +4,6 @@ As many users as the cluster holds requests, and some more, send the scenario's 
 where it has them (with as many users more as think meanwhile); what is emitted after the warm-up, over the mean output
 of a request, is the capacity. A rate only scales arrivals, so one answer serves every rate, and it is kept: every
 command and page that asks for a setting is told the same number.
-
-`page_effort` says how many requests and replications a page simulates: few, but as many as the load needs to settle.
 """
 
 import dataclasses
@@ -31,7 +29,6 @@ from draftcast.sim.cluster.routers import cluster_capacity
 from draftcast.sim.compiled.random_streams import replication_seed
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.steady_state import find_warmup, shortfall
-from draftcast.sim.policies.base import Policy
 from draftcast.sim.progress import Progress, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.arrivals import MAX_USERS, ClosedLoopArrivals
@@ -42,8 +39,7 @@ MIXING_TURNOVERS = COUNTED_TURNOVERS = 10
 """Answers per user: until the batch mixes short and long requests, and those of one engine that are counted then. Of
 several engines together as many answers are counted as of one."""
 LEAST_REQUESTS = 8000
-CROWD = 1.1
-"""Users per request that the cluster holds: some must wait, also where requests are shorter than the mean."""
+CROWD = 1.1  # users per request that the cluster holds: some must wait, also where requests are shorter than the mean
 MOST_CROWDS, SAME_CROWD = 8, 0.03
 """Users of sessions that think keep no engine busy, and their number follows from the capacity: it is tried so often,
 until so many, as a share, are missing or too many."""
@@ -74,12 +70,11 @@ class CapacityEstimate:
 def capacity(
     scenario: Scenario, rate_rps: float | None = None, *, progress: Progress | None = None
 ) -> CapacityEstimate | None:
-    """What the scenario's cluster completes per second when saturated.
+    """What the scenario's cluster completes per second when saturated; None where arrivals have no single rate.
 
-    ``rate_rps``: the load in question: as long as it lies inside the interval, replications are added.
-
-    None where arrivals have no single rate. Identical replicas that share no prefixes are simulated as one; the
-    replicas of each group as a cluster of their own, as large as the whole.
+    Replications are added as long as ``rate_rps``, the load in question, lies inside the interval. Identical replicas
+    that share no prefixes are simulated as one; the replicas of each group as a cluster of their own, as large as the
+    whole.
     """
     if scenario.rate_rps is None:
         return None
@@ -89,7 +84,10 @@ def capacity(
     alike = [with_values(group, {"cluster.replicas": cluster.replicas}) for group in groups]
     keys = [_key_of(group, spec) for group in alike]
     setting = keys[0] if not cluster.groups else json.dumps([cluster.router, sizes, keys])
-    questions = [(key, _class_in_notebook(group)) for group, key in zip(alike, keys, strict=True)]
+    questions = [
+        (key, type(cached_deployment(group).policy) if group.resolved_policy.is_in_notebook else None)
+        for group, key in zip(alike, keys, strict=True)
+    ]
     count = REPLICATIONS
     while True:
         by_group, rates, requests = [], [], []
@@ -126,10 +124,6 @@ def _key_of(scenario: Scenario, spec: Workload) -> str:
     data["workload"].update(num_requests=None, duration_s=None)
     put_checksums(data)
     return json.dumps(data, sort_keys=True)
-
-
-def _class_in_notebook(scenario: Scenario) -> type[Policy] | None:
-    return type(cached_deployment(scenario).policy) if scenario.resolved_policy.is_in_notebook else None
 
 
 def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_rps: float | None) -> tuple[float, int]:
@@ -172,20 +166,16 @@ def _saturated_rate(scenario: Scenario, spec: Workload, replication: int, first_
 LENGTHS = (2000, 3000, 4000, 6000, 8000, 12_000, 16_000, 24_000)
 """A few only, so that settings compared at one load are measured over as many requests."""
 QUICK_REQUESTS, QUICK_REPLICATIONS = LENGTHS[0], 4
-HIGHEST_UTILISATION = 0.97
-"""Closer to the capacity no run of the longest of `LENGTHS` settles."""
+HIGHEST_UTILISATION = 0.97  # closer to the capacity no run of the longest of `LENGTHS` settles
 WARM = 0.034
 """By how much the latency of a run may fall short of the steady state, were nothing cut, for its warm-up to end within
 the first half: on the bundled scenario at 10 to 85 % of the capacity."""
-TURNS = 20
-"""Requests each client of a closed loop sends."""
+TURNS = 20  # requests each client of a closed loop sends
 
 
 def page_effort(scenario: Scenario) -> dict[str, Any]:
-    """Dotted keys for a quick run that is honest; the scenario's own where it asks for less than a quick run.
-
-    Of a duration and of a trace as it is only the replications are fewer.
-    """
+    """Dotted keys for a quick run that is honest; the scenario's own where it asks for less. Of a duration and of a
+    trace as it is only the replications are fewer."""
     values: dict[str, Any] = {"statistics.replications": min(scenario.statistics.replications, QUICK_REPLICATIONS)}
     requests = scenario.workload.num_requests
     if requests is not None and requests >= QUICK_REQUESTS:
@@ -195,9 +185,7 @@ def page_effort(scenario: Scenario) -> dict[str, Any]:
 
 def settling_requests(scenario: Scenario) -> int:
     """Requests of one replication, of `LENGTHS`, after which the warm-up has ended within the first half, on and off.
-
-    Of very many clients, and close to the capacity, even the longest may be too short: such a run says so itself.
-    """
+    Very many clients, or a load close to the capacity, may need more: such a run says so itself."""
     arrivals, rate = scenario.workload.arrivals, scenario.rate_rps
     needed = 0.0
     if scenario.statistics.warmup == "none":

@@ -2,10 +2,7 @@
 
 Runs with as many replications are compared pair by pair: under common random numbers a pair meets the same requests and
 what both share cancels. Otherwise (a live run beside replications, runs of other requests) a difference has no interval
-and no verdict.
-
-Runs the simulator; the verdict at each rate is `scenarios/compare/verdict`'s. Knows nothing of tables on a screen
-(``scenarios/show/run_report.py``).
+and no verdict. The verdict at each rate is `scenarios/compare/verdict`'s.
 """
 
 import math
@@ -42,8 +39,7 @@ class Difference:
     """``first`` minus ``second`` in one figure."""
 
     figure: str
-    # In the figure's unit; bounds are NaN where the runs cannot be paired or there is one replication
-    difference: Estimate
+    difference: Estimate  # in the figure's unit; bounds are NaN without pairs, or with one replication
     ratio: Estimate | None  # first over second; None where the second is 0
     # Of the first; ``cannot tell`` while the interval holds 0 or is unknown, and where neither direction is better;
     # ``as offered``: two open loops below their capacity deliver what arrives
@@ -62,10 +58,9 @@ def difference(
 ) -> Difference | None:
     """The difference in ``figure``, a mapping of figures per replication each; None where either run has none.
 
-    Args:
-        as_offered: both are open loops below their capacity.
-        paired: each replication of one meets the requests of the same replication of the other, if both have as many.
-        doubt: logarithm up to which the errors of step times and acceptance, which no run shows, may move a ratio.
+    ``as_offered``: both are open loops below their capacity. ``paired``: where both have as many replications, each
+    meets the requests of its pair. ``doubt``: logarithm up to which the errors of step times and acceptance, which no
+    run shows, may move a ratio.
     """
     a, b = _values(figure, first), _values(figure, second)
     if not a or not b:
@@ -131,18 +126,12 @@ class RatePoint:
         return self.verdict.advantage if self.verdict is not None else None
 
     def figures(self, which: str) -> dict[str, Estimate]:
-        """Every figure of a side (``on`` or ``off``), with its prediction interval where there is one.
-
-        Empty where they do not hold for the load.
-        """
+        """Figures of ``on`` or ``off``, with prediction intervals if any; empty if they do not hold for the load."""
         chosen = self.side if which == "on" or self.verdict is None else self.verdict.off
         return (chosen.figures or {}) | chosen.predicted_figures
 
     def by_cause(self) -> dict[str, Estimate]:
-        """Mean seconds of a request with speculation less those without, by what they went to; they add up to ``all``.
-
-        Empty where nothing is compared or a side has no figures.
-        """
+        """Mean seconds of a request on less off by cause, and ``all``, their sum; empty without figures of both."""
         if self.verdict is None or self.off is None or not (self.figures("on") and self.figures("off")):
             return {}
         names = {"all": LATENCY} | {part: f"mean_time_{part}_s" for part in TIME_PARTS}
@@ -167,11 +156,8 @@ class RatePoint:
 
 @dataclass(frozen=True)
 class Comparison(HasPicture):
-    """The points in order of rate, and what they say about the cutover (None: nothing compared, or no rates).
-
-    Of the crossing only the signs are to be shown: between rates this far apart no line can be drawn;
-    `draftcast.scenarios.cutover.search` looks between them.
-    """
+    """The points in order of rate, and the signs of the cutover between them (None: nothing compared, or no rates);
+    `draftcast.scenarios.cutover.search` looks closer."""
 
     picture = "run_report.comparison_figure"
     scenario: Scenario

@@ -5,10 +5,8 @@ target pass would need if only its bytes, or only its FLOPs, had to be done at t
 and what of the host's work shows. Full KV blocks or full slots come first: then requests wait, whatever a step takes.
 
 `operating_tracks` places the target pass under the roofline, one rank's share: its work is counted, its time is the
-step cost's beside the draft, so that the picture shows how verifying k drafts moves the pass towards compute.
-`closed_form` is what the papers' formulas say beside the simulation, of one request at a time whose verification takes
-no longer than a decoding step: they know neither batches, prompts nor the host. `cliffs` are known ones of an engine
-that speculates.
+step cost's beside the draft. `closed_form` is what the papers' formulas say beside the simulation, of one request at a
+time whose verification takes no longer than a decoding step: they know neither batches, prompts nor the host.
 """
 
 import math
@@ -30,12 +28,9 @@ from draftcast.sim.cost.methods import DraftPlan
 from draftcast.sim.cost.step_cost import capture_sizes
 from draftcast.yaml_text import yaml_beside
 
-KV_FULL = 0.9
-"""Share of the KV blocks in use from which space for them is what limits: a mean leaves no room for peaks."""
-SLOTS_FULL = 0.9
-"""Share of ``max_num_seqs`` from which the slots are what limits."""
-REACHED = 1 / 3
-"""Below this share of a step nothing limits but kernels that are too small to reach any peak."""
+KV_FULL = 0.9  # share of the KV blocks in use from which their space is what limits: a mean leaves no room for peaks
+SLOTS_FULL = 0.9  # share of ``max_num_seqs`` from which the slots are what limits
+REACHED = 1 / 3  # below this share of a step nothing limits but kernels that are too small to reach any peak
 # Draft lengths of the roofline picture.
 MOST_K = 7
 _SENTENCES: dict[str, Any] = yaml_beside(__file__, "sentences.yaml")
@@ -46,14 +41,11 @@ Limit = Literal["memory bandwidth", "compute", "KV cache", "max_num_seqs", "host
 class Limits:
     """One side at one load."""
 
-    # ``KV cache`` or ``max_num_seqs`` where these are full; else the largest of the shares below, or ``kernel latency``
-    # where none is a third of the step
-    limit: Limit
+    limit: Limit  # what is full; else the largest share below, or ``kernel latency`` where none is a third of the step
     in_system: float  # requests in the system
     step_ms: float  # the mean step
-    # memory_share, compute_share: what the target's bytes or FLOPs alone would take of the step at the device's peak
-    memory_share: float
-    compute_share: float
+    memory_share: float  # what the target's bytes alone would take of the step at the device's peak
+    compute_share: float  # what its FLOPs would
     draft_share: float  # of the step
     host_share: float  # of the step, the part that does not hide behind the device
     kv_share: float  # of the KV blocks, in use on average
@@ -79,12 +71,8 @@ class GroupLimits(Limits):
 def limits_at(
     scenario: Scenario, fluid: FluidModel, figures: Mapping[str, float], rate_rps: float | None = None
 ) -> Limits:
-    """What limits a setting at a load.
-
-    Args:
-        figures: of the run; empty where there is none, or none that holds for the load (overloaded).
-        rate_rps: the load of an open loop that was not run: the fluid estimate then says how full it is. None: full.
-    """
+    """What limits a setting at a load, by the ``figures`` of the run; empty where none hold for the load: then the
+    fluid estimate says how full an open loop of ``rate_rps`` is (None: full)."""
     if figures and math.isfinite(figures["mean_e2el_s"]):
         in_system = max(figures["request_throughput"] * figures["mean_e2el_s"], 1.0)
         # Of a closed loop no more than its clients: a short run counts its ends twice.
@@ -138,8 +126,7 @@ class OperatingPoint:
     num_seqs: int  # decoding requests of one engine
     k: int  # drafts each of them verifies
     rows: float  # rows of the pass
-    # flops, bytes: work of one rank
-    flops: float
+    flops: float  # of one rank, as the bytes
     bytes: float
     seconds: float  # device time of the pass
     draft_seconds: float  # device time of making the next drafts
@@ -181,10 +168,7 @@ def operating_tracks(scenario: Scenario, deployment: Deployment, run: RunResult)
 
 
 def target_work(model: ModelSpec, config: EngineConfig, f: st.Record) -> Iterator[tuple[str, str, Work]]:
-    """One rank's work of the target pass over the rows of ``f``, with the operator family and format of its ceilings.
-
-    Collectives compute nothing and move no memory to speak of.
-    """
+    """One rank's work of the target pass over the rows of ``f`` by operator family and format; no collectives."""
     tp, dtype, kv_dtype = config.tensor_parallel_size, config.weight_dtype, config.kv_dtype
     act_bytes, rows = activation_bytes(dtype), f["tokens"]
     # Every rank holds a part of each expert, or whole experts, and the rows of all data-parallel ranks meet them.
@@ -206,20 +190,15 @@ class ClosedForm:
     # Time of a round's drafts, a draft token, over that of a decoding step: c of Leviathan et al., arXiv 2211.17192; of
     # drafts made one round ahead what the target waits for, in the mean over rounds that keep them and that do not
     cost_ratio: float
-    # Block efficiency / (c k + 1), theorem 3.8 there with the block efficiency measured instead of from one alpha
-    speedup: float
+    speedup: float  # block efficiency, measured instead of from one alpha, / (c k + 1): theorem 3.8 there
     # Memory-bound speed-up: the same with the ratio of weight bytes for c, since a step's time is reading its weights
     # (Goel et al., arXiv 2403.00858); a parallel draft or heads read theirs once a round, one ahead its own meanwhile
     mbsu: float
 
 
 def closed_form(scenario: Scenario) -> ClosedForm | None:
-    """The figures of a scenario's own draft length, of a schedule its length at batch size 1; None where none drafts.
-
-    Groups of replicas have a figure each: none is given.
-
-    Raises InputError: as of `draftcast.simulate`.
-    """
+    """Of a scenario's own draft length, of a schedule its length at batch size 1; None where none drafts, and of
+    groups, which have a figure each. Raises InputError: as of `draftcast.simulate`."""
     spec = scenario.speculative_config
     if spec is None or scenario.cluster.groups:
         return None
@@ -265,10 +244,8 @@ def _decode_step(
 
 
 def break_even(scenario: Scenario) -> float:
-    """Share of drafts accepted at which a decoding batch of the load gains nothing.
-
-    A round yields 1 + share k tokens in a step that takes longer than one without speculation. Errors as above.
-    """
+    """Share of drafts accepted at which a decoding batch of the load gains nothing; errors as above. A round yields 1 +
+    share k tokens in a step that takes longer than one without speculation."""
     spec, context = scenario.speculative_config, FluidModel.of(scenario).traffic.context_tokens
     assert spec is not None
     on, off = cached_deployment(scenario), cached_deployment(without_speculation(scenario))

@@ -33,13 +33,10 @@ from draftcast.yaml_text import yaml_beside
 
 Source = Literal["chance", "acceptance", "model"]
 Curve = Callable[[FloatArray], FloatArray]
-DRAWS = 1024
-"""Quasi-random, the same for every question."""
-FLUID_IS_GOOD_TO = 0.8
-"""Share of the fluid estimate's capacity above which the real one may lie."""
+DRAWS = 1024  # quasi-random, the same for every question
+FLUID_IS_GOOD_TO = 0.8  # share of the fluid estimate's capacity above which the real one may lie
 THROUGHPUTS = ("request_throughput", "output_throughput", "output_throughput_per_replica", "total_token_throughput")
-LEAST_ATTAINED = 0.01
-"""Of the mean attainment of both sides: what stands for no request within its SLO, as a ratio needs a number."""
+LEAST_ATTAINED = 0.01  # of both sides' mean attainment: stands for no request within its SLO, as a ratio needs a number
 SPREADS: Mapping[str, Any] = yaml_beside(__file__, "model_error.yaml")
 """By stratum, standard deviations of the logarithm of two factors, and what they were estimated from;
 ``calibrated_share``: what of a step's error a calibration leaves at other loads."""
@@ -84,10 +81,8 @@ def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:
 
 
 def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, float]:
-    """What bundled profiles of one GPU that disagree add to the two standard deviations: they are draws of its times.
-
-    Half of the largest difference between the profile and another, over batches of 1, 2, 4, ... requests.
-    """
+    """What bundled profiles of one GPU add to the two standard deviations, as draws of its times: half of the largest
+    difference between the profile and another, over batches of 1, 2, 4, ... requests."""
     names = set(profiles_of(deployment.hardware.name))
     others = names - {deployment.profile.name}
     if not others or others == names:
@@ -114,17 +109,15 @@ def _disagreement(scenario: Scenario, deployment: Deployment) -> tuple[float, fl
     return largest[0] / 2, largest[1] / 2
 
 
-def times_error(scenario: Scenario, deployment: Deployment) -> float:
-    """Relative standard deviation of the times of a setting; 0 where the scenario takes step times for exact."""
+def setting_error(scenario: Scenario) -> float:
+    """Relative standard deviation of a setting's times, of unlike replicas the largest; 0 where they count as exact."""
     if scenario.statistics.model_error == "none":
         return 0.0
-    error = model_error(scenario, deployment)
-    return error.with_speculation if scenario.speculative_config is not None else error.step
-
-
-def setting_error(scenario: Scenario) -> float:
-    """The same, of unlike replicas the largest."""
-    return max(times_error(member, cached_deployment(member)) for member in members(scenario))
+    errors = []
+    for member in members(scenario):
+        error = model_error(member, cached_deployment(member))
+        errors.append(error.with_speculation if member.speculative_config is not None else error.step)
+    return max(errors)
 
 
 def _acceptance_error(scenario: Scenario) -> float:
@@ -157,10 +150,7 @@ def _normal_draws() -> FloatArray:
 
 
 def latency_curve(fluid: FluidModel, capacity_rps: float | None) -> Curve:
-    """Latency of one side over its rate, by the fluid estimate: log of seconds, infinite from the capacity on.
-
-    ``capacity_rps``: as simulated, which the estimate's is scaled to; None: its own.
-    """
+    """Log seconds over the rate by the fluid estimate, infinite from the capacity on (None: the estimate's own)."""
     most_rps = capacity_rps or fluid.capacity_rps()
     shares, log_seconds = fluid.log_latencies
     log_rates = np.log(shares * most_rps)
@@ -171,8 +161,7 @@ def latency_curve(fluid: FluidModel, capacity_rps: float | None) -> Curve:
 class Prediction:
     """What is known of an advantage once the errors of the model are counted in."""
 
-    # How many times better with speculation than without, with its prediction interval; 0 and infinite bounds are of
-    # draws in which one side is overloaded; None where both sides may be
+    # With its prediction interval; 0 and infinite bounds: one side is overloaded in some draws; None: both sides may be
     advantage: Estimate | None
     probability: float  # that speculation is better
     dominant: Source  # what widens the interval most
@@ -215,8 +204,7 @@ def _is_near(rate_rps: float | None, error: float, fluid: FluidModel) -> bool:
 class SloUse:
     """What the requests of two runs used of their SLOs (`RunResult.slo_use`), of all classes in rising order."""
 
-    # With and without speculation; empty where a side has no figures: then the other's stand for its own, which were as
-    # much longer as the fluid estimate's latency is
+    # With and without; empty without figures: then the other's, as much longer as the fluid estimate's latency is
     sides: tuple[FloatArray, FloatArray]
     rate_rps: float | None  # of the runs; None: as of `Response`
 
@@ -265,10 +253,9 @@ class Response:
     ) -> Prediction:
         """The advantage in a metric that the errors reach, with every error counted in.
 
-        Args:
-            probe: the simulated figures; none: the fluid estimate's.
-            capacities: requests per second with and without speculation, where they were simulated.
-            use: for SLO goodput alone; where no run tells, it goes to the side of lower latency.
+        ``probe``: the simulated figures; none: the fluid estimate's. ``capacities``: requests per second with and
+        without speculation, where they were simulated. ``use``: for SLO goodput alone; without it the side of lower
+        latency wins.
         """
         delivers = self.rate_rps is not None and not metric.less_is_better
         if metric.is_throughput:
@@ -324,10 +311,8 @@ class Response:
         return -self.busy * extra
 
     def _log_attained(self, curves: Sequence[Curve], use: SloUse, draws: FloatArray) -> FloatArray:
-        """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits.
-
-        Of a fixed number of clients times how many they complete; NaN where both sides are overloaded.
-        """
+        """Of SLO goodput: requests whose times, as much longer as the mean latency, are still within their limits; of a
+        fixed number of clients times how many they complete; NaN where both sides are overloaded."""
         common, extra = self._factors(draws)
         attained, overloaded = [], []
         floor = LEAST_ATTAINED * np.mean([np.mean(used <= 1.0) for used in use.sides if used.size]) or LEAST_ATTAINED
@@ -386,10 +371,7 @@ class RunAtBounds:
 
     @classmethod
     def of(cls, scenario: Scenario, run: RunResult, capacity_rps: float | None) -> Self | None:
-        """None where the scenario takes step times for exact.
-
-        ``capacity_rps``: where it was simulated; else the fluid estimate's. A steady load counts as below it.
-        """
+        """None where step times count as exact. A steady load is below the capacity (None: the fluid estimate's)."""
         error, rate_rps = setting_error(scenario), scenario.rate_rps
         if not error:
             return None
@@ -419,10 +401,7 @@ class RunAtBounds:
         return len(set(np.all(met, axis=0).tolist())) > 1 if met else False
 
     def predicted_figures(self, run: RunResult) -> dict[str, Estimate]:
-        """The run's latencies, throughputs and SLO attainment with their prediction intervals; no other figures.
-
-        One without an interval (of one replication) gets none.
-        """
+        """Latencies, throughputs and SLO attainment with prediction intervals, where several replications ran."""
         figures: dict[str, Estimate] = run.summary["figures"]
         times = [f"{statistic}_{latency}_s" for statistic in STATISTICS for latency in LATENCIES]
         factors = dict.fromkeys(THROUGHPUTS, self.completed) | dict.fromkeys(times, np.exp(self.longer))
@@ -446,12 +425,8 @@ def _reaching(estimate: Estimate, values: FloatArray, most: float = math.inf) ->
 
 
 def response(scenario: Scenario, fluids: tuple[FluidModel, FluidModel] | None = None) -> Response | None:
-    """Of a scenario with speculation; None where it takes its step times for exact.
-
-    ``fluids``: with and without speculation, where they are known.
-
-    Raises InputError: as of `draftcast.simulate`.
-    """
+    """Of a scenario with speculation; None where step times count as exact; ``fluids``: with and without, if known.
+    Raises InputError: as of `draftcast.simulate`."""
     if scenario.statistics.model_error == "none" or scenario.speculative_config is None:
         return None
     if fluids is None:

@@ -1,8 +1,7 @@
 """Draft-length policies against each other: paired differences, ranking with ties, and the gap to the oracle.
 
 Every policy runs in the same engine, loaded and reserved for the scenario's ``num_speculative_tokens``, on the same
-arrivals, lengths and draft tokens (common random numbers), and all leave out the same warm-up. Runs the simulator;
-knows nothing of tables on a screen (``scenarios/show/recommend_report.py``).
+arrivals, lengths and draft tokens (common random numbers), and all leave out the same warm-up.
 """
 
 import itertools
@@ -28,8 +27,7 @@ from draftcast.yaml_text import parse_yaml
 
 ORACLE = "oracle"
 PLACE = "--policies"
-_INNERMOST = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|{[^()\[\]{}]*}")
-"""A pair of brackets without any inside."""
+_INNERMOST = re.compile(r"\([^()\[\]{}]*\)|\[[^()\[\]{}]*\]|{[^()\[\]{}]*}")  # a pair of brackets without any inside
 
 
 @dataclass(frozen=True)
@@ -52,9 +50,7 @@ class RankedPolicy:
 
     policy: PolicyCandidate  # name and parameters as asked
     side: Side  # its simulation and where the load stands towards its capacity
-    # The metric with its interval; None where it is undefined, and where the figures do not hold for the load
-    # (overloaded, at its capacity, not settled)
-    value: Estimate | None
+    value: Estimate | None  # the metric; None where it is undefined or the figures do not hold for the load
     difference: Estimate | None  # the metric less the baseline's, paired; None for the baseline
     # How much worse than the oracle, as a share of the oracle's value (0.1: ten per cent more latency, or less
     # goodput), paired; None for the oracle. Below 0 where it beats the oracle, which only sees one step ahead.
@@ -182,10 +178,7 @@ def compare_policies(
 
 
 def applicable_policies(scenario: Scenario) -> list[PolicyCandidate]:
-    """``fixed``, and every built-in policy that the engine runs and for which the scenario says enough.
-
-    That is a schedule, a confidence or a TPOT.
-    """
+    """``fixed`` and each built-in policy that the engine runs and whose schedule, confidence or TPOT is given."""
     policies = [PolicyCandidate("fixed")]
     for policy in map(PolicyCandidate, (name for name in POLICIES if name != "fixed")):
         with suppress(ScenarioError):
@@ -285,10 +278,7 @@ def _better(
 
 
 def parse_policies(text: str) -> list[PolicyCandidate]:
-    """Names separated by commas, each followed by its parameters in brackets if any; values are read as YAML.
-
-    Raises InputError: no text, an empty name, brackets that do not match, or a parameter without a value.
-    """
+    """Names, each with parameters in brackets if any, between commas. Raises InputError: it does not look like that."""
     if not isinstance(text, str):
         raise InputError("must be a name, of a class of your own module:Class", file=PLACE, value=text)
     policies = []

@@ -20,7 +20,7 @@ from draftcast.errors import InputError, ScenarioError
 from draftcast.files import parse_json, read_text
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import DP, FORCED, flag_of
-from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, ServerField, ServerTable, Words
+from draftcast.scenarios.compare.server_table import COMMANDS, TABLES, ServerField, ServerTable, Units, Words
 from draftcast.scenarios.schema import Engine, SpeculativeConfig
 from draftcast.yaml_text import parse_yaml, validated
 
@@ -30,10 +30,8 @@ _PROGRAMS: dict[str, str] = COMMANDS["programs"]
 _SHORT: dict[str, str] = COMMANDS["short"]
 _DOCUMENTS = ("speculative-config", "compilation-config")
 _FILES = {"config", "extra_llm_api_options", "speculative-adaptive-config"}
-MOST_SEQS = 2**20
-"""Where a schedule's last range ends if the command gives no largest batch."""
-BLOCK_UNIT = 16
-"""Of ``--block-size`` in tokens, as FlashAttention's and Triton's backends need it."""
+MOST_SEQS = 2**20  # where a schedule's last range ends if the command gives no largest batch
+BLOCK_UNIT = 16  # of ``--block-size`` in tokens, as FlashAttention's and Triton's backends need it
 CLOSE = 0.87
 """Likeness from which an unknown flag is taken for a misspelt one; the servers' other flags are less alike, or among
 those that may change times."""
@@ -68,12 +66,9 @@ class ReadCommand:
 
 
 def read_command(text: str) -> ReadCommand:
-    """The engine that ``vllm serve``, SGLang's launcher or ``trtllm-serve`` starts.
-
-    ``text``: the command; comments, here-documents with its files and environment variables may stand before it.
-
-    Raises ScenarioError: no such command, a file that is not there, or speculation that is not simulated.
-    """
+    """The engine that ``vllm serve``, SGLang's launcher or ``trtllm-serve`` starts; comments, here-documents with its
+    files and environment variables may stand before it. Raises ScenarioError: no such command, a file that is not
+    there, or speculation that is not simulated."""
     documents = dict(_HEREDOC.findall(text))
     try:
         words = shlex.split(_HEREDOC.sub("", text).replace("\\\n", " "), comments=True)
@@ -106,24 +101,20 @@ def read_command(text: str) -> ReadCommand:
             flags = meant | {word: argument for word, argument in flags.items() if word != name}
     if server == "sglang":
         _complete_sglang_drafts(flags)
-        adaptive = flags.pop("speculative-adaptive", None)
-        tiers = flags.pop("speculative-adaptive-config", None)
-        adaptive_tiers: Words | None = {} if adaptive else None
-        if tiers:
+        adaptive_tiers: Words | None = {} if flags.pop("speculative-adaptive", None) else None
+        if tiers := flags.pop("speculative-adaptive-config", None):
             adaptive_tiers = _mapping(parse_json(_content(tiers, documents), tiers, ScenarioError), tiers)
-        return _Reader(server, flags, flags, environment, adaptive_tiers, flags.pop("model-path", None)).answer()
+        return _Reader(server, table, flags, flags, environment, adaptive_tiers, flags.pop("model-path", None)).answer()
     options = flags.pop("extra_llm_api_options", None) or flags.pop("config", None)
     keys = _yaml(_content(options, documents), options) if options else {}
     drafts = _mapping(keys.pop("speculative_config", None) or {}, "speculative_config")
     drafts = {table.also.get(name, name): value for name, value in drafts.items()}
     if drafts and "decoding_type" not in drafts:
         raise ScenarioError("needs decoding_type", file=FILE, key="speculative_config", value=list(drafts))
-    words_given = flags | {
-        f"{name}.{key}" if key else name: "none" if value is None else value
-        for name, inside in keys.items()
-        for key, value in (inside.items() if isinstance(inside, dict) else [("", inside)])
-    }
-    return _Reader(server, words_given, drafts, environment, None, plain[0] if plain else None).answer()
+    for name, inside in keys.items():
+        inner = inside.items() if isinstance(inside, dict) else [("", inside)]
+        flags |= {f"{name}.{key}" if key else name: "none" if value is None else value for key, value in inner}
+    return _Reader(server, table, flags, drafts, environment, None, plain[0] if plain else None).answer()
 
 
 def split_flags(words: Sequence[str]) -> tuple[list[str], Words]:
@@ -291,32 +282,39 @@ def _refuse_lost_drafts(words: Words) -> None:
         raise ScenarioError(message, file=FILE, key=lost, value=words[lost])
 
 
+def _take(name: str, row: ServerField, word: Any, units: Units, into: Words, read: set[str]) -> None:
+    """Put the scenario's value for a server's word ``into`` a section, if it has one: else it is named, not read."""
+    if word is None and not (row.resolved and row.values):
+        return
+    if row.times:
+        word = _whole({row.name: word}, row.name)
+    with suppress(LookupError):
+        into[name] = row.read(word, units)
+        read.add(row.name)
+
+
 @dataclass
 class _Reader:
     """One command in a table's words."""
 
     server: str
+    table: ServerTable
     words: Words
     drafts: Words
     environment: Mapping[str, str]
     tiers: Mapping[str, Any] | None  # SGLang's adaptive file; empty: its defaults
     model: str | None
 
-    @property
-    def table(self) -> ServerTable:
-        return TABLES[self.server]
-
     def answer(self) -> ReadCommand:
-        read = {"model-path"}
         if self.model is None:
             raise ScenarioError("names no model", file=FILE, value=" ".join(self.words))
-        engine: dict[str, Any] = {"model": self.model}
+        engine, read = Words(model=self.model), {"model-path"}
         spec, policy = self._speculation(read), None
         config = validated(TypeAdapter(SpeculativeConfig), spec, FILE, ScenarioError) if spec is not None else None
         rows = 1 + (spec or {}).get("max_tree_nodes", config.k if config is not None else 0)
         units = {"block_size": 1.0, "per_rows": 1 / rows}
         for name, row in self.table.engine.items():
-            self._take(name, row, self.words.get(row.name, row.default), units, engine, read)
+            _take(name, row, self.words.get(row.name, row.default), units, engine, read)
             units["block_size"] = _whole(engine, "block_size", 16)
         self._parallelism(engine, read)
         if spec is not None:
@@ -343,17 +341,6 @@ class _Reader:
                 return (f"the command gives no {limit}: requests are limited to the {step} tokens of a step",)
         return ()
 
-    def _take(
-        self, name: str, row: ServerField, word: Any, units: Mapping[str, float], into: Words, read: set[str]
-    ) -> None:
-        if word is None and not (row.resolved and row.values):
-            return
-        if row.times:
-            word = _whole({row.name: word}, row.name)
-        with suppress(LookupError):  # without a counterpart it is named, not read
-            into[name] = row.read(word, units)
-            read.add(row.name)
-
     def _speculation(self, read: set[str]) -> Words | None:
         """``speculative_config``, its schedule left out; None without one."""
         kind = "speculative-algorithm" if "speculative-algorithm" in self.drafts else "decoding_type"
@@ -379,7 +366,7 @@ class _Reader:
         if spec.get("min_tree_width") == spec.get("tree_width"):
             spec.pop("min_tree_width", None)
         for name, row in self.table.speculation.items():
-            self._take(name, row, self.drafts.get(row.name), {}, spec, read)
+            _take(name, row, self.drafts.get(row.name), {}, spec, read)
         draft_format = self.table.speculation.get("quantization")
         if draft_format is not None and self.drafts.get(draft_format.name) == "unquant":
             read.add(draft_format.name)

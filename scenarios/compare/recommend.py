@@ -1,8 +1,7 @@
 """Which speculative setting to give the engine: off, a fixed draft length, a schedule by batch size, another method.
 
 Every candidate is simulated on the same requests and tokens at every load; the winner is the one with the largest mean
-gain over off, a simpler one where the two cannot be told apart. Runs the simulator; knows nothing of tables on a screen
-(``scenarios/show/recommend_report.py``).
+gain over off, a simpler one where the two cannot be told apart.
 """
 
 import math
@@ -47,8 +46,8 @@ class CandidateOutcome:
 
     candidate: Candidate
     verdicts: tuple[Verdict, ...]  # against off, one per load
-    # Factor over off with its prediction interval, geometric mean over the loads at which every candidate that keeps up
-    # as often as the best does is comparable; None where there is no such load
+    # Factor over off with its prediction interval, geometric mean over the loads at which all that keep up as often as
+    # the best does are comparable; None where there is no such load
     gain: Estimate | None
     logs: tuple[float, ...]  # natural logarithm of the simulated factor, one per replication
 
@@ -70,11 +69,8 @@ class CandidateOutcome:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one than the first (see ``reason``).
-
-    ``commands`` hold what starts the setting on each server, or why it cannot run there; ``notes`` what the forecast
-    assumes of it.
-    """
+    """The answer, best first in ``outcomes``; ``chosen`` may be a simpler one (see ``reason``). ``commands`` hold what
+    starts it on each server, or why it cannot run there; ``notes`` what the forecast assumes of it."""
 
     scenario: Scenario
     metric: Metric
@@ -84,8 +80,7 @@ class Recommendation:
     chosen: CandidateOutcome
     reason: str
     speculative_config: dict[str, Any] | None
-    # By server; of groups ``vllm of cluster.groups.0``
-    commands: Mapping[str, serve_command.ServerCommand | ScenarioError]
+    commands: Mapping[str, serve_command.ServerCommand | ScenarioError]  # or ``vllm of cluster.groups.0``
     notes: tuple[str, ...]
 
     @property
@@ -201,12 +196,10 @@ def _verdicts(
 
 def _ranked(settings: Sequence[Candidate], verdicts: Sequence[tuple[Verdict, ...]]) -> list[CandidateOutcome]:
     """Outcomes, best first: fewest loads without figures, then the largest mean gain over what can be compared."""
-    falls_behind = [_behind(by_load) for by_load in verdicts]
-    # A load counts where off and all candidates that have figures as often as the best have them.
-    settled = [by_load for by_load, count in zip(verdicts, falls_behind, strict=True) if count == min(falls_behind)]
-    # Off itself (the first) has no advantage where it meets an SLO for no request; it is what others are compared with.
-    others = [by_load for by_load in settled if by_load is not verdicts[0]]
-    loads = range(len(verdicts[0]))
+    # A load counts where off (the first) and all others that have figures as often as the best have them. Off itself
+    # has no advantage where it meets an SLO for no request; it is what others are compared with.
+    least_behind, loads = min(map(_behind, verdicts)), range(len(verdicts[0]))
+    others = [by_load for by_load in verdicts[1:] if _behind(by_load) == least_behind]
     shared = [index for index in loads if all(by_load[index].advantage is not None for by_load in others)]
     outcomes = []
     for candidate, by_load in zip(settings, verdicts, strict=True):

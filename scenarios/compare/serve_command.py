@@ -29,17 +29,14 @@ from draftcast.sim.policies.ema_tiers import EmaTiers
 from draftcast.yaml_text import write_yaml
 
 INSTRUCT = "Instruct"
-VLLM = ("vLLM 0.32", "vLLM 0.33")
-"""Releases whose flags are written."""
+VLLM = ("vLLM 0.32", "vLLM 0.33")  # releases whose flags are written
 SERVERS = ("vllm", "sglang", "trtllm")
 ADAPTIVE_FILE, OPTIONS_FILE = "adaptive.json", "trtllm.yaml"
 # What makes a server accept so many tokens a round, whatever the text.
 FORCED = {"sglang": "SGLANG_SIMULATE_ACC_LEN", "trtllm": "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"}
 DP = "data_parallel_size"
-VARYING = ("batch_schedule", "ema_tiers")
-"""Policies whose draft length servers can vary."""
-DEFAULT_LOOKUP = 5
-"""Length of vLLM's n-grams where none is given."""
+VARYING = ("batch_schedule", "ema_tiers")  # policies whose draft length servers can vary
+DEFAULT_LOOKUP = 5  # length of vLLM's n-grams where none is given
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,7 @@ class ServedModels:
     """What a server loads."""
 
     target: str  # Hugging Face id or path
-    # The same of the draft; what to fill in where the scenario names none; None where the method needs none
-    draft: str | None = None
+    draft: str | None = None  # the same, or what to fill in where none is named; None where the method needs none
     draft_is_named: bool = True  # whether the scenario names it
     notes: tuple[str, ...] = ()  # what to know before pasting, a sentence each
 
@@ -105,22 +101,17 @@ def _variant(name: str) -> str:
 
 
 def speculative_config_json(scenario: Scenario) -> dict[str, Any] | None:
-    """The dictionary for ``vllm serve --speculative-config``: what was set, with vLLM's keys alone; None without one.
-
-    Where the method needs a draft and the scenario names none, ``model`` says what to fill in (`served_models`).
-
-    Raises ScenarioError: a method that this vLLM does not have, and why not.
-    """
+    """The dictionary for ``vllm serve --speculative-config``: what was set, with vLLM's keys alone; None without one. A
+    missing ``model`` says what to fill in (`served_models`). Raises ScenarioError: this vLLM lacks the method."""
     spec = scenario.speculative_config
     if spec is None:
         return None
-    method = get_method(spec.resolved_method)
     _refuse_unknown("vllm", _vllm(scenario), spec)
     values: dict[str, Any] = json.loads(spec.model_dump_json(exclude_unset=True))
     values = {key: value for key, value in values.items() if key not in COMMANDS["not_vllm"] and value is not None}
     if spec.method in ("p_eagle", "pard"):
         # vLLM names the parallel drafters by their base method.
-        values |= {"method": method.vllm_method, "parallel_drafting": True}
+        values |= {"method": get_method(spec.method).vllm_method, "parallel_drafting": True}
     if _verifies_adaptively(scenario):
         values["enable_adaptive_verification"] = True
     draft = served_models(scenario).draft
@@ -183,10 +174,8 @@ class ServerCommand:
 
 
 def server_command(scenario: Scenario, server: str) -> ServerCommand:
-    """What starts the scenario's engine on ``server``, one of `SERVERS`. Nothing set is left out without a note.
-
-    Raises ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism.
-    """
+    """What starts the scenario's engine on ``server``, one of `SERVERS`; what cannot be set there becomes a note.
+    Raises ScenarioError: the server cannot run the method, or not with the scenario's schedule or parallelism."""
     served, spec = served_models(scenario), scenario.speculative_config
     if server == "vllm":
         if scenario.engine.groups_experts:

@@ -1,7 +1,5 @@
 """The tables of ``servers.yaml``: a scenario's engine in the words of SGLang and TensorRT-LLM, in both directions.
 
-`COMMANDS` are the words of commands, vLLM's too (``commands.yaml``, where each of its lists is explained).
-
 Knows names and values, not whether a server accepts them together.
 """
 
@@ -15,8 +13,7 @@ from pydantic import Field, TypeAdapter
 from draftcast.frozen import Frozen
 from draftcast.yaml_text import yaml_beside
 
-Words = dict[str, Any]
-"""A server's names and values: flags without their dashes, or keys of a YAML file with dots."""
+Words = dict[str, Any]  # a server's names and values: flags without their dashes, or keys of a YAML file with dots
 Units = Mapping[str, float]
 COMMANDS: dict[str, Any] = yaml_beside(__file__, "commands.yaml")
 _TERM = re.compile(r"(k|width|nodes|lookup|narrowest)(\+1)?")

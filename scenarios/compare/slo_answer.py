@@ -77,10 +77,7 @@ def idle_scenario(scenario: Scenario) -> Scenario:
 
 
 def slo_answer(scenario: Scenario, side: Side, idle: RunResult | None = None) -> SloAnswer | None:
-    """How a setting stands to the scenario's SLO; None without one, and where the run's figures do not hold.
-
-    ``idle``: a run of `idle_scenario`, to tell what no load would mend.
-    """
+    """Where a setting stands to the SLO; None without SLO or figures. ``idle``: a run of `idle_scenario`, if asked."""
     run = side.run
     if run is None or run.slo_met is None or not side.has_figures or not scenario.slos:
         return None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from draftcast.files import picked
-from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.capacity import CapacityEstimate, capacity
 from draftcast.scenarios.compare.metric import E2E, Metric
 from draftcast.scenarios.compare.model_error import Prediction, Response, RunAtBounds, SloUse, predicted, response
@@ -23,10 +22,8 @@ from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
 Word = Literal["pays", "costs", "too close to call", "overloaded", "not settled"]
-BY_SIGN: tuple[Word, ...] = ("too close to call", "pays", "costs")
-"""The word for each sign of the advantage's logarithm, -1 from the end."""
-SIGNS: Mapping[str, int] = {"pays": 1, "costs": -1}
-"""And back; of every other word 0."""
+BY_SIGN: tuple[Word, ...] = ("too close to call", "pays", "costs")  # by the logarithm's sign, -1 from the end
+SIGNS: Mapping[str, int] = {"pays": 1, "costs": -1}  # and back; of every other word 0
 Position = Literal["below", "at", "above"]
 
 
@@ -36,8 +33,7 @@ class Side:
 
     run: RunResult | None  # its simulation; None where the capacity alone was asked
     position: Position  # of the load towards the capacity's interval
-    # Requests per second; None where the run alone tells that it is far below, and without a single rate
-    capacity: CapacityEstimate | None = None
+    capacity: CapacityEstimate | None = None  # None where the run tells that it is far above, or without a single rate
     scenario: Scenario | None = None  # of the run
 
     @property
@@ -82,9 +78,8 @@ class Side:
         """What the errors of step times and acceptance do to the run; None where its figures do not hold."""
         if self.run is None or self.figures is None or self.scenario is None:
             return None
-        return RunAtBounds.of(
-            self.scenario, self.run, self.capacity_rps.mean if self.capacity_rps is not None else None
-        )
+        capacity_rps = self.capacity_rps.mean if self.capacity_rps is not None else None
+        return RunAtBounds.of(self.scenario, self.run, capacity_rps)
 
     @property
     def slo_is_open(self) -> bool:
@@ -92,11 +87,6 @@ class Side:
         if self.run is None or self.reach is None or self.scenario is None:
             return False
         return self.reach.leaves_open(self.scenario, self.run)
-
-    @property
-    def slo_use(self) -> Mapping[str, FloatArray]:
-        """As of `RunResult`; empty where the run's figures do not hold for the load."""
-        return self.run.slo_use if self.run is not None and self.has_figures else {}
 
     @property
     def completes_what_arrives(self) -> bool:
@@ -121,7 +111,6 @@ def side(
         stability.update(state=placed.state, unstable=placed.state == "overloaded", steady=False)
         if placed.state == "overloaded":
             stability.update(largest_stable_rate_rps=saturated.estimate.low, saturated_rates_rps=list(saturated.rates))
-
     return placed
 
 
@@ -137,24 +126,18 @@ class Verdict:
 
     word: Word  # see `Word`; ``not settled``: the run is too short to tell
     metric: Metric  # what is compared
-    # on, off: the sides with and without speculation
-    on: Side
+    on: Side  # with speculation, ``off`` without
     off: Side
-    # The metric of both sides by replication, which `draftcast.sim.statistics.crossing.locate` takes; without values
-    # where a side is overloaded, at its capacity or not settled
-    probe: Probe
+    probe: Probe  # the metric by replication; no values where a side is overloaded, at its capacity or not settled
     confidence: float  # of the intervals
     is_finite: bool = False  # it holds for this list of requests and no other
-    # The advantage with the errors of step times and acceptance counted in, which the word goes by; None where they are
-    # taken for exact, or nothing is known of what they do to the metric
+    # With the errors of step times and acceptance, which the word goes by; None where these are taken for exact, or
+    # nothing is known of what they do to the metric
     prediction: Prediction | None = None
 
     @property
     def advantage(self) -> Estimate | None:
-        """How many times better with speculation than without, with the prediction interval.
-
-        Where step times are taken for exact, with the interval of the paired log ratio alone.
-        """
+        """How many times better with speculation: paired, with the prediction interval if the times can err."""
         simulated = advantage_of(self.probe, self.confidence)
         if simulated is None or self.prediction is None or self.prediction.advantage is None:
             return simulated
@@ -163,10 +146,9 @@ class Verdict:
     @property
     def doubt(self) -> float:
         """Logarithm by which a ratio of the sides may be nearer to 1 than that of the runs; 0: chance alone decides."""
-        if self.prediction is None or self.prediction.advantage is None:
-            return 0.0
-        reach, simulated = self.prediction.advantage, self.advantage
-        if simulated is None:
+        reach = self.prediction.advantage if self.prediction is not None else None
+        simulated = self.advantage
+        if reach is None or simulated is None:
             return 0.0
         towards = (simulated.mean, reach.low) if simulated.mean > 1.0 else (reach.high, simulated.mean)
         return math.log(towards[0] / towards[1]) if towards[1] else math.inf
@@ -205,11 +187,10 @@ class Verdict:
         reason = self.why
         if not reason and self.advantage is not None:
             reason = f"the advantage in {self.metric.label} is {_times(self.advantage)}, and its interval includes 1"
-        word = self.word[0].upper() + self.word[1:]
         more = " More requests will tell." if self.word == "not settled" else ""
         if self.word == "too close to call" and prediction is not None:
             more = f" {prediction.advice}"
-        return f"{word} {where}: {reason or 'there is no figure to compare'}.{more}"
+        return f"{self.word.capitalize()} {where}: {reason or 'there is no figure to compare'}.{more}"
 
     def summary(self) -> dict[str, Any]:
         return {
@@ -226,10 +207,8 @@ class Verdict:
 def judge(
     scenario: Scenario, on: RunResult, off: RunResult, metric: Metric = E2E, *, progress: Progress | None = None
 ) -> Verdict:
-    """The verdict on a scenario with speculation.
-
-    ``on``, ``off``: runs of ``scenario`` and of ``without_speculation(scenario)``, measured together
-    (`draftcast.scenarios.run.simulate.simulate_together`).
+    """The verdict on a scenario with speculation; ``on``, ``off``: its run and that of `without_speculation`, measured
+    together (`simulate_together`).
     """
     errors = response(scenario)
     asks = [errors is not None and errors.near_capacity(speculates) for speculates in (True, False)]
@@ -241,10 +220,7 @@ def judge(
 def decide(
     metric: Metric, on: Side, off: Side, confidence: float, x: float = 0.0, errors: Response | None = None
 ) -> Verdict:
-    """The verdict of two sides, with its probe at ``x``; see the module.
-
-    ``errors``: what the errors of step times and acceptance do to it; None: nothing, chance alone decides.
-    """
+    """The verdict of two sides, its probe at ``x``. ``errors``: of step times and acceptance; None: chance decides."""
     verdict = _by_chance(metric, on, off, confidence, x)
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
     capacities = [rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps)]
@@ -261,7 +237,8 @@ def decide(
 
 def slo_use_of(metric: Metric, on: Side, off: Side, rate_rps: float | None) -> SloUse | None:
     """What SLO goodput needs of both sides at that load; None for other metrics, and where neither side knows."""
-    return SloUse.of(on.slo_use, off.slo_use, rate_rps) if metric.name == "slo_goodput" else None
+    with_sd, without = (half.run.slo_use if half.run and half.has_figures else {} for half in (on, off))
+    return SloUse.of(with_sd, without, rate_rps) if metric.name == "slo_goodput" else None
 
 
 def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float) -> Verdict:

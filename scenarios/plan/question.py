@@ -4,6 +4,7 @@ Unlike a scenario's ``slo`` (a share of the requests meets every bound), each ob
 itself: a percentile, median or mean over all requests.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -51,10 +52,8 @@ class Objective:
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """The objectives of an SLO string: ``metric:statistic<limit`` with a unit, separated by semicolons or commas.
-
-    Raises InputError: another form, an unknown metric or statistic, a limit that is not above 0, one figure twice.
-    """
+    """The objectives of ``metric:statistic<limit`` with a unit, between semicolons or commas. Raises InputError:
+    another form, an unknown metric or statistic, a limit that is not above 0, one figure twice."""
     objectives, place = dict[str, Objective](), "--slo"
     for part in re.split(r"[;,]", text):
         words = "".join(part.split())
@@ -82,8 +81,7 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
     return tuple(objectives.values())
 
 
-GIVEN = "given"
-"""The scenario's own speculation as a method; `OFF` is none. Any other is a mapping with its own acceptance."""
+GIVEN = "given"  # the scenario's own speculation as a method; `OFF` is none; a mapping is another, with its acceptance
 Method = str | Mapping[str, Any]
 
 
@@ -98,14 +96,11 @@ class PlanQuestion:
     scenario: Scenario  # workload, acceptance, engine; its number of requests is what one replica is judged by
     rate_rps: float | None = None  # target; None: the scenario's own mean rate (of a trace: the trace's)
     objectives: Sequence[Objective] = ()  # of `parse_objectives`; none: the scenario's ``slo``
-    # hardware, tensor_parallel_sizes: candidates; none: the scenario's own
-    hardware: Sequence[str] = ()
-    tensor_parallel_sizes: Sequence[int] = ()
-    # `GIVEN`, `OFF`, or ``{"speculative_config": {...}, "acceptance": {...}}``; none: off, and the given one where
-    # there is one
+    hardware: Sequence[str] = ()  # candidates; none: the scenario's own
+    tensor_parallel_sizes: Sequence[int] = ()  # as of the hardware
+    # `GIVEN`, `OFF`, or ``{"speculative_config": {...}, "acceptance": {...}}``; none: off, and the given one if any
     methods: Sequence[Method] = ()
-    # By device; with them the least cost comes first, and every candidate's device needs one
-    prices: Mapping[str, Price] = field(default_factory=dict)
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by device, for all or none: then the least cost is best
     headroom: float = 0.0  # share beyond the target that must still meet the objectives, e.g. 0.2.
     spare: int = 0  # replicas that may fail: the others alone must meet the objectives (1: "N+1")
     max_gpus: int = 1024  # a candidate that needs more is infeasible
@@ -136,30 +131,26 @@ class PlanQuestion:
 def candidates(
     scenario: Scenario, hardware: Sequence[str] = (), sizes: Sequence[int] = (), methods: Sequence[Method] = ()
 ) -> tuple[Candidate, ...]:
-    """Every device with every tensor parallelism and every method; equal candidates once.
-
-    Raises InputError: an unknown device, a bad method, or a setting of the scenario that holds for one device only.
+    """Every device with every tensor parallelism and every method; equal candidates once. Raises InputError: an unknown
+    device, a bad method, or a setting of the scenario that holds for one device only.
     """
     methods = methods or ([OFF, GIVEN] if scenario.speculative_config is not None else [OFF])
     own_device = load_hardware(scenario.hardware)
-    variants = []
-    distinct: list[Mapping[str, Any]] = []
-    for name in hardware or (scenario.hardware,):
+    own_size, num_gpu_blocks = scenario.engine.tensor_parallel_size, scenario.engine.num_gpu_blocks
+    variants, distinct = [], list[Mapping[str, Any]]()
+    for name, size in itertools.product(hardware or [scenario.hardware], sizes or [own_size]):
         device = load_hardware(name)
-        for size in sizes or (scenario.engine.tensor_parallel_size,):
-            elsewhere = device.name != own_device.name or size != scenario.engine.tensor_parallel_size
-            if elsewhere and scenario.engine.num_gpu_blocks is not None:
-                message = "is the memory of one device and tensor parallelism; take it away to compare others"
-                raise InputError(message, key="engine.num_gpu_blocks", value=scenario.engine.num_gpu_blocks)
-            values: dict[str, Any] = {"hardware": name, "engine.tensor_parallel_size": size}
-            if device.name != own_device.name and scenario.profile != "default":
-                values["profile"] = None  # a profile is of one device; another takes its own
-            for number, method in enumerate(methods):
-                place = f"method {number + 1}"
-                changes = values | _method_values(scenario, method, size, place)
-                setting = changes | {"hardware": device}  # however it was spelt
-                if setting in distinct:
-                    continue
+        if num_gpu_blocks is not None and (device.name, size) != (own_device.name, own_size):
+            message = "is the memory of one device and tensor parallelism; take it away to compare others"
+            raise InputError(message, key="engine.num_gpu_blocks", value=num_gpu_blocks)
+        values: dict[str, Any] = {"hardware": name, "engine.tensor_parallel_size": size}
+        if device.name != own_device.name and scenario.profile != "default":
+            values["profile"] = None  # a profile is of one device; another takes its own
+        for number, method in enumerate(methods, 1):
+            place = f"method {number}"
+            changes = values | _method_values(scenario, method, size, place)
+            setting = changes | {"hardware": device}  # however it was spelt
+            if setting not in distinct:
                 distinct.append(setting)
                 places = dict.fromkeys(METHOD_KEYS, place) if isinstance(method, Mapping) else {}
                 candidate = Candidate("", with_values(scenario, changes, places))

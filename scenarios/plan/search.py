@@ -20,15 +20,11 @@ from draftcast.scenarios.schema import Scenario, with_rate, with_values
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 
-MOST_REQUESTS = 60_000
-"""A run of many replicas gets as many requests for each as one alone, up to this many in all."""
-USUAL_RUNS = 20
-"""Simulations that sizing a candidate takes, about; only the progress bar depends on it."""
+MOST_REQUESTS = 60_000  # a run of many replicas gets as many requests for each as one alone, up to this many in all
+USUAL_RUNS = 20  # simulations that sizing a candidate takes, about; only the progress bar depends on it
 STEADY_STATE = "steady state"
 BEYOND_IS_UNSETTLED = "beyond it the run did not reach a steady state: more requests may show a larger rate"
 ATTAINMENT = "slo.attainment"
-IDLE_SHARE = 0.01
-"""Share of a replica's estimated capacity at which hardly any request meets another: latency's floor."""
 _STEPS = 60
 _LARGEST_STEP = 4.0
 _WIDEST = 1e6
@@ -40,11 +36,9 @@ class Constraint:
     """What limits, and how much of it is used."""
 
     # An objective as it was written, `ATTAINMENT` (of several classes with ``of`` and its name), ``capacity`` (the load
-    # exceeds it, or lies inside its interval), or ``steady state`` (the run was too short to reach it, and the numbers
-    # are NaN)
+    # exceeds it, or lies inside its interval), or `STEADY_STATE` (the run was too short; the numbers are NaN)
     name: str
-    # value, limit: the figure and its bound: seconds, shares of requests, or requests per second
-    value: float
+    value: float  # in seconds, a share of requests, or requests per second, as its limit
     limit: float
     used: float  # value over limit (for a share: what is missed over what may be); above 1 it is broken
 
@@ -57,11 +51,9 @@ class LoadCheck:
     met: bool  # a steady state, and every objective's mean over the replications within its limit
     verdict: State  # the state of `draftcast.scenarios.compare.verdict.Side`
     completed_rps: float  # what is completed: the load, or the capacity where the load exceeds it (NaN: not known)
-    # The objectives, the tightest first; without a steady state ``capacity`` or ``steady state`` alone
-    constraints: tuple[Constraint, ...]
+    constraints: tuple[Constraint, ...]  # the tightest objective first; or ``capacity`` or `STEADY_STATE` alone
     figures: dict[str, Estimate] = field(repr=False)
-    # What the times use of their limits, the largest: were all times longer by its inverse, the objectives would just
-    # be met; infinite without a steady state
+    # The largest share that a time uses of its limit: all may be longer by its inverse; infinite without a steady state
     time_used: float = math.inf
 
     @property
@@ -69,13 +61,23 @@ class LoadCheck:
         """The objective that is nearest to its limit, or furthest beyond it."""
         return self.constraints[0]
 
+    @property
+    def broken(self) -> str:
+        """What breaks its limit, in words."""
+        limit = self.tightest
+        if limit.name == STEADY_STATE:
+            return "the run did not reach a steady state"
+        if limit.name == "capacity":
+            return f"the cluster is {self.verdict}"
+        if limit.name.startswith(ATTAINMENT):
+            requests = "the requests" + limit.name.removeprefix(ATTAINMENT)
+            return f"{limit.value:.1%} of {requests} meet the SLO, {limit.limit:.1%} must"
+        return f"{limit.name} is {1e3 * limit.value:.4g} ms"
+
 
 @dataclass(frozen=True)
 class LargestRate:
-    """Bracket of the largest rate that meets the objectives: the last that did, the first that did not (requests/s).
-
-    ``limit`` is what broke at the latter; None when nothing did up to the largest rate that was tried.
-    """
+    """The last rate that met the objectives and the first that did not (requests/s), of all that were tried."""
 
     met: float
     not_met: float
@@ -106,12 +108,11 @@ class SimulatedCluster:
         return self._checks[key]
 
     def largest_rate(self, replicas: int, start_rps: float, step: float, tolerance: float) -> LargestRate | None:
-        """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate.
+        """Where ``replicas`` stop meeting the objectives, by bisection in the logarithm of the rate from ``start_rps``
+        on; None when they are not met down to a millionth of it.
 
-        ``start_rps``: where to begin. ``step``: factor of the first move up or down, squared from move to move until
-        the rate is bracketed. ``tolerance``: relative width of the bracket to stop at.
-
-        None when the objectives are not met at any rate down to a millionth of the start.
+        ``step``: factor of the first move up or down, squared from move to move until the rate is bracketed.
+        ``tolerance``: relative width of the bracket to stop at.
         """
         low, high, rate = 0.0, math.inf, start_rps
         for _ in range(_STEPS):
@@ -130,11 +131,9 @@ class SimulatedCluster:
         return LargestRate(low, high, self.check(replicas, high).tightest if math.isfinite(high) else None)
 
     def largest_rate_if(self, slower: float) -> float:
-        """Requests per second up to which one replica meets the objectives if its steps take ``slower`` times as long.
-
-        It then serves a rate as the replica itself serves ``slower`` times the rate, with all times as much longer. By
-        the loads that were simulated; between them times grow as the fluid estimate's latency does. 0: none.
-        """
+        """Requests per second up to which one replica meets the objectives if its steps take ``slower`` times as long;
+        0: none. It then serves a rate as the replica itself serves ``slower`` times that, with all times as much
+        longer. By the loads that were simulated; between them times grow as the fluid estimate's latency does."""
         checks = [check for (replicas, _), check in self._checks.items() if replicas == 1]
         points = sorted((check.rate_rps, check.time_used) for check in checks if math.isfinite(check.time_used))
         rates, used = np.array(points).T
@@ -156,10 +155,8 @@ def cluster_scenario(scenario: Scenario, replicas: int, rate_rps: float) -> Scen
 
 
 def check_load(scenario: Scenario, side: Side, objectives: tuple[Objective, ...]) -> LoadCheck:
-    """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much.
-
-    What a run close to the capacity may still miss of its steady latency is added before it is held to the objectives.
-    """
+    """Whether a setting meets the objectives (none: the scenario's own ``slo``) at its load, and by how much; what a
+    run may still miss of its steady latency is added before."""
     run, rate_rps = side.run, scenario.rate_rps
     assert run is not None
     assert rate_rps is not None

@@ -2,7 +2,7 @@
 
 Every candidate's replica is searched for the largest rate at which it meets the objectives; so many replicas as the
 target needs are then simulated as one cluster, and one more or one fewer until the smallest that holds is found. Prices
-come from the user alone. Runs the simulator; knows nothing of tables on a screen (``scenarios/show/plan_report.py``).
+come from the user alone.
 """
 
 import math
@@ -17,17 +17,9 @@ from draftcast.errors import CapacityError, InputError, ModelError
 from draftcast.files import picked
 from draftcast.scenarios.compare.candidate import Candidate
 from draftcast.scenarios.compare.metric import Price
-from draftcast.scenarios.compare.model_error import times_error
+from draftcast.scenarios.compare.model_error import setting_error
 from draftcast.scenarios.plan.question import PlanQuestion, candidates
-from draftcast.scenarios.plan.search import (
-    ATTAINMENT,
-    BEYOND_IS_UNSETTLED,
-    IDLE_SHARE,
-    STEADY_STATE,
-    LargestRate,
-    LoadCheck,
-    SimulatedCluster,
-)
+from draftcast.scenarios.plan.search import BEYOND_IS_UNSETTLED, STEADY_STATE, LargestRate, LoadCheck, SimulatedCluster
 from draftcast.scenarios.run.deployment import assumptions, cached_deployment, check_alike
 from draftcast.scenarios.run.simulate import HasPicture
 from draftcast.scenarios.schema import Scenario, with_rate
@@ -36,10 +28,9 @@ from draftcast.sim.statistics.intervals import Estimate, normal_quantile
 
 # Loads to look at, in shares of the largest that meets the SLO: closer together where the curve bends.
 SHARES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
-
+IDLE_SHARE = 0.01  # share of a replica's estimated capacity at which hardly any request meets another: latency's floor
 COMPLETED, WITHIN = "completed", "within the SLO"
-UNSETTLED_TRIES = 3
-"""Numbers of replicas in a row without a steady state after which a trace is given up: more only shorten its run."""
+UNSETTLED_TRIES = 3  # runs of a trace in a row without a steady state that end it: more replicas only shorten them
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,7 @@ class SizedCandidate:
     candidate: Candidate
     replicas: int  # fewest that meet the objectives at the target and its headroom; 0 when no number does
     spare: int  # replicas beyond those, so that as many may fail
-    # ``replicas`` at the target and its headroom; of an infeasible candidate the run that shows why; None when the
-    # engine cannot even be started
+    # ``replicas`` at the target and its headroom, or the run that shows why none do; None: the engine cannot be started
     check: LoadCheck | None
     largest: LargestRate | None  # rate up to which ``replicas`` meet the objectives
     reason: str  # why it is infeasible; empty when it is not
@@ -107,10 +97,7 @@ class SizedCandidate:
 
     @property
     def kwh_per_million_tokens(self) -> float | None:
-        """Energy of a million output tokens at the target with every board at its rated power: an upper bound.
-
-        Hosts, switches and cooling are not in it. None where the board's power is not known.
-        """
+        """Of output, boards alone, at their rated power: an upper bound; None where the board's is not known."""
         watts = self.candidate.hardware.board_power_w * self.num_gpus
         return watts / self.output_tokens_per_s * 1e6 / 3.6e6 if watts and self.feasible else None
 
@@ -189,10 +176,7 @@ def plan(question: PlanQuestion, progress: Progress | None = None) -> CapacityPl
 
 
 def with_prices(answer: CapacityPlan, prices: Mapping[str, Price]) -> CapacityPlan:
-    """The same plan at other prices (none: without), ranked anew; nothing is simulated.
-
-    Raises InputError: an unknown device, or a candidate's device without a price beside others that have one.
-    """
+    """The plan at other prices (none: without), ranked anew. Raises InputError: a device unknown or without a price."""
     priced = _prices(prices, [sizing.candidate for sizing in answer.sizings])
     sizings = [
         replace(sizing, price=priced.get(sizing.candidate.hardware.name) if sizing.feasible else None)
@@ -207,7 +191,7 @@ def _sized(
     tolerance, max_gpus = question.tolerance, question.max_gpus
     infeasible = SizedCandidate(candidate, 0, question.spare, None, None, "", target_rps)
     try:
-        deployment = cached_deployment(candidate.scenario)
+        cached_deployment(candidate.scenario)
     except (CapacityError, ModelError) as refusal:
         # Too little memory, or heads that do not split over so many ranks: this candidate's own; the rest is not.
         if isinstance(refusal, ModelError) and not str(refusal.key).endswith("tensor_parallel_size"):
@@ -216,18 +200,18 @@ def _sized(
     cluster = SimulatedCluster(candidate.scenario, tuple(question.objectives), progress)
     # By what factor all times may be longer or shorter.
     confidence = candidate.scenario.statistics.confidence
-    reach = math.exp(normal_quantile(confidence) * times_error(candidate.scenario, deployment))
+    reach = math.exp(normal_quantile(confidence) * setting_error(candidate.scenario))
     estimate = cluster.replica.rate_rps(cluster.replica.slots)  # with a full batch
     idle = cluster.check(1, IDLE_SHARE * estimate)
     if not idle.met:
-        reason = f"{_broken(idle)} with hardly any load: more replicas cannot help"
+        reason = f"{idle.broken} with hardly any load: more replicas cannot help"
         if idle.time_used <= reach:
             inside = f"still inside the {confidence:.0%} prediction interval"
             reason += f" (times {1 - 1 / reach:.0%} shorter, {inside}, meet it)"
         return replace(infeasible, reason=reason, check=idle)
     alone = cluster.largest_rate(1, 0.8 * estimate, 1.2, tolerance)
     if alone is None:
-        return replace(infeasible, reason=f"{_broken(idle)} at any load", check=idle)
+        return replace(infeasible, reason=f"{idle.broken} at any load", check=idle)
     needed = target_rps * (1.0 + question.headroom)
     most = max_gpus // candidate.scenario.engine.num_gpus - question.spare
     first = max(1, math.ceil(needed / alone.met))
@@ -293,18 +277,6 @@ def replicas_text(count: int) -> str:
     return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
-def _broken(check: LoadCheck) -> str:
-    limit = check.tightest
-    if limit.name == STEADY_STATE:
-        return "the run did not reach a steady state"
-    if limit.name == "capacity":
-        return f"the cluster is {check.verdict}"
-    if limit.name.startswith(ATTAINMENT):
-        requests = "the requests" + limit.name.removeprefix(ATTAINMENT)
-        return f"{limit.value:.1%} of {requests} meet the SLO, {limit.limit:.1%} must"
-    return f"{limit.name} is {1e3 * limit.value:.4g} ms"
-
-
 def _prices(prices: Mapping[str, Price], variants: Sequence[Candidate]) -> dict[str, Price]:
     if not prices:
         return {}
@@ -325,10 +297,7 @@ def _rank(sizing: SizedCandidate) -> tuple[float, ...]:
 
 
 def goodput_curve(sizing: SizedCandidate, *, progress: Progress | None = None) -> tuple[LoadCheck, ...]:
-    """The replicas of a sizing, spare ones not counted, under `SHARES` of their largest rate and at the target.
-
-    By rising rate, held to the scenario's ``slo``; empty for an infeasible sizing.
-    """
+    """A sizing without its spares, held to ``slo``, at `SHARES` of its largest rate and the target, by rising rate."""
     if sizing.largest is None:
         return ()
     cluster = SimulatedCluster(sizing.candidate.scenario, ())
@@ -337,11 +306,8 @@ def goodput_curve(sizing: SizedCandidate, *, progress: Progress | None = None) -
 
 
 def delivered(check: LoadCheck) -> dict[str, Estimate]:
-    """Requests/s `COMPLETED` and, of them, `WITHIN` the scenario's ``slo`` (absent without one).
-
-    With a steady state what comes in goes out, so completed is the load and goodput the attained share of it; above the
-    capacity the capacity is completed, and in the end nothing within an SLO.
-    """
+    """Requests/s `COMPLETED` and, of them, `WITHIN` the scenario's ``slo`` (absent without one): in a steady state the
+    load and its attained share; above the capacity that is completed, and in the end nothing within an SLO."""
     rate = check.completed_rps
     rates = {COMPLETED: Estimate(rate, rate, rate, 0.0, 1)} if math.isfinite(rate) else {}
     attained = check.figures.get("slo_attainment")

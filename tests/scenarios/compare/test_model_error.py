@@ -20,8 +20,8 @@ from draftcast.scenarios.compare.model_error import (
     model_error,
     predicted,
     response,
+    setting_error,
     stratum_of,
-    times_error,
 )
 from draftcast.scenarios.compare.slo_answer import slo_answer
 from draftcast.scenarios.compare.verdict import Side, Verdict, decide, side
@@ -227,12 +227,12 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
         for model in ("Qwen3-30B-A3B", "DeepSeek-V2-Lite")
     )
     asked = (scenario, sheet, experts, with_values(experts, {"hardware": "mi300x"}))
-    errors = [times_error(each, cached_deployment(each)) for each in asked]
+    errors = [setting_error(each) for each in asked]
     assert errors == sorted(set(errors))
     assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(SPREADS["strata"])
     assert stratum_of(cached_deployment(latent)) == stratum_of(cached_deployment(experts))
-    assert times_error(with_values(scenario, {"statistics.model_error": "none"}), cached_deployment(scenario)) == 0.0
-    assert times_error(without_speculation(scenario), cached_deployment(scenario)) < errors[0]
+    assert setting_error(with_values(scenario, {"statistics.model_error": "none"})) == 0.0
+    assert setting_error(without_speculation(scenario)) < errors[0]
 
 
 def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
@@ -259,7 +259,7 @@ def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
 def test_a_capacity_s_interval_grows_by_the_error(scenario: Scenario) -> None:
     known = Estimate(10.0, 9.9, 10.1, 0.1, 5)
     assert predicted(known, with_values(scenario, EXACT)).high == pytest.approx(10.1, rel=1e-3)
-    error = times_error(scenario, cached_deployment(scenario))
+    error = setting_error(scenario)
     assert error > 0.05
     assert predicted(known, scenario).high == pytest.approx(10.0 * math.exp(NORMAL_95 * error), rel=0.01)
 
@@ -267,7 +267,7 @@ def test_a_capacity_s_interval_grows_by_the_error(scenario: Scenario) -> None:
 def test_figures_reach_as_far_as_longer_and_shorter_steps_take_them(scenario: Scenario) -> None:
     closed = with_values(without_speculation(scenario), CLOSED | {"slo.e2el_ms": 1500.0})
     found = without_chance(closed)
-    reach = math.exp(NORMAL_95 * times_error(closed, cached_deployment(closed)))
+    reach = math.exp(NORMAL_95 * setting_error(closed))
     for factor, bound in ((1 / reach, "low"), (reach, "high")):
         measured = {"source": "x", "model": closed.engine.model, "hardware": closed.hardware, "step_factor": factor}
         other = simulate(with_values(closed, {"correction": measured})).summary["figures"]
@@ -301,7 +301,7 @@ def without_chance(scenario: Scenario) -> dict[str, Estimate]:
 def test_throughput_follows_the_steps_as_far_as_they_decide_it(scenario: Scenario, arrivals: dict[str, object]) -> None:
     asked = with_values(without_speculation(scenario), {"workload.arrivals": arrivals})
     found = without_chance(asked)["output_throughput"]
-    reach = math.exp(NORMAL_95 * times_error(asked, cached_deployment(asked)))
+    reach = math.exp(NORMAL_95 * setting_error(asked))
     for factor, bound in ((reach, found.low), (1 / reach, found.high)):
         measured = {"source": "x", "model": asked.engine.model, "hardware": asked.hardware, "step_factor": factor}
         other = simulate(with_values(asked, {"correction": measured})).summary["figures"]
@@ -349,7 +349,7 @@ def test_figures_of_an_open_loop_rise_with_the_load_and_deliver_what_arrives(sce
 
     low, busy = at(2.0), at(25.0)
     known = simulate(with_values(scenario, {"workload.arrivals.request_rate_rps": 2.0})).summary["figures"]
-    error = times_error(scenario, cached_deployment(scenario))
+    error = setting_error(scenario)
     assert width(low["mean_tpot_s"]) == pytest.approx(NORMAL_95 * error, rel=0.1)
     assert width(busy["mean_tpot_s"]) > 1.3 * NORMAL_95 * error
     assert low["output_throughput"].half_width == pytest.approx(known["output_throughput"].half_width)
@@ -361,8 +361,8 @@ def test_a_calibrated_forecast_is_as_sure_as_its_factor_and_as_such_factors_hold
     engine = {"source": "off.json", "model": scenario.engine.model, "hardware": scenario.hardware}
     measured = {"step_factor": 1.1, "step_factor_interval": [1.09, 1.11], **engine}
     calibrated = with_values(scenario, {"correction": measured})
-    error = times_error(without_speculation(calibrated), cached_deployment(calibrated))
-    before = times_error(without_speculation(scenario), cached_deployment(scenario))
+    error = setting_error(without_speculation(calibrated))
+    before = setting_error(without_speculation(scenario))
     of_the_factor = math.log(1.11 / 1.09) / 2 / NORMAL_95
     elsewhere = SPREADS["calibrated_share"] * SPREADS["strata"]["dense, measured"]["step"]
     assert error == pytest.approx(math.hypot(of_the_factor, elsewhere), rel=1e-4)

@@ -23,7 +23,7 @@ from draftcast.scenarios.cli.options import parse_prices
 from draftcast.scenarios.compare.capacity import capacity
 from draftcast.scenarios.compare.comparison import simulate
 from draftcast.scenarios.compare.metric import Price
-from draftcast.scenarios.compare.model_error import times_error
+from draftcast.scenarios.compare.model_error import setting_error
 from draftcast.scenarios.compare.verdict import Side
 from draftcast.scenarios.plan.question import GIVEN, Objective, PlanQuestion, candidates, mean_rate, parse_objectives
 from draftcast.scenarios.plan.search import (
@@ -44,7 +44,6 @@ from draftcast.scenarios.plan.sizing import (
     with_prices,
 )
 from draftcast.scenarios.run.choices import OFF
-from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import load_scenario, with_rate, with_values
 from draftcast.scenarios.show.plan_report import answer_line, basis_line, goodput_figure, plan_rows
@@ -203,7 +202,7 @@ def test_why_nothing_will_do_is_said(server: Callable[..., Scenario]) -> None:
 
 def test_replicas_that_may_be_needed_are_those_of_longer_and_shorter_steps(server: Callable[..., Scenario]) -> None:
     own = server()
-    reach = math.exp(1.959964 * times_error(own, cached_deployment(own)))
+    reach = math.exp(1.959964 * setting_error(own))
     lax, tight, missed = (f"e2el:p95<{1e3 * STEP_S * limit}ms" for limit in (1.5, 0.5 + reach / 2, 1.5 - reach / 2))
 
     def sized(slo: str, rate: float = 300.0, factor: float = 1.0) -> SizedCandidate:
