@@ -1,7 +1,4 @@
-"""What a cutover can be looked for over: the load as a rate, clients or a batch, the lengths, the acceptance.
-
-An axis turns a scenario into the same question at x, and says where x may lie. Runs nothing.
-"""
+"""What a cutover can be looked for over: an axis turns a scenario into the same question at x. Runs nothing."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -65,8 +65,7 @@ class SpeedupMap(HasPicture):
     xs: tuple[float, ...]  # on the question's axis
     ys: tuple[float, ...]
     rows: tuple[tuple[MapCell, ...], ...]  # one for each of ``ys``, a cell for each of ``xs``
-    # Break-even: the crossing over the load at each k, or over the acceptance at each load; of chance alone
-    contour: tuple[tuple[float, Crossing], ...]
+    contour: tuple[tuple[float, Crossing], ...]  # break-even at each k or load, of chance alone
     confidence: float
     requests: int  # simulated in all
 
@@ -95,10 +94,8 @@ def speedup_map(
 ) -> SpeedupMap:
     """The map of the scenario's method; the budget is spent in equal parts for each of ``values``.
 
-    Args:
-        against: ``k`` or ``acceptance`` (per draft token, the same at every position).
-        values: draft lengths or acceptances; none: every length the acceptance covers, or `ACCEPTANCES`.
-        progress: called with the share of the budget that is spent.
+    ``against``: ``k`` or ``acceptance`` (per draft token, the same at every position). ``values``: of that; none: every
+    length the acceptance covers, or `ACCEPTANCES`. ``progress``: called with the share of the budget that is spent.
 
     Raises InputError: acceptance on both axes; a value that is not possible; nothing to compare.
     """

@@ -28,24 +28,18 @@ from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 
 MIN_REQUESTS = 1000
-MAX_REQUESTS = 24_000
-"""Of one replication; the bounds between which the load decides."""
+MAX_REQUESTS = 24_000  # of one replication; the bounds between which the load decides
 FIRST_SHORTFALL = 0.15
 """By how much the latency at a first point may fall short of the steady state; every effort halves it."""
 CLOSED_LOOP_TURNS, ENOUGH_TURNS, ENOUGH_REQUESTS = 20, 10, 2000
 """Answers per client of a closed loop at a first point, and how many are enough where the loop has so many requests."""
-BATCH_REQUESTS = 16
-"""Requests in all static batches of one replication at a first point."""
-LEAST_BILLED = 200
-"""Requests that a run takes as long as, however short it is."""
-NEAR_CAPACITY = 0.6
-"""Utilisation from which the capacity is simulated before the runs: the fluid estimate is good to some 20 %."""
-STEP_LEVEL_RATES = 40
-"""Rates at which the estimate by mean steps is looked at before a change of sign is bisected."""
+BATCH_REQUESTS = 16  # requests in all static batches of one replication at a first point
+LEAST_BILLED = 200  # requests that a run takes as long as, however short it is
+NEAR_CAPACITY = 0.6  # utilisation from which the capacity is simulated first: the fluid estimate is good to some 20 %
+STEP_LEVEL_RATES = 40  # rates at which the estimate by mean steps is looked at before a change of sign is bisected
 NO_REQUEST_MEETS = "no request meets the SLO on or off"
 
-Capacities = tuple[float | None, float | None]
-"""Requests per second with and without speculation, where they were simulated."""
+Capacities = tuple[float | None, float | None]  # requests per second with and without speculation, where simulated
 
 
 @dataclass(frozen=True)
@@ -86,16 +80,14 @@ class Prober:
     scenario: Scenario
     axis: CutoverAxis
     metric: Metric
-    # Simulated in all, over both sides, replications and saturated runs; a run counts as at least `LEAST_BILLED`
-    budget_requests: int
+    budget_requests: int  # of both sides, replications and saturated runs; a run counts as at least `LEAST_BILLED`
     progress: Progress | None = None  # called with the share of the budget that is spent
     spent_requests: int = field(default=0, init=False)
     paired_runs: dict[float, PairedRun] = field(default_factory=dict, init=False)
     _fluids: dict[float | None, tuple[FluidModel, FluidModel]] = field(default_factory=dict, init=False)
     _errors: dict[float | None, Response | None] = field(default_factory=dict, init=False)
     _billed: dict[str, int] = field(default_factory=dict, init=False)  # by setting, replications of its capacity
-    # The last run without speculation, by its key
-    _off: tuple[str, ServedScenario] | None = field(default=None, init=False)
+    _off: tuple[str, ServedScenario] | None = field(default=None, init=False)  # the last run without, by its key
 
     def __call__(self, x: float, replications: int, effort: int) -> Probe | None:
         on, off = self.sides(x)
@@ -148,10 +140,7 @@ class Prober:
         return errors.at(with_sd) if errors is not None else None
 
     def predict(self, probe: Probe, capacities: Capacities, use: SloUse | None) -> Prediction | None:
-        """The advantage with the errors of step times and acceptance counted in; None where nothing is known of them.
-
-        ``capacities``, ``use``: as of `Response.predict`.
-        """
+        """The advantage with the model's errors, as of `Response.predict`; None where they are not known."""
         errors = self.errors(probe.x)
         if errors is None or not errors.reaches(self.metric, capacities):
             return None
@@ -248,10 +237,8 @@ class Prober:
         return Probe(x, with_sd, without, note=why)
 
     def step_level_crossing(self, grid: Sequence[float]) -> float | None:
-        """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``.
-
-        NaN where they do not cross there; None where a mean step says nothing about metric, policy or arrivals.
-        """
+        """Where mean steps put the crossing: over rates up to the larger capacity, else within ``grid``; NaN where
+        there is none; None where a mean step says nothing about metric, policy or arrivals."""
         if not grid or math.isnan(self._log_advantage(grid[0])):
             return None
         if self.axis.name == "rate":
@@ -273,10 +260,7 @@ class Prober:
         return math.log(off.latency_s(clients) / on.latency_s(clients))
 
     def scenario_at(self) -> float | None:
-        """The scenario's own x; None where that is no single number.
-
-        For the acceptance it is the one per draft token, equal at every position, that gives as many tokens a round.
-        """
+        """The scenario's own x, None if it has none; an equal acceptance gives as many tokens a round as its own."""
         scenario, axis, spec = self.scenario, self.axis, self.scenario.speculative_config
         if axis.name in ("rate", "concurrency"):
             name = "request_rate_rps" if axis.name == "rate" else "concurrency"

@@ -1,8 +1,7 @@
 """Where speculation stops paying: over the load, the context length or the acceptance, per method and draft length.
 
 Every answer rests on paired runs with and without speculation on the same requests and draft tokens, looked for where
-it matters (`sim/statistics/crossing`) and bounded by what a saturated cluster completes. Runs the simulator;
-knows nothing of tables on a screen (``scenarios/show/cutover_report.py``).
+it matters (`sim/statistics/crossing`) and bounded by what a saturated cluster completes.
 """
 
 import math
@@ -33,8 +32,7 @@ from draftcast.sim.statistics.intervals import Estimate
 CUTOVER_METRICS: Mapping[str, Metric] = {**METRICS, COST.name: COST}
 TARGET = 0.05
 BUDGET_REQUESTS = 1_000_000
-PREDICTED_POINTS = 80
-"""Points at which the probability that speculation is better is looked at."""
+PREDICTED_POINTS = 80  # points at which the probability that speculation is better is looked at
 CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
 _WORDS: dict[CrossingKind, CutoverVerdict] = {
     "crosses": "crosses",
@@ -56,11 +54,9 @@ class CutoverQuestion:
 
     scenario: Scenario
     over: str = "rate"  # ``rate``, ``concurrency``, ``batch``, ``context`` or ``acceptance``
-    # ``tpot``, ``e2e``, ``token_goodput``, ``slo_goodput`` (needs an SLO) or ``cost`` (needs a price)
-    metric: str = "e2e"
+    metric: str = "e2e"  # of `CUTOVER_METRICS`; ``slo_goodput`` needs an SLO, ``cost`` a price
     at: Sequence[float] = ()  # where to look first; none: over the axis' whole range
-    # Simulated at most for each setting (of a map: in all), over both sides and all replications; None: the usual
-    # budget
+    # Simulated at most for each setting (of a map: in all), both sides and all replications; None: as many as usual
     budget_requests: int | None = None
     price: Price | None = None  # of one GPU; of unlike ones the mean (`mean_price`)
 
@@ -116,12 +112,10 @@ class TokenCost:
 class PredictedCutover:
     """The cutover with the errors of step times and acceptance counted in."""
 
-    # low, high: of its prediction interval, within what was looked at; NaN: beyond it
-    low: float
+    low: float  # of its prediction interval, within what was looked at; NaN: beyond it
     high: float
-    # pays, costs: ends of the longest stretch throughout which speculation pays, or costs, with its confidence
-    pays: tuple[float, float] | None
-    costs: tuple[float, float] | None
+    pays: tuple[float, float] | None  # ends of the longest stretch that pays throughout, with its confidence
+    costs: tuple[float, float] | None  # of the longest that costs
     dominant: Source  # what widens the interval most, at the simulated crossing
     signs: Mapping[float, int] = field(default_factory=dict)  # at simulated x: +1 where it pays, -1 where it costs
 
@@ -133,24 +127,19 @@ class Cutover(CrossingResult, HasPicture):
     picture = "cutover_report.cutover_figure"
     scenario: Scenario = field(repr=False)
     label: str  # method and draft length
-    # over, unit: the axis, and what its x counts
-    over: str
-    unit: str
+    over: str  # the axis
+    unit: str  # what its x counts
     metric: Metric
     paired_runs: tuple[PairedRun, ...]  # the figures behind each of ``probes``
-    # capacity_on, capacity_off: requests per second when saturated; None in closed loops and off the rate axis
-    capacity_on: Estimate | None
+    capacity_on: Estimate | None  # requests per second when saturated; None off the rate axis
     capacity_off: Estimate | None
-    # The crossing by mean steps alone (NaN: none in the range; None: not for this policy, load or metric)
-    estimate: float | None
+    estimate: float | None  # the crossing by mean steps (NaN: none in the range; None: not for this policy or metric)
     here: float | None  # where the scenario itself stands on the axis; None where that is no single number
-    # lower, upper: what limits on either side of the crossing, or at the ends of what was looked at
-    lower: Observation | None
-    upper: Observation | None
+    lower: Observation | None  # what limits below the crossing, or at the end of what was looked at
+    upper: Observation | None  # above it
     costs: tuple[TokenCost, ...]  # for metric ``cost``, by x
     requests: int  # simulated in all
-    # Where it pays and costs with the errors of step times and acceptance counted in; None as of a verdict's
-    prediction: PredictedCutover | None = None
+    prediction: PredictedCutover | None = None  # None as of a verdict's
 
     @property
     def verdict(self) -> CutoverVerdict:
@@ -247,9 +236,8 @@ def cutover(
 def settings(
     scenario: Scenario, lengths: Sequence[int] = (), alternatives: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Scenario, ...]:
-    """The scenario's method, then every alternative, each at every draft length (none: its own).
-
-    Raises InputError: no speculation, an alternative of another form, or a length that the acceptance does not cover.
+    """The scenario's method, then every alternative, each at every draft length (none: its own). Raises InputError: no
+    speculation, an alternative of another form, or a length that the acceptance does not cover.
     """
     methods = with_methods(scenario, alternatives)
     if not methods:
@@ -296,11 +284,9 @@ def _answer(prober: Prober, at: Sequence[float], target: float, price: Price | N
 
 
 def first_points(prober: Prober, target: float = TARGET) -> list[float]:
-    """Where a search over the whole range begins.
-
-    Over rates: just above the smaller capacity, where that is surely the smaller one (what happens there is a matter of
-    signs), and as close below it as ``target`` asks for; but no closer than where the longest run still settles.
-    """
+    """Where a search over the whole range begins. Over rates: just above the smaller capacity, where that is surely the
+    smaller (what happens there is a matter of signs), and as close below it as ``target`` asks for and the longest run
+    still settles."""
     axis, fluids = prober.axis, prober.fluids()
     if axis.name != "rate":
         # More requests draw longer ones than the estimate's sample did.

@@ -1,15 +1,14 @@
 """Cells of a sweep: their content address, how one is computed, and the data set that keeps them.
 
 A cell that speculates is simulated together with the same cell without speculation: its verdict is of these two runs,
-whatever else the grid holds and wherever the other cells are computed. The address takes everything that can change
-the figures: the scenario with its seed and the content of all files it names, the profile, this package's code. A
-worker computes the address anew, so that one with other files or another version refuses instead of answering another
+whatever else the grid holds and wherever the other cells are computed. The address takes everything that can change the
+figures: the scenario with its seed and the content of all files it names, the profile, this package's code. A worker
+computes the address anew, so that one with other files or another version refuses instead of answering another
 question; what another version kept in the data set is computed anew for the same reason.
 
 The data set is a folder with ``manifest.json`` and ``results/*.parquet``, one row a replication. A file appears whole
 or not at all and is never changed, only merged with others when a sweep ends; what a killed sweep finished is there,
-and several sweeps may write at once. The same cell twice (two sweeps at once, a kill while files are merged) is read
-once.
+and several sweeps may write at once. The same cell twice (two sweeps, a kill while files are merged) is read once.
 """
 
 import functools
@@ -113,10 +112,8 @@ def task_of(scenario: Scenario) -> CellTask:
 
 
 def run_task(task: CellTask) -> CellOutcome:
-    """Compute a cell in this process: the figures of every replication, or the error that the input has.
-
-    What the input cannot help (a bug, no memory) is a failure, not an error: nothing is kept of it.
-    """
+    """Compute a cell in this process: the figures of every replication, or the input's error. What the input cannot
+    help (a bug, no memory) is a failure: nothing is kept of it."""
     key = task.address.key
     try:
         scenario = load_scenario(task.scenario)
@@ -168,10 +165,7 @@ def _rows(scenario: Scenario, task: CellTask) -> list[dict[str, Any]]:
 
 
 class ResultStore:
-    """Rows of finished cells on disk.
-
-    Raises InputError: the folder holds something else, was written by another version, or cannot be written.
-    """
+    """Rows of finished cells. Raises InputError: the folder is another's or another version's, or cannot be written."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -195,10 +189,7 @@ class ResultStore:
             raise InputError(message, file=str(manifest), key="format_version", value=version)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write rows as one new file; when this returns they survive a kill and a power cut.
-
-        Raises InputError: the disk refused; nothing of the rows is there then.
-        """
+        """Write rows as one new file that survives a power cut. Raises InputError: the disk refused, none are kept."""
         # Columns in order of first appearance; numbers other than counters must be floats in every file alike.
         names = dict.fromkeys(itertools.chain(*rows))
         self._append(pa.table({name: [row.get(name) for row in rows] for name in names}))
@@ -224,11 +215,10 @@ class ResultStore:
     def compact(self) -> None:
         """Merge all files into one, in which every row has every column; a kill in between leaves rows twice."""
         files = self._files()
-        if len(files) < 2:
-            return
-        self._append(self.table())
-        for path in files:
-            path.unlink(missing_ok=True)
+        if len(files) > 1:
+            self._append(self.table())
+            for path in files:
+                path.unlink(missing_ok=True)
 
     def _append(self, table: pa.Table) -> None:
         target = self.folder / RESULTS / f"{uuid.uuid4().hex}.parquet"

@@ -37,8 +37,7 @@ def pareto_front(points: Sequence[tuple[Sequence[float], Sequence[float]]], conf
     """Indices of the points that no other beats.
 
     A point beats another if one of its figures is significantly better (the interval of the log ratio, paired by
-    replication, excludes 1) and the other is not significantly worse. So what differs by chance alone is equal. With
-    one replication there is no interval, and every difference counts.
+    replication, excludes 1; with one replication every difference counts) and the other is not significantly worse.
 
     ``points``: both figures by replication; a point with a figure that is not positive and finite is left out. Points
     with fewer replications than another are compared over as many.
@@ -84,27 +83,20 @@ class SweepCell:
     values: Mapping[str, Any]  # the point: axis name and value
     key: str = ""  # content address; empty when the point cannot be asked
     error: str = ""  # why there are no figures, in one line; empty when there are, and when the cell was not reached
-    # Of the setting at its load (`draftcast.scenarios.compare.verdict.State`); else ``error`` or ``not run``
-    state: str = "not run"
-    # On the setting against itself without speculation, by mean end-to-end latency; empty where it does not speculate
-    verdict: str = ""
+    state: str = "not run"  # a `State`, ``error`` or ``not run``
+    verdict: str = ""  # on speculation, by mean end-to-end latency; empty where the setting does not speculate
     why: str = ""  # what decided, in a few words; empty where ``advantage`` says it
-    # How many times less latency than without speculation; None as of ``Verdict.advantage``
-    advantage: Estimate | None = None
+    advantage: Estimate | None = None  # in latency; None as of ``Verdict.advantage``
     slo_met: bool | None = None
-    # Requests per second when saturated; None where the run alone tells that it is far below
-    capacity_rps: float | None = None
+    capacity_rps: float | None = None  # when saturated; None where the run alone tells that the load is far below
     num_gpus: int = 0  # devices of the whole cluster
-    # Each replication's figures, names and units as of ``RunResult.replications``
-    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)
-    # Output tokens that arrive per second, by replication; empty where arrivals have no single rate
-    offered_tokens_per_s: tuple[float, ...] = ()
+    replications: tuple[Mapping[str, float], ...] = field(default=(), repr=False)  # as of ``RunResult``
+    offered_tokens_per_s: tuple[float, ...] = ()  # by replication; empty where arrivals have no single rate
     # Each figure with its interval across the replications, with ``tokens_per_s_per_user`` (what one user sees while
     # decoding: 1 / mean TPOT) and ``tokens_per_s_per_gpu`` (token goodput over all devices); empty where they do not
     # hold for the load (overloaded, at its capacity, not settled)
     figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
-    # Latencies, throughputs, SLO attainment and those two with their prediction intervals
-    predicted_figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)
+    predicted_figures: Mapping[str, Estimate] = field(default_factory=dict, repr=False)  # of those that have any
     notes: tuple[str, ...] = ()  # what a reader must know before trusting the figures
 
     @classmethod

@@ -121,10 +121,8 @@ def serve(descriptor: int, tells: bool) -> None:
 
 
 class ClusterWorkers:
-    """The workers of a Dask cluster; each needs the same draftcast and, at the same paths, the files a scenario names.
-
-    ``address``: of the scheduler, ``tcp://host:8786``. Raises InputError: no ``distributed``, or no scheduler answers.
-    """
+    """The workers of a Dask cluster, ``address`` its scheduler's; each needs the same draftcast and, at the same paths,
+    the files a scenario names. Raises InputError: no ``distributed``, or no scheduler answers."""
 
     def __init__(self, address: str) -> None:
         require("cluster", "distributed", place="--cluster")
