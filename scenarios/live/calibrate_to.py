@@ -14,8 +14,7 @@ freedom has; the fit is by reweighted least squares.
 
 Latency grows with the requests in the engine, ``L = C1 + C2 B``; with Little's law, ``B = rate x L``, that is ``L = C1
 / (1 - rate x C2)`` (arXiv 2605.15051). So a run at a rate is compared at the B that was measured, not at the one
-forecast. At the loads measured the corrected step time is near the measured one; the weights also decide how factor and
-seconds share it.
+forecast.
 
 An engine log is compared step by step instead: it has no client and no front end.
 """
@@ -49,8 +48,7 @@ from draftcast.sim.statistics.intervals import normal_quantile, student_t
 REPEAT = 0.02
 _TTFT_REPEAT = 0.10
 _CONFIDENCE = 0.95
-# Loads whose step times differ by less cannot tell a factor from fixed seconds.
-_LEAST_SPREAD = 1.15
+_LEAST_SPREAD = 1.15  # loads whose step times differ by less cannot tell a factor from fixed seconds
 # Of the time to first token; where more of it is waiting for other requests it says nothing about the front end.
 _MOST_QUEUE = 0.2
 _ROUNDS, _CLOSE = 8, 2e-3
@@ -125,8 +123,8 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
         message = f"counters hold no load, and these are of {run.engines} engines; give a Prometheus range query"
         key = "engine.data_parallel_size"
         raise InputError(message, file=run.source, key=key, value=scenario.engine.data_parallel_size)
-    statistics = {"statistics.replications": _REPLICATIONS, "statistics.warmup": "none"}
-    values: dict[str, Any] = _OFF | {"slo": None, "cluster.replicas": 1} | statistics
+    values: dict[str, Any] = _OFF | {"slo": None, "cluster.replicas": 1}
+    values |= {"statistics.replications": _REPLICATIONS, "statistics.warmup": "none"}
     if run.arrivals is not None:
         lengths = {name: _lengths(getattr(run, name), scenario, name) for name in ("prompt_tokens", "output_tokens")}
         ranks = scenario.engine.data_parallel_size if run.per_engine else 1
@@ -134,8 +132,8 @@ def off_scenario(scenario: Scenario, run: OffRun) -> Scenario:
         if run.per_engine:
             arrivals["request_rate_rps"] *= ranks
         load = {"arrivals": arrivals, "lengths": lengths, "num_requests": run.requests * ranks}
-        values["workload"] = load | {"max_model_len_action": scenario.workload.max_model_len_action}
-        values["acceptance"] = None
+        workload = load | {"max_model_len_action": scenario.workload.max_model_len_action}
+        values |= {"workload": workload, "acceptance": None}
     return with_values(scenario, values)
 
 
@@ -158,10 +156,9 @@ class _Compared:
 
     def __init__(self, scenario: Scenario, run: OffRun) -> None:
         self.run = run
-        measured = (name for name in _TARGETS if run.figures.get(name, 0.0) > 0.0)
-        if (target := next(measured, None)) is None:
+        self._target = next((name for name in _TARGETS if run.figures.get(name, 0.0) > 0.0), "")
+        if not self._target:
             raise InputError("has no TPOT, latency or throughput", file=run.source)
-        self._target = target
         self._off = off_scenario(scenario, run)
         self._setup = _setup(scenario, run.source)
         # NaN of a closed loop, which has as many in the forecast.
@@ -177,7 +174,7 @@ class _Compared:
         self.queue_share: float  # of the time to first token
         self.forecast({})
         # Relative standard deviation between measurement and forecast where the forecast is right.
-        self.sigma = math.hypot(REPEAT, run.errors.get(target, 0.0), self.spread)
+        self.sigma = math.hypot(REPEAT, run.errors.get(self._target, 0.0), self.spread)
 
     def forecast(self, values: dict[str, Any]) -> None:
         off = with_values(self._off, {"correction": self._setup | values}) if values else self._off
@@ -223,10 +220,9 @@ class _Compared:
 
 
 def fitted(scenario: Scenario, runs: Sequence[OffRun]) -> dict[str, Any]:
-    """Solve for the correction that makes the forecasts of ``runs`` what was measured: its values by their keys.
+    """The values, by their keys, of the correction that makes the forecasts of ``runs`` what was measured.
 
-    Raises:
-        InputError: another model, a factor out of range.
+    Raises InputError: another model, a factor out of range.
     """
     for run in runs:
         check_model(run.model, scenario.engine.model, run.source)
@@ -265,21 +261,15 @@ def _line(plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expect
 
     By relative errors: ``sigma`` of the measurements, ``expected`` of a forecast. Seconds are never below 0.
     """
-    if len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD:
-        line = _solved(plain_s, measured_s, sigma, expected, 2)
-        if line[1] > 0.0 and line[0] >= PLAUSIBLE[0]:
-            return line
-    return _solved(plain_s, measured_s, sigma, expected, 1)
-
-
-def _solved(
-    plain_s: FloatArray, measured_s: FloatArray, sigma: FloatArray, expected: float, parameters: int
-) -> FloatArray:
-    solved = uncorrected = _UNCORRECTED[:parameters]
-    for _ in range(_REWEIGHTED):
-        design, forecast = _equations(plain_s, measured_s, sigma, expected, solved)
-        weighed = np.concatenate([1.0 / sigma, forecast @ uncorrected])
-        solved, *_ = np.linalg.lstsq(np.vstack([design, forecast]), weighed, rcond=None)
+    differ = len(plain_s) > 1 and float(plain_s.max() / plain_s.min()) >= _LEAST_SPREAD
+    for parameters in (2, 1) if differ else (1,):
+        solved = uncorrected = _UNCORRECTED[:parameters]
+        for _ in range(_REWEIGHTED):
+            design, forecast = _equations(plain_s, measured_s, sigma, expected, solved)
+            weighed = np.concatenate([1.0 / sigma, forecast @ uncorrected])
+            solved, *_ = np.linalg.lstsq(np.vstack([design, forecast]), weighed, rcond=None)
+        if parameters == 2 and solved[1] > 0.0 and solved[0] >= PLAUSIBLE[0]:
+            break
     return np.asarray(solved)
 
 
@@ -307,8 +297,8 @@ def _with_intervals(plain_s: FloatArray, solved: FloatArray, sigma: FloatArray, 
     equations = np.vstack(_equations(plain_s, corrected_s, sigma, expected, solved))
     half = normal_quantile(_CONFIDENCE) * np.sqrt(np.diag(np.linalg.inv(equations.T @ equations)))
     factor, seconds = float(solved[0]), float(solved[1]) if len(solved) > 1 else 0.0
-    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": [factor - half[0], factor + half[0]]}
-    values["step_s"] = seconds
+    interval = [factor - half[0], factor + half[0]]
+    values: dict[str, Any] = {"step_factor": factor, "step_factor_interval": interval, "step_s": seconds}
     if seconds > 0.0:
         values["step_s_interval"] = [max(seconds - half[1], 0.0), seconds + half[1]]
     return {name: np.asarray(value).tolist() for name, value in values.items()}
@@ -345,8 +335,7 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     steps = steps[(steps["context_tokens"] == 0) & steps["kv_tokens"].notna()]
     count = int(steps["steps"].sum())
     if count < _LEAST_STEPS:
-        message = f"{count} timed steps without prompts; {_LEAST_STEPS} or more are needed"
-        raise InputError(message, file=source)
+        raise InputError(f"{count} timed steps without prompts; {_LEAST_STEPS} or more are needed", file=source)
     predicted_s = _decode_seconds(deployment.cost, steps) * steps["steps"].to_numpy(np.float64)
     parts = np.array_split(np.arange(len(steps)), min(_CHUNKS, len(steps)))
     measured_s = steps["seconds"].to_numpy(np.float64)
@@ -356,10 +345,8 @@ def _from_log(scenario: Scenario, logs: Sequence[pd.DataFrame]) -> dict[str, Any
     spread = float(np.std(factors, ddof=1)) / math.sqrt(len(factors)) if len(factors) > 1 else 0.0
     sigma, expected = np.array([math.hypot(spread / factor, REPEAT)]), _expected(scenario)
     solved = _line(np.ones(1), np.array([factor]), sigma, expected)
-    return _with_intervals(np.ones(1), solved, sigma, expected) | {
-        "loads": f"{count:,} logged steps",
-        "runs": frame["run"].nunique(),
-    }
+    values = _with_intervals(np.ones(1), solved, sigma, expected)
+    return values | {"loads": f"{count:,} logged steps", "runs": frame["run"].nunique()}
 
 
 def _decode_seconds(cost: st.StepCost, steps: pd.DataFrame) -> FloatArray:
