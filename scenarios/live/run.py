@@ -37,8 +37,7 @@ from draftcast.yaml_text import write_yaml, yaml_beside
 
 SCENARIO = "scenario.yaml"
 LIVE_POLICIES = ("fixed", "batch_schedule")
-# vLLM 0.32: where neither is given both are 5; where one is, the other is the same.
-_PROMPT_LOOKUP = 5
+_PROMPT_LOOKUP = 5  # vLLM 0.32: where neither is given both are 5; where one is, the other is the same
 _WARMUP_SEED = 2**31
 
 

@@ -7,11 +7,9 @@ runs every load and is stopped, in several rounds of alternating order; for a GP
 
 The same load has the same requests on every server (common random numbers); different loads have different prompts, so
 that no prefix cache knows them. Closed loops come first: rates that are not given follow from what they reached.
-Among them stand, where they are asked for, *calibration* cells: closed loops of other lengths, for whoever fits step
-times and must not do so on the runs he judges them by.
+*Calibration* cells are closed loops of other lengths, to fit step times on other runs than those they are judged by.
 
-``index.json`` is rewritten after every cell; the same command goes on where it was stopped. What the measurements mean
-is not known here.
+``index.json`` is rewritten after every cell; the same command goes on where it was stopped.
 """
 
 import json
@@ -50,8 +48,7 @@ _CELL_KEYS: dict[str, Any] = {
     "load": int | float,
 }
 _KINDS = ("calibration", "concurrency", "rate")
-# Requests are made for no more than this many tokens a second from one user.
-_FASTEST_TOKENS_PER_S = 500.0
+_FASTEST_TOKENS_PER_S = 500.0  # requests are made for no more than this many tokens a second from one user
 _FEWEST = 8  # requests of an open-loop cell, on average
 
 
@@ -164,8 +161,13 @@ class _Sweep:
             "modes": list(self.modes),
             "plan": json.loads(json.dumps(asdict(self.plan))),
         }
-        begun: dict[str, Any] = {"complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
-        self.index = _known_index(self.out, header) or {**header, **begun}
+        self.index = {**header, "complete": False, "created_unix_s": time.time(), "rates_rps": None, "cells": []}
+        if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
+            self.index = read_index(self.out)
+            for key, value in header.items():
+                if self.index.get(key) != value:
+                    message = "holds another sweep; repeat the command that began it, or name another folder"
+                    raise InputError(message, file=str(self.out), key=key, value=self.index.get(key))
         self._running = ExitStack()
         self._endpoints: dict[str, RunningServer] = {}
         self.write()
@@ -221,7 +223,10 @@ class _Sweep:
         if folder.exists() and not is_live_run(folder) and any(folder.iterdir()):
             raise InputError("is not a live run; name another folder for the sweep", file=str(folder))
         shutil.rmtree(folder, ignore_errors=True)
-        mode, seed = self.modes[cell.mode], self._seed(cell)
+        mode = self.modes[cell.mode]
+        # The same for every mode of a load and a round, and no other.
+        number = len(_KINDS) * self.loads(cell.kind).index(cell.load) + _KINDS.index(cell.kind)
+        seed = self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
         is_first = cell.mode not in self._endpoints
         endpoint = self._endpoint(cell.mode)
         self.progress.say(f"{cell.kind} {cell.load:g}, {cell.mode}{f', round {cell.round}' if cell.round else ''}")
@@ -251,11 +256,6 @@ class _Sweep:
         self.write()
         if trouble := endpoint.trouble():
             raise LiveError(f"{folder}: {trouble}")
-
-    def _seed(self, cell: _Cell) -> int:
-        """The same for every mode of a load and a round, and no other."""
-        number = len(_KINDS) * self.loads(cell.kind).index(cell.load) + _KINDS.index(cell.kind)
-        return self.scenario.statistics.seed * 1_000_003 + 1000 * cell.round + number
 
     def _endpoint(self, name: str) -> RunningServer:
         if name not in self._endpoints:
@@ -293,12 +293,11 @@ class _Sweep:
         if not self.plan.concurrencies:
             raise InputError("rates follow from closed loops; give --rates, or --concurrency", file="--rates")
         folder = self.out / _Cell(OFF, "concurrency", float(max(self.plan.concurrencies)), 0).folder
-        finish_s = LiveRun.read(folder).requests["finish_s"]
-        answered = int((finish_s <= self.plan.cell_s).sum())
+        cell_s = self.plan.cell_s
+        answered = int((LiveRun.read(folder).requests["finish_s"] <= cell_s).sum())
         if not answered:
-            message = f"{folder}: no request was answered in {self.plan.cell_s:g} s; give --rates, or longer cells"
-            raise LiveError(message)
-        return [float(f"{share * answered / self.plan.cell_s:.3g}") for share in RATE_SHARES]
+            raise LiveError(f"{folder}: no request was answered in {cell_s:g} s; give --rates, or longer cells")
+        return [float(f"{share * answered / cell_s:.3g}") for share in RATE_SHARES]
 
     def write(self) -> None:
         write_text(made(self.out, LiveError) / INDEX, json.dumps(self.index, indent=1) + "\n", LiveError)
@@ -311,22 +310,9 @@ def read_index(out: Path) -> dict[str, Any]:
     if index.get("kind") != KIND or index.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
     cells = index.get("cells")
-    entries: list[Any] = cells if isinstance(cells, list) else [None]
-    for entry in entries:
+    for entry in cells if isinstance(cells, list) else [None]:
         typed = isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
         if not typed or not is_inside(entry["dir"]):
             message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
             raise InputError(message, file=str(path), key="cells", value=entry)
-    return index
-
-
-def _known_index(out: Path, header: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The index of the sweep that is to go on; None for a new one."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    index = read_index(out)
-    for key, value in header.items():
-        if index.get(key) != value:
-            message = "holds another sweep; repeat the command that began it, or name another folder"
-            raise InputError(message, file=str(out), key=key, value=index.get(key))
     return index
