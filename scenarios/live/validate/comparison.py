@@ -15,14 +15,7 @@ from draftcast.calibration.profile.spec import AffineProfile, FrontEnd
 from draftcast.errors import InputError
 from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray
-from draftcast.scenarios.live.validate.forecast import (
-    NOTHING,
-    Assumptions,
-    Replay,
-    ReplayQuestion,
-    forecast,
-    live_figures,
-)
+from draftcast.scenarios.live.validate.forecast import NOTHING, Assumptions, Replay, ReplayQuestion, forecast
 from draftcast.scenarios.run.simulate import front_end_work_s
 from draftcast.scenarios.schema import Scenario
 from draftcast.sim.cost import step_time as st
@@ -32,8 +25,7 @@ from draftcast.sim.statistics.intervals import Estimate
 CAUSES = ("acceptance", "step time", "client", "scheduling")
 """What a difference is put down to, in the order in which measured values replace forecast ones; the last is the rest:
 what runs when, and chance."""
-# Of a core; more work of others than this is no quiet machine.
-_MANY_OTHERS = 0.1
+_MANY_OTHERS = 0.1  # of a core; more work of others than this is no quiet machine
 # What has to be the same for two steps to be expected to take the same time; contexts grow by a token a step.
 _COMPOSITION = ("steps", "seqs", "decode_tokens", "prefill_tokens", "draft_tokens")
 _LEAST_NEIGHBOURS = 20
@@ -182,7 +174,7 @@ def validate(
     estimates = summarise([replay.figures for replay in replays], question.scenario.statistics.confidence)
     figures = {
         name: Figure(name, value, estimates[name])
-        for name, value in live_figures(question).items()
+        for name, value in question.figures().items()
         if name in estimates and math.isfinite(value) and math.isfinite(estimates[name].mean)
     }
     attribution = {}

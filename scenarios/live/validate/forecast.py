@@ -54,7 +54,7 @@ class ReplayQuestion:
     from_server: dict[str, Any]  # the keys taken from the server
 
     @classmethod
-    def of(cls, live: LiveRun, scenario: Scenario, profile: str | None = None) -> Self:
+    def of(cls, live: LiveRun, scenario: Scenario, profile: str | None) -> Self:
         """The run as the simulator is asked it; ``scenario``'s arrivals and lengths are replaced by the run's.
 
         Raises InputError: another model, no request was answered, a class, an acceptance or a speculation the scenario
@@ -108,6 +108,13 @@ class ReplayQuestion:
         closed = loop if isinstance(loop, ClosedLoopArrivals) and "workload.arrivals" in values else None
         return cls(live, as_run, deploy(as_run), table, requests, closed, from_server)
 
+    def figures(self) -> dict[str, float]:
+        """`FIGURES` of the recorded run; acceptance is the server's own count."""
+        requests = self.requests
+        counts = itl_histogram(*piece_gaps(self.live.chunks, requests["request_id"].to_numpy()), len(requests))
+        figures = run_figures(requests, counts, self.scenario.slos, self.loop is not None)
+        return figures | counted_acceptance(self.live)
+
     def measured_acceptance(self) -> dict[str, Any]:
         """Rates by draft position; for a text search also how often it found something to draft.
 
@@ -140,8 +147,7 @@ def profile_label(scenario: Scenario, name: str) -> ProfileLabel:
 
 
 NOTHING = FrontEnd(0.0, 0.0, 0.0, 0.0)
-# Between two requests sent at the same moment; any time far shorter than a step will do.
-_ENTRY_GAP_S = 1e-4
+_ENTRY_GAP_S = 1e-4  # between two requests sent at the same moment; any time far shorter than a step will do
 
 
 @dataclass(frozen=True)
@@ -177,8 +183,7 @@ def forecast(question: ReplayQuestion, assumptions: Assumptions) -> list[Replay]
     if assumptions.acceptance is not None and scenario.speculative_config is not None:
         # One acceptance was measured over all classes.
         classes = [{**entry.model_dump(mode="json"), "acceptance": None} for entry in scenario.workload.classes]
-        values = {"acceptance": dict(assumptions.acceptance), "workload.classes": classes}
-        scenario = with_values(scenario, values)
+        scenario = with_values(scenario, {"acceptance": dict(assumptions.acceptance), "workload.classes": classes})
     cost = with_excess(question.deployment.cost, assumptions.decode_excess, assumptions.prompt_excess)
     deployment = dataclasses.replace(question.deployment, cost=cost)
     table, loop = question.table, question.loop
@@ -232,23 +237,11 @@ _LEAST_BUSY = 0.2
 def run_figures(
     requests: pd.DataFrame, itl_counts: Any, slos: Mapping[str, Slo], closed_loop: bool, accepted: Any = None
 ) -> dict[str, float]:
-    """`FIGURES` over the whole run: nothing is cut off, whatever the load did; NaN where undefined.
-
-    ``accepted``: by draft position; None: not known.
-    """
+    """`FIGURES` over the whole run, NaN where undefined; ``accepted``: by draft position, None: not known."""
     run = compute_metrics(requests, itl_counts, slo=dict(slos) or None, accepted_per_position=accepted)
-    figures = {**run.values}
-    figures["busy_throughput"] = _busy_throughput(requests) if closed_loop else math.nan
+    figures = {**run.values, "busy_throughput": _busy_throughput(requests) if closed_loop else math.nan}
     positions = [name for name in figures if name.startswith("acceptance_rate_position_")]
     return {name: float(figures.get(name, math.nan)) for name in (*FIGURES, *positions)}
-
-
-def live_figures(question: ReplayQuestion) -> dict[str, float]:
-    """The same of the recorded run; acceptance is the server's own count."""
-    requests = question.requests
-    counts = itl_histogram(*piece_gaps(question.live.chunks, requests["request_id"].to_numpy()), len(requests))
-    figures = run_figures(requests, counts, question.scenario.slos, question.loop is not None)
-    return figures | counted_acceptance(question.live)
 
 
 def _busy_throughput(requests: pd.DataFrame) -> float:
@@ -264,10 +257,7 @@ def _busy_throughput(requests: pd.DataFrame) -> float:
 
 
 def live_timeline(steps: pd.DataFrame, requests: pd.DataFrame) -> Timeline:
-    """Levels at the ends of logged steps, see `draftcast.calibration.live.composition.compose`.
-
-    Whoever has been sent, has no answer yet and is in no step waits (or is on its way).
-    """
+    """Levels at the ends of logged steps; a request that was sent, has no answer yet and is in no step waits."""
     time_s = steps["time_s"].to_numpy(np.float64)
     running = steps["seqs"].to_numpy(np.float64)
     sent = np.sort(requests["arrival_s"].to_numpy(np.float64))

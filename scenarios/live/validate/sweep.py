@@ -35,15 +35,12 @@ from draftcast.scenarios.schema.load import recorded_scenario
 from draftcast.sim.progress import Progress, parts_of
 
 PROFILE = "profile"
-BELOW_CAPACITY = 0.8
-"""Share of a mode's capacity up to which latencies at a rate are held to their bars."""
+BELOW_CAPACITY = 0.8  # share of a mode's capacity up to which latencies at a rate are held to their bars
 RESAMPLES = 400
 _STRETCHES = 12
 _PERCENTILES = (2.5, 97.5)
-_LARGE_EFFECT = 0.05
-"""A measured effect below this has no sign to be forecast."""
-CUTOVER_BAR = 0.15
-"""Largest relative distance of two cutovers that are not within a step of each other."""
+_LARGE_EFFECT = 0.05  # a measured effect below this has no sign to be forecast
+CUTOVER_BAR = 0.15  # largest relative distance of two cutovers that are not within a step of each other
 
 
 @dataclass(frozen=True)
@@ -225,15 +222,10 @@ def _effects(cells: Sequence[Cell]) -> list[ResampledEffect]:
         replications = np.mean(forecast, axis=0)
         low, high = np.percentile(resamples, _PERCENTILES).tolist()
         mean, forecast_mean = float(np.mean(measured)), float(replications.mean())
-        figures = mean, low, high, forecast_mean, _sign(mean, forecast_mean)
+        sign = "right" if (mean > 1.0) == (forecast_mean > 1.0) else "WRONG"
+        figures = mean, low, high, forecast_mean, sign if abs(mean - 1.0) > _LARGE_EFFECT else "small"
         effects.append(ResampledEffect(mode, kind, load, *figures, resamples, replications))
     return effects
-
-
-def _sign(measured: float, forecast: float) -> str:
-    if abs(measured - 1.0) <= _LARGE_EFFECT:
-        return "small"
-    return "right" if (measured > 1.0) == (forecast > 1.0) else "WRONG"
 
 
 def _gain(kind: str, off: Validation, on: Validation, rng: np.random.Generator) -> tuple[float, FloatArray, FloatArray]:
@@ -285,6 +277,7 @@ def cutover(effects: Sequence[ResampledEffect]) -> MeasuredCutover | None:
     (measured,), (forecast,), by_replication = (crossings(name) for name in ("measured", "forecast", "replications"))
     low, high = np.percentile(crossings("resamples"), _PERCENTILES, method="nearest").tolist()
     least, most = min(by_replication), max(by_replication)
+    beyond = {math.inf: f"above {users[-1]:g}", -math.inf: f"below {users[0]:g}"}
     return MeasuredCutover(
         mode=ordered[0].mode,
         measured=measured,
@@ -295,7 +288,7 @@ def cutover(effects: Sequence[ResampledEffect]) -> MeasuredCutover | None:
         forecast_high=most,
         users=tuple(users.tolist()),
         within_bar=within_bar(measured, forecast, users),
-        shown=tuple(_shown(value, users) for value in (measured, forecast, low, high, least, most)),
+        shown=tuple(beyond.get(value, f"{value:.3g}") for value in (measured, forecast, low, high, least, most)),
     )
 
 
@@ -306,11 +299,6 @@ def within_bar(measured: float, forecast: float, users: FloatArray) -> bool:
     # On the scale on which neighbouring numbers of users are 1 apart; what lies beyond an end is a step from it.
     places = np.interp((measured, forecast), users, np.arange(len(users)), left=-1.0, right=len(users))
     return bool(abs(places[0] - places[1]) <= 1.0)
-
-
-def _shown(value: float, users: FloatArray) -> str:
-    beyond = {math.inf: f"above {users[-1]:g}", -math.inf: f"below {users[0]:g}"}
-    return beyond.get(value, f"{value:.3g}")
 
 
 def _crossing(users: FloatArray, gains: FloatArray) -> float:
@@ -325,10 +313,10 @@ def _crossing(users: FloatArray, gains: FloatArray) -> float:
 
 def _with_capacity(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     reached: dict[str, float] = {}  # output tokens a second that each mode's closed loops had at most
-    for entry, run in ((cell.entry, cell.validation) for cell in cells):
-        if entry["load_kind"] == "concurrency":
-            tokens_per_s = run.figures[_closed_loop_figure(run)].measured
-            reached[entry["mode"]] = max(reached.get(entry["mode"], 0.0), tokens_per_s)
+    for cell in cells:
+        mode, run = cell.entry["mode"], cell.validation
+        if cell.entry["load_kind"] == "concurrency":
+            reached[mode] = max(reached.get(mode, 0.0), run.figures[_closed_loop_figure(run)].measured)
     shared = []
     for cell in cells:
         tokens = cell.validation.question.requests["output_tokens"]
