@@ -37,11 +37,9 @@ BACKLOG = 2048
 INTERRUPTED = 130
 MAX_BODY_BYTES = 32 * 2**20
 BYTES_PER_TOKEN = 4
-MESSAGE_TOKENS = 4
-"""Of a chat message, besides its role and text: a template's marks."""
+MESSAGE_TOKENS = 4  # of a chat message, besides its role and text: a template's marks
 Count = Annotated[int, Field(ge=1)]
-Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-"""As a scenario's: the engine keeps 32 bits."""
+Priority = Annotated[int, Field(ge=-(2**31), lt=2**31)]  # as a scenario's: the engine keeps 32 bits
 ERRORS = {404: "NotFoundError", 413: "RequestTooLarge", 500: "InternalServerError", 503: "ServiceUnavailable"}
 
 

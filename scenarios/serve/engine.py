@@ -34,8 +34,7 @@ from draftcast.sim.state.engine import FINISHED
 from draftcast.sim.workload.build_requests import build_requests
 from draftcast.sim.workload.request_table import RequestTable
 
-ROWS = 8192
-"""Requests that a server holds at once."""
+ROWS = 8192  # requests that a server holds at once
 _READ_BYTES = 1 << 16
 
 

@@ -120,13 +120,10 @@ class FrontEndQueue:
 
 
 class Fleet:
-    """The scenario's replicas; `start` them, then `submit` requests. ``deployment``: of the first group.
-
-    ``speed``: simulated seconds per second of the wall clock.
-    """
+    """The scenario's replicas; `start` them, then `submit` requests. ``deployment``: of the first group."""
 
     def __init__(self, scenario: Scenario, speed: float) -> None:
-        self.scenario, self.speed = scenario, speed
+        self.scenario, self.speed = scenario, speed  # simulated seconds per second of the wall clock
         deployments = deployments_of(scenario)
         self.deployment = deployments[0]
         self.max_model_len = self.deployment.settings.max_model_len

@@ -1,7 +1,4 @@
-"""``/metrics``: vLLM 0.32's names, labels and buckets (``v1/metrics``), in seconds of the wall clock.
-
-`run_text` writes a simulated run as such a text, in simulated seconds.
-"""
+"""``/metrics``: vLLM 0.32's names, labels and buckets (``v1/metrics``), in seconds of the wall clock."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -79,7 +76,7 @@ class ServerMetrics(Collector):
 
 
 def run_text(scenario: Scenario, run: RunResult) -> bytes:
-    """The first replication as ``/metrics`` shows it after the last request, without gaps between single pieces."""
+    """The first replication as ``/metrics`` after the last request, in simulated seconds, without gaps of pieces."""
     figures = run.replications[0]
     deployment = cached_deployment(scenario)
     engines = [deployment.settings] * scenario.cluster.replicas
