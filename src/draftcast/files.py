@@ -26,10 +26,7 @@ _SECRETS = ("--api-key", "--hf-token")
 
 
 def check_memory(needed_bytes: float, what: str, *, file: str | None = None, key: str | None = None) -> None:
-    """Refuse what this machine's free memory does not hold, before anything of it is made.
-
-    Raises CapacityError: ``what`` takes more than is available; both are named, in GB.
-    """
+    """Refuse what this machine's free memory does not hold. Raises CapacityError: names ``what`` and both in GB."""
     import psutil  # 10 ms to import: only who reads or runs pays
 
     available = psutil.virtual_memory().available
@@ -47,9 +44,9 @@ def open_input(path: str | Path, kind: type[InputError] = InputError) -> Iterato
     file = str(path)
     try:
         # Looked at before it is opened: opening a FIFO waits for a writer, and opening some devices does something.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            directory = stat.S_ISDIR(os.stat(path).st_mode)
-            raise kind("is a directory, not a file" if directory else "is not a regular file", file=file)
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise kind("is a directory, not a file" if stat.S_ISDIR(mode) else "is not a regular file", file=file)
         with open(path, "rb") as raw:
             zipped = raw.peek(2)[:2] == b"\x1f\x8b"
             with gzip.GzipFile(fileobj=raw) if zipped else raw as opened:

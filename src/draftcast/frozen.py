@@ -63,8 +63,7 @@ def nearest_key(key: str, names: Iterable[str]) -> str | None:
         return stems[stem]
     if SYNONYMS.get(plain) in candidates:
         return SYNONYMS[plain]
-    close = difflib.get_close_matches(plain, candidates, n=1, cutoff=0.7)
-    return close[0] if close else None
+    return next(iter(difflib.get_close_matches(plain, candidates, n=1, cutoff=0.7)), None)
 
 
 class Frozen(BaseModel):

@@ -1,7 +1,5 @@
 """YAML in and out, for scenarios, profiles and devices alike: safe loading, no duplicate keys, YAML 1.2 scalars.
 
-`validated` makes a record of what was read, whatever the format.
-
 PyYAML follows YAML 1.1, where ``off`` is false and ``1e-3`` a string; a policy is called ``off``, so this loader knows
 only ``true``/``false`` as booleans and reads every usual float. Nothing but plain data is ever constructed.
 """
@@ -26,8 +24,7 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _DEEPEST = 100
 # Nodes that aliases stand for in all: nine lines of nested aliases stand for a thousand million.
 _MOST_EXPANDED = 10_000
-# Bits of an integer; no quantity of ours takes more than 64.
-_WIDEST = 1024
+_WIDEST = 1024  # bits of an integer; no quantity of ours takes more than 64
 # PyYAML's own parser says better than libyaml's what is wrong and where, but reads 30 kB in a second.
 _MOST_EXPLAINED = 2**16
 
