@@ -144,7 +144,7 @@ def _curve(
     st.subheader(text)
     label = view_choice(session, View.CAPACITY_CURVE, list(feasible))
     chosen = feasible[label]
-    checks = long_answer((*key, label), text, lambda progress: goodput_curve(chosen, progress=progress))
+    checks = long_answer((*key, label), text, partial(goodput_curve, chosen))
     replicas = f"{chosen.replicas} replica{'s' if chosen.replicas > 1 else ''}"
     candidate = literal(chosen.candidate.label)
     report.figure("goodput", goodput_figure(chosen, checks), replicas=replicas, candidate=candidate)
@@ -167,8 +167,8 @@ def plan_settings(session: Session) -> PlanSettings:
             }
         with st.container(horizontal=True, gap="small"):
             arguments["hardware"] = _several(session, View.CAPACITY_HARDWARE, (device,), hardware_names())
-            degrees = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
-            arguments["tensor_parallel_sizes"] = [int(degree) for degree in degrees]
+            sizes = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
+            arguments["tensor_parallel_sizes"] = list(map(int, sizes))
         prices = _prices(session, arguments["hardware"])
     changed = {f"--{view.rpartition('.')[2]}": session.views[view] for view in OPTIONS if view in session.views}
     options = list(itertools.chain(*changed.items()))

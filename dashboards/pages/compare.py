@@ -36,8 +36,7 @@ LETTERS = "ABCDEF"
 SHORT_OF = {key: name for names in (SHORT, WORDS["keys"]) for name, key in names.items()}
 KINDS = ("process", "model", "distribution", "path", "request_rate_rps", "concurrency", "alpha", "value", "mean")
 """Of a section, what a run's name says."""
-MOST_SAID = 32
-"""Characters of a change in a run's name."""
+MOST_SAID = 32  # characters of a change in a run's name
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,10 @@ class RunComparison:
     entries: Sequence[ComparedRun]
     reference: ComparedRun
     pairs: Mapping[str, Pair]
-    confidence: float
 
     def change(self, entry: ComparedRun, figure: TileFigure) -> Difference | None:
         """Of a run to the reference; None for the reference itself, and where there is none."""
-        if entry is self.reference:
-            return None
-        column, other = self.pairs[entry.letter]
-        return column.change(figure.name, other, self.confidence)
+        return self.pairs[entry.letter].change(figure.name) if entry is not self.reference else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         for entry, figure in itertools.product(self.entries, FIGURES):
@@ -107,16 +102,19 @@ def render(session: Session, report: Report) -> None:
     entries = _entries(session, current)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, SimulateAnswer)])
     by_letter = {entry.letter: entry for entry in entries}
-    _runs(session, by_letter)
-    names = {letter: _name(letter, by_letter.get(letter)) for letter in _letters(session)}
+    letters = LETTERS[: 1 + len(session.runs) + len(session.measured)]
+    names = {letter: f"{letter} · not available" for letter in letters}
+    names |= {entry.letter: entry.name for entry in entries}
+    _runs(session, names, by_letter)
     reference = entries[0]
     if len(entries) > 1:
         letter = view_choice(session, View.COMPARE_REFERENCE, list(names), words=names.__getitem__)
         reference = by_letter.get(letter, reference)
         if letter not in by_letter:
             st.info(f"Until {letter} is available, the others are compared with {reference.letter}.")
-    pairs = {entry.letter: _pair(entry, reference) for entry in entries if entry is not reference}
-    comparison = RunComparison(entries, reference, pairs, current.scenario.statistics.confidence)
+    confidence = current.scenario.statistics.confidence
+    pairs = {entry.letter: _pair(entry, reference, confidence) for entry in entries if entry is not reference}
+    comparison = RunComparison(entries, reference, pairs)
     report.title, report.lines = "Runs compared", [entry.name for entry in entries]
     if pairs:
         _tables(report, comparison)
@@ -180,23 +178,25 @@ def _change(key: str, value: Any) -> str:
     return f"{name}={short(value_text(value))}"
 
 
-def _pair(entry: ComparedRun, reference: ComparedRun) -> Pair:
+def _pair(entry: ComparedRun, reference: ComparedRun, confidence: float) -> Pair:
     """A run and the reference; simulated ones over the requests that both measure."""
-    if isinstance(entry.run, MeasuredRun) or isinstance(reference.run, MeasuredRun):
-        return entry.column, reference.column
-    side, other = together(entry.run, reference.run)
-    return column_of(entry.run.scenario, side), column_of(reference.run.scenario, other)
+    column, other = entry.column, reference.column
+    if isinstance(entry.run, SimulateAnswer) and isinstance(reference.run, SimulateAnswer):
+        one, two = together(entry.run, reference.run)
+        column, other = column_of(entry.run.scenario, one), column_of(reference.run.scenario, two)
+    return Pair(column, reference.letter, other, confidence)
 
 
-def _runs(session: Session, by_letter: Mapping[str, ComparedRun]) -> None:
+def _runs(session: Session, names: Mapping[str, str], by_letter: Mapping[str, ComparedRun]) -> None:
+    """``names``: of all runs, also of those that cannot be had."""
     question = session.question
     offers = {"Add the same run": question}
     if question.scenario.speculative_config is not None:
         offers["Add it with speculation off"] = ScenarioPair(question.base, without_speculation(question.scenario))
     with st.container(border=True, key="runs"):
-        for index, letter in enumerate(_letters(session)):
+        for index, (letter, name) in enumerate(names.items()):
             with st.container(horizontal=True, vertical_alignment="center"):
-                st.html(_run_line(letter, by_letter.get(letter)))
+                st.html(_run_line(letter, name, by_letter.get(letter)))
                 if index > 0:
                     button(f"Remove {letter}", "close", session.remove_run, index - 1, key=f"remove-{letter}")
         with st.container(horizontal=True):
@@ -207,22 +207,13 @@ def _runs(session: Session, by_letter: Mapping[str, ComparedRun]) -> None:
             uploader(session, MEASURED)
 
 
-def _letters(session: Session) -> str:
-    """Of all runs, also of those that cannot be had."""
-    return LETTERS[: 1 + len(session.runs) + len(session.measured)]
-
-
-def _name(letter: str, entry: ComparedRun | None) -> str:
-    return entry.name if entry is not None else f"{letter} · not available"
-
-
-def _run_line(letter: str, entry: ComparedRun | None) -> str:
+def _run_line(letter: str, name: str, entry: ComparedRun | None) -> str:
     facts: Mapping[str, str] = {}
     if entry is not None:
         facts = {"run": entry.run.hash[:12]} if isinstance(entry.run, SimulateAnswer) else entry.run.facts
-    words, colour = " · ".join(f"{name} {text}" for name, text in facts.items()), COLOURS[LETTERS.index(letter)]
+    words, colour = " · ".join(f"{fact} {text}" for fact, text in facts.items()), COLOURS[LETTERS.index(letter)]
     return (
-        f"<span class='dc-run'><b style='color:{colour}'>●</b> <b>{escape(_name(letter, entry))}</b> "
+        f"<span class='dc-run'><b style='color:{colour}'>●</b> <b>{escape(name)}</b> "
         f"<small>{escape(words)}</small></span>"
     )
 
@@ -236,12 +227,10 @@ def _tables(report: Report, comparison: RunComparison) -> None:
         for key, values in differing(list(scenarios.values())).items()
     ]
     if len(scenarios) > 1:
-        st.subheader("What differs")
-    if len(scenarios) > 1 and not changed:
-        st.html("<p class='dc-why'>No key: the simulated runs ask the same.</p>")
-    elif changed:
         rows = [[label_of(key), *values] for key, *values in changed]
-        st.html(html_table(["setting", *scenarios], rows, look="facts", name="Changed keys"))
+        table = html_table(["setting", *scenarios], rows, look="facts", name="Changed keys")
+        st.subheader("What differs")
+        st.html(table if changed else "<p class='dc-why'>No key: the simulated runs ask the same.</p>")
     st.subheader("By how much")
     st.html(_differences_table(comparison))
     measured = {entry.letter: entry.run for entry in comparison.entries if isinstance(entry.run, MeasuredRun)}
@@ -257,7 +246,7 @@ def _pairing(comparison: RunComparison, measured: Collection[str]) -> Iterator[s
     """Which runs, by their letters, meet the requests of the reference, and what that means for their differences."""
     reference = comparison.reference.letter
     simulated = [letter for letter in comparison.pairs if not {letter, reference} & {*measured}]
-    paired = [letter for letter in simulated if SettingColumn.is_paired(*comparison.pairs[letter])]
+    paired = [letter for letter in simulated if comparison.pairs[letter].is_paired]
     if paired:
         what = "the same arrivals, lengths and draft tokens on both sides"
         yield f"Paired by replication with {reference}: {', '.join(paired)} ({what})."
@@ -281,8 +270,7 @@ def _differences_table(comparison: RunComparison) -> str:
             missing = "not recorded" if isinstance(entry.run, MeasuredRun) else ""
             cells.append(tiles.value_cell(figure, entry.column, missing))
             if entry is not reference:
-                pair = comparison.pairs[entry.letter]
-                cells.append(tiles.difference_cell(figure, reference.letter, pair, comparison.confidence, words=True))
+                cells.append(tiles.difference_cell(figure, comparison.pairs[entry.letter], words=True))
         rows.append(list(map(Html, cells)))
     return html_table(head, rows, look="compare", name="Differences")
 
@@ -293,6 +281,6 @@ def _pictures(report: Report, comparison: RunComparison) -> None:
     for entry in comparison.entries:
         if entry is not comparison.reference:
             changes = [(figure.label, comparison.change(entry, figure)) for figure in FIGURES]
-            ratios[entry.name] = [(label, change.ratio if change is not None else None) for label, change in changes]
+            ratios[entry.name] = [(label, getattr(change, "ratio", None)) for label, change in changes]
     report.figure("ratios", ratio_figure(ratios, colours), reference=literal(comparison.reference.name))
     report.latencies({entry.name: entry.requests for entry in comparison.entries}, colours)

@@ -25,8 +25,7 @@ from draftcast.scenarios.show.plots import on_page
 from draftcast.scenarios.show.recommend_report import answer_line, paste_lines, remark
 from draftcast.scenarios.show.tables import show, title
 
-# Of one map on a page: enough for every row to know its capacity on a large device.
-MAP_REQUESTS = 900_000
+MAP_REQUESTS = 900_000  # of one map on a page: enough for every row to know its capacity on a large device
 MAP_ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
 AXIS_WORDS = WORDS["axes"]
 
@@ -41,11 +40,9 @@ def render(session: Session, report: Report) -> None:
         st.info("Speculation is off: choose a method on What-if to see where it pays.", icon=":material/tune:")
     else:
         page.choices()
-        with _refusal_shown():
-            page.crossing()
-        with _refusal_shown():
-            page.setting()
-        page.maps()
+        for part in (page.crossing, page.setting, page.maps):
+            with _refusal_shown():
+                part()
         commands = [page.command(), *page.more_commands]
     st.subheader("Where a decode step stands under the roofline", anchor="roofline")
     tracks = operating_tracks(current.scenario, current.deployment, current.run)
@@ -76,20 +73,16 @@ class _Page:
             self.over = view_choice(self.session, View.CUTOVER_OVER, list(AXES), words=AXIS_WORDS.__getitem__)
             self.metric = view_choice(self.session, View.CUTOVER_METRIC, metrics, words=labels.__getitem__)
 
-    def asked_for(self, view: View, words: tuple[str, ...], label: str, effort: str) -> bool:
-        help = f"Simulates both sides {effort}."
-        return asked_for(self.session, view, " ".join([self.current.hash, *words]), label, help)
-
     def crossing(self) -> None:
         st.subheader("Advantage of speculation", anchor="advantage")
         words = ("cutover", self.over, self.metric)
-        effort = "near the cutover, up to 1,000,000 requests; takes ten to thirty seconds"
-        if not self.asked_for(View.CUTOVER_ASKED, words, "Find the cutover", effort):
+        asked = " ".join([self.current.hash, *words])
+        help = "Simulates both sides near the cutover, up to 1,000,000 requests; takes ten to thirty seconds."
+        if not asked_for(self.session, View.CUTOVER_ASKED, asked, "Find the cutover", help):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return
         question = CutoverQuestion(self.current.scenario, self.over, self.metric)
-        text = "Searching for the cutover"
-        (result,) = long_answer((*self.key, *words), text, lambda progress: cutover(question, progress=progress))
+        (result,) = long_answer((*self.key, *words), "Searching for the cutover", partial(cutover, question))
         text, details = headline(result), detail_lines(result)
         tone = {"always pays": "better", "never pays": "worse"}.get(result.verdict, "")
         verdict_line(text, tone=tone, verdict=result.verdict)
@@ -104,10 +97,9 @@ class _Page:
         """The points of the search; without one the requests of the run."""
         if self.cutover is None:
             return self.current.run.requests
-        confidence = self.cutover.crossing.confidence
         points = []
         for probe in self.cutover.probes:
-            value = probe.advantage(confidence)
+            value = probe.advantage(self.cutover.crossing.confidence)
             bounds = {name: getattr(value, name, None) for name in ("mean", "low", "high")}
             points.append({"x": probe.x, **bounds, "sign": self.cutover.sign(probe), "note": probe.note})
         return pd.DataFrame(points)
@@ -115,7 +107,7 @@ class _Page:
     def setting(self) -> None:
         st.subheader("Recommended setting", anchor="setting")
         key, make = (*self.key, "recommend", self.metric), partial(recommend, self.current.scenario, metric=self.metric)
-        result = long_answer(key, "Trying settings at this load", lambda progress: make(progress=progress))
+        result = long_answer(key, "Trying settings at this load", make)
         text = answer_line(result)
         verdict_line(text, setting=result.chosen.candidate.label)
         rows = []
@@ -143,13 +135,14 @@ class _Page:
 
     def map(self, against: str, label: str, view: View) -> None:
         words = ("map", against, self.over, self.metric)
-        effort = "of every cell, up to 900,000 requests; takes about twenty seconds"
-        if not self.asked_for(view, words, f"Map {AXIS_WORDS[self.over]} against {label}", effort):
+        asked, text = " ".join([self.current.hash, *words]), f"Map {AXIS_WORDS[self.over]} against {label}"
+        help = "Simulates both sides of every cell, up to 900,000 requests; takes about twenty seconds."
+        if not asked_for(self.session, view, asked, text, help):
             return
         question = CutoverQuestion(self.current.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
         values = MAP_ACCEPTANCES if against == "acceptance" else ()
         make = partial(speedup_map, question, against=against, values=values)
-        result = long_answer((*self.key, *words), "Drawing the map", lambda progress: make(progress=progress))
+        result = long_answer((*self.key, *words), "Drawing the map", make)
         picture = on_page(map_figure(result), height=380)
         picture.update_yaxes(rangemode="normal", tickvals=result.ys)
         self.report.figure(f"map-{against}", picture, metric=question.compared.label, against=against)

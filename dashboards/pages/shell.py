@@ -1,7 +1,6 @@
 """The frame around every page: navigation, sidebar, warnings, and the link that reproduces what is shown.
 
-Pages are told apart by ``page`` in the link, not by a path: everything a page shows stands in one place. A path that is
-the name of a page leads to it.
+Pages are told apart by ``page`` in the link, not by a path; a path that is the name of a page leads to it.
 """
 
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from draftcast.dashboards.pages import capacity, compare, cutover, start, sweep, trust, what_if
-from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, write_link
+from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, link_in_browser, write_link
 from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, ScenarioPair, Session
 from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
 from draftcast.dashboards.session.uploads import forget_receipts
@@ -20,15 +19,7 @@ from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
-DRAWN_BY = {
-    "start": start,
-    "what-if": what_if,
-    "cutover": cutover,
-    "capacity": capacity,
-    "sweep": sweep,
-    "compare": compare,
-    "trust": trust,
-}
+DRAWN_BY = dict(zip(PAGES, (start, what_if, cutover, capacity, sweep, compare, trust), strict=True))
 """The module of each page, whose ``render`` raises InputError where there is no answer."""
 
 
@@ -43,14 +34,13 @@ def run_app(files: tuple[str, ...] = ()) -> None:
 
 def _lead(first: Any, name: str) -> None:
     """From the path of a page to its link."""
-    query = {key: st.query_params.get_all(key) for key in st.query_params}
-    st.switch_page(first, query_params={**query, PAGE: name})
+    st.switch_page(first, query_params=link_in_browser() | {PAGE: [name]})
 
 
 def _draw() -> None:
     st.html(FOLDER / "style.css")
     session = current_session()
-    session.begin_page()
+    session.drawn = set()
     controls.control(
         st.segmented_control,
         PAGE,

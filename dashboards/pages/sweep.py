@@ -38,10 +38,8 @@ LOOK_EVERY_S = 0.2
 # A page is for looking; the command line takes grids a hundred times as large.
 MOST_CELLS, MOST_AXES = 240, 4
 BETWEEN = ";"
-AXIS_KEYS = SHORT | WORDS["keys"]
-"""Keys whose control names an axis."""
-PROPOSED = WORDS["values"]
-"""What a new axis begins with."""
+AXIS_KEYS = SHORT | WORDS["keys"]  # keys whose control names an axis
+PROPOSED = WORDS["values"]  # what a new axis begins with
 
 
 @dataclass(frozen=True)
@@ -141,16 +139,16 @@ def _job(session: Session, key: str, grid: SweepGrid) -> SweepJob | None:
     if job is not None:
         job.stopping.set()
     if session.view(View.SWEEP_RUN, "", token) == key:
-        _start(session, key, grid)
-        begun: SweepJob = st.session_state[JOB]
-        return begun
+        return _start(session, key, grid)
     session.views.pop(View.SWEEP_RUN, None)
     return None
 
 
-def _start(session: Session, key: str, grid: SweepGrid) -> None:
-    st.session_state[JOB] = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
+def _start(session: Session, key: str, grid: SweepGrid) -> SweepJob:
+    job = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
+    st.session_state[JOB] = job
     session.see(View.SWEEP_RUN, key)
+    return job
 
 
 def _cancel(session: Session, job: SweepJob) -> None:
@@ -251,7 +249,6 @@ def _axes(text: str) -> list[str]:
 def editor(session: Session, text: str) -> None:
     """Rows of axes; every change is written to the link, also one that is no grid yet."""
     rows = [[side.strip() for side in axis.partition("=")[::2]] for axis in _axes(text)]
-    names = list(dict.fromkeys([*SPECIAL, *SHORT]))
 
     def write(changed: Sequence[Sequence[str]]) -> None:
         joined = BETWEEN.join(f"{name}={values.replace(BETWEEN, ',')}" for name, values in changed)
@@ -267,7 +264,7 @@ def editor(session: Session, text: str) -> None:
     with st.container(border=True, key="grid"):
         for index, (name, values) in enumerate(rows):
             with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
-                offered = list(dict.fromkeys([*names, name]))
+                offered = list(dict.fromkeys([*SPECIAL, *SHORT, name]))
                 write_name, look = partial(rename, index), filled("sweep.axis", number=index + 1)
                 extra = {"options": offered, "accept_new_options": True}
                 control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, **extra)
@@ -275,7 +272,6 @@ def editor(session: Session, text: str) -> None:
                 control(st.text_input, f"sweep.values.{index}", values, write_values, look)
                 key, others = f"sweep.remove.{index}", [*rows[:index], *rows[index + 1 :]]
                 button(f"Remove axis {index + 1}", "remove", write, others, key=key, disabled=not others)
-        used = [name for name, _ in rows]
-        fresh = next((name for name in PROPOSED if name not in used), "seed")
+        fresh = next((name for name in PROPOSED if name not in dict(rows)), "seed")
         longer, full = [*rows, [fresh, PROPOSED[fresh]]], len(rows) >= MOST_AXES
         button("Add an axis", "add", write, longer, key="sweep.add", disabled=full)

@@ -1,7 +1,4 @@
-"""Trust: a scorecard of forecasts beside what was measured on real GPUs, then what this scenario's times rest on.
-
-Details (fit, residuals, the profile's environment, live sweeps of a real server) are folded.
-"""
+"""Trust: a scorecard of forecasts beside what was measured on real GPUs, then what this scenario's times rest on."""
 
 import contextlib
 from datetime import UTC, datetime

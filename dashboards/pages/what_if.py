@@ -14,15 +14,7 @@ from draftcast.dashboards.session.answers import SimulateAnswer, answers, togeth
 from draftcast.dashboards.session.session import MOST_RUNS, Session, base_scenario, literal
 from draftcast.dashboards.session.uploads import TRACE, trace_notes
 from draftcast.dashboards.widgets import verdict_card
-from draftcast.dashboards.widgets.controls import (
-    button,
-    choice_control,
-    control,
-    control_key,
-    filled,
-    number_control,
-    uploader,
-)
+from draftcast.dashboards.widgets.controls import button, choice_control, control, filled, number_control, uploader
 from draftcast.dashboards.widgets.page import Report, look_away, verdict_line
 from draftcast.dashboards.widgets.tiles import Pair, column_of, doubts_of, tiles
 from draftcast.dashboards.widgets.verdict_card import draft_length_strip, draft_lengths, show_card, step_estimate
@@ -138,16 +130,15 @@ def show_answer(report: Report, current: SimulateAnswer) -> None:
 
 def _tiles(current: SimulateAnswer, baselines: list[SimulateAnswer]) -> None:
     """Values as the command line gives them; differences over the requests that both measure."""
-    scenario, verdict = current.scenario, current.point.verdict
-    column = column_of(scenario, current.side)
-    pairs: dict[str, Pair] = {}
+    scenario, verdict, confidence = current.scenario, current.point.verdict, current.scenario.statistics.confidence
+    column, pairs = column_of(scenario, current.side), []
     if verdict is not None:
-        pairs[OFF] = (column, column_of(scenario, verdict.off))
+        off = column_of(scenario, verdict.off)
+        pairs.append(Pair(column, OFF, off, confidence, doubts_of(scenario, verdict)))
     for baseline in baselines:
         one, two = together(current, baseline)
-        pairs[BASELINE] = (column_of(scenario, one), column_of(baseline.scenario, two))
-    doubts = {OFF: doubts_of(scenario, verdict)} if verdict is not None else {}
-    st.html(tiles(column, pairs, scenario.statistics.confidence, doubts))
+        pairs.append(Pair(column_of(scenario, one), BASELINE, column_of(baseline.scenario, two), confidence))
+    st.html(tiles(column, pairs))
 
 
 def _buttons(session: Session) -> None:
@@ -226,7 +217,7 @@ def speculation(session: Session, scenario: Scenario) -> None:
     if wanted:
         k, name = scenario.num_speculative_tokens or choices.DEFAULT_K, f"acceptance.of.{wanted}"
         look = filled("acceptance.of", method=wanted, k=k)
-        typed = st.session_state.get(control_key(name), "")
+        typed = st.session_state.get(session.control_key(name), "")
         control(st.text_input, name, typed, session.give_acceptance, look)
         return
     if session.speculation():

@@ -28,9 +28,7 @@ from draftcast.sim.compiled.cache import COMPILING, engine_compilation
 
 # A run of 2,000 requests and four replications takes some megabytes, one close to the capacity some tens.
 MOST_KEPT = 32
-PATIENCE_S = 0.8
-"""A shorter wait is not announced: showing a word and taking it away draws the page twice."""
-
+PATIENCE_S = 0.8  # a shorter wait is not announced: showing a word and taking it away draws the page twice
 _LOOK_EVERY_S = 0.5
 
 
@@ -122,19 +120,17 @@ def question_key(scenario: Scenario) -> tuple[str, tuple[str, ...]]:
 
 
 def set_aside() -> None:
-    """Collect garbage, then leave what remains out of later collections until this is called again.
+    """Collect garbage, then leave what remains (libraries, compiled code) out of collections until the next call.
 
-    Streamlit collects after every run of the script. Libraries and compiled code are 250,000 objects: looking at all of
-    them took 0.14 s of Python's lock each time, while the page was still being drawn. What is set aside and then ends
-    (a browser session is part of cycles) is collected with the next call.
+    Streamlit collects after every run of the script: looking at 250,000 objects took 0.14 s of Python's lock each time,
+    while the page was still being drawn.
     """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
-_set_engine_aside = functools.cache(set_aside)
-"""Once: the first answer has loaded the compiled engine."""
+_set_engine_aside = functools.cache(set_aside)  # once: the first answer has loaded the compiled engine
 
 
 def _simulated(scenario: Scenario) -> SimulateAnswer:

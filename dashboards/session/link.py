@@ -31,8 +31,8 @@ def current_session() -> Session:
     if "session" not in st.session_state:
         st.session_state["session"] = Session(ScenarioPair.opening(DEFAULT_SCENARIO))
     session: Session = st.session_state["session"]
-    if not session.touched and _text(_query()) != session.written:
-        read_link(session, _query())
+    if not session.touched and _text(link_in_browser()) != session.written:
+        read_link(session, link_in_browser())
     return session
 
 
@@ -41,7 +41,7 @@ def write_link(session: Session) -> None:
     if not session.written:  # a new session stands: sessions that ended go now, and their folders with them
         set_aside()
     session.written, session.touched = _text(link), False
-    if _query() != link:
+    if link_in_browser() != link:
         st.query_params.from_dict(link)
 
 
@@ -108,10 +108,7 @@ def _unknown(base: str) -> str:
 
 
 def _read_question(session: Session, query: Mapping[str, str], where: str = "") -> ScenarioPair:
-    """The question of plain query parameters; keys that make no valid scenario are left out, each with a warning.
-
-    ``where``: what a warning begins with.
-    """
+    """The question of plain query parameters; wrong keys are left out, with warnings that begin with ``where``."""
     values = dict(query)
     base = values.pop(SCENARIO, DEFAULT_SCENARIO)
     if base not in bases():
@@ -157,7 +154,7 @@ def _guilty_key(session: Session, base: str, values: Mapping[str, str], error: I
     raise error
 
 
-def _query() -> dict[str, list[str]]:
+def link_in_browser() -> dict[str, list[str]]:
     return {key: st.query_params.get_all(key) for key in st.query_params}
 
 

@@ -84,8 +84,7 @@ class ScenarioPair:
         return short(command_line(command, self.base, changed_keys(base_scenario(self.base), self.scenario), *options))
 
 
-base_scenario = functools.cache(load_scenario)
-"""A base, by its name, as it stands in its file."""
+base_scenario = functools.cache(load_scenario)  # a base, by its name, as it stands in its file
 
 
 @functools.cache
@@ -253,8 +252,14 @@ class Session:
     def go(self, page: str) -> None:
         self.page, self.touched, self.wanted_method = page, True, ""
 
-    def begin_page(self) -> None:
-        self.drawn = set()
+    def control_key(self, name: str) -> str:
+        """A widget's key: another one where its value followed another's change, and after it was not on the page.
+
+        A browser sends all controls as it shows them, also where it only looks whether a search has ended: what it
+        sends late, under the last key, must change nothing. The control that its reader changed keeps key and focus.
+        """
+        turn = self.turns[name]
+        return f"control:{name}:{turn}" if turn else f"control:{name}"
 
     def end_page(self) -> None:
         """Controls that are no longer on the page get another key: a browser may still send them."""
@@ -270,7 +275,6 @@ class Session:
 
     def remove_run(self, index: int) -> None:
         """Take the run off Compare that is at ``index`` of ``runs`` followed by ``measured``."""
-        self.runs, self.measured = list(self.runs), list(self.measured)
         if index < len(self.runs):
             del self.runs[index]
         else:
@@ -305,7 +309,7 @@ class Session:
 
 
 def one_of(allowed: Sequence[str]) -> Callable[[str], str]:
-    return _reader(str, lambda name: name in allowed, f"choose from {', '.join(allowed)}")
+    return lambda text: _read(text, str, allowed.__contains__, f"choose from {', '.join(allowed)}")
 
 
 def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
@@ -316,8 +320,8 @@ def some_of(allowed: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 
 def token(text: str) -> str:
     """Reads what `asked_for` writes into the link; empty: nothing was asked for."""
-    message = "must be the 12 hexadecimal digits that its button writes"
-    return _reader(str, lambda word: re.fullmatch("([0-9a-f]{12})?", word) is not None, message)(text)
+    is_token = re.compile("([0-9a-f]{12})?").fullmatch
+    return _read(text, str, is_token, "must be the 12 hexadecimal digits that its button writes")
 
 
 @dataclass(frozen=True)
@@ -331,14 +335,11 @@ class Number:
         """Raises InputError: no such number."""
         kind = type(self.high)
         message = f"must be a {'whole ' if kind is int else ''}number from {self.low:g} to {self.high:g}"
-        return _reader(kind, lambda value: self.low <= value <= self.high, message)(text)
+        return _read(text, kind, lambda value: self.low <= value <= self.high, message)
 
 
-def _reader(kind: Callable[[str], T], allows: Callable[[T], bool], message: str) -> Callable[[str], T]:
-    def read(text: str) -> T:
-        with contextlib.suppress(ValueError):
-            if allows(value := kind(text)):
-                return value
-        raise InputError(message, value=text)
-
-    return read
+def _read(text: str, kind: Callable[[str], T], allows: Callable[[T], object], message: str) -> T:
+    with contextlib.suppress(ValueError):
+        if allows(value := kind(text)):
+            return value
+    raise InputError(message, value=text)

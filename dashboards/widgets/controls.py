@@ -20,8 +20,7 @@ from draftcast.yaml_text import yaml_beside
 Change = Callable[[Any], Mapping[str, Any]]
 Write = Callable[[Any], None]
 Wording = Callable[[Any], str]
-# What a browser's numbers can hold exactly.
-LARGEST = 2**53 - 1
+LARGEST = 2**53 - 1  # what a browser's numbers can hold exactly
 
 WidgetText = Mapping[str, Any]
 """Options of a Streamlit widget: ``label``, ``help``; of some ``width`` (pixels), ``step``, ``placeholder``."""
@@ -48,35 +47,22 @@ def control(
 ) -> None:
     """A Streamlit widget that shows ``value`` and hands what its reader changes to ``write``; `LOOKS` has its look."""
     session: Session = st.session_state["session"]
-    followed = st.session_state.get(control_key(name), value) != value and session.typed != name
+    followed = st.session_state.get(session.control_key(name), value) != value and session.typed != name
     session.turns[name] += followed
     session.drawn.add(name)
-    key = control_key(name)
+    key = session.control_key(name)
     st.session_state[key] = value
 
     def changed() -> None:
-        if key == control_key(name):
+        if key == session.control_key(name):
             session.typed = name
             write(st.session_state[key])
 
     widget(key=key, on_change=changed, **{**(look or LOOKS[name]), **options})
 
 
-def control_key(name: str) -> str:
-    """The widget's key: another one where its value followed another's change, and after it was not on the page.
-
-    A browser sends all controls as it shows them, also where it only looks whether a search has ended: what it sends
-    late, under the last key, must change nothing. The control that its reader changed keeps its key and its focus.
-    """
-    turn = st.session_state["session"].turns[name]
-    return f"control:{name}:{turn}" if turn else f"control:{name}"
-
-
 def number_control(session: Session, key: str, *, percent: bool = False, change: Change | None = None) -> None:
-    """A key that holds a number, a share in ``percent`` if so asked; empty means the key's default.
-
-    ``change``: from the number to changes of the scenario; that of the key alone where there is none.
-    """
+    """A key that holds a number, a share in ``percent``, empty for its default; ``change``: to changes of keys."""
     value, schema = _value_and_schema(session.question.scenario, key)
     scale = 100 if percent else 1
     low = schema.get("minimum", schema.get("exclusiveMinimum"))

@@ -1,14 +1,11 @@
-"""What pages have in common: notes on top, the answer in a sentence, tables as HTML, and what stands below.
-
-A page's answer is gathered while it is drawn, for the files to take away; beside them stand what was run and how to run
-it again from a shell.
-"""
+"""What pages have in common: notes on top, the answer in a sentence, tables as HTML, and what stands below."""
 
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import Any, TypeVar
 
@@ -28,13 +25,11 @@ from draftcast.scenarios.run.kept import AnswerCache
 from draftcast.scenarios.schema.load import dump_scenario
 from draftcast.scenarios.show.run_report import LATENCIES, colour_of, latency_figure
 from draftcast.scenarios.show.tables import MISSED, Rows, html_report, json_bytes
-from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 T = TypeVar("T")
-LONG: AnswerCache[Any] = AnswerCache(96)
-"""What `long_answer` has, by its key."""
+LONG: AnswerCache[Any] = AnswerCache(96)  # what `long_answer` has, by its key
 # The bar of plotly's buttons cannot be reached by keyboard; the downloads below hold what it offers.
 CONFIG = {"displayModeBar": False, "responsive": True}
 PICTURES: dict[str, dict[str, str]] = yaml_beside(__file__, "pictures.yaml")
@@ -66,10 +61,10 @@ def upload_again(name: str, page: str = "start") -> None:
     st.error(text, icon=":material/upload_file:")
 
 
-def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
+def long_answer(key: Hashable, text: str, make: Callable[..., T]) -> T:
     """What ``make`` gives, or gave for the same key in any session; ``text`` stands over a bar while it works.
 
-    A change of any control ends it and begins anew.
+    ``make`` takes a `Progress` named so. A change of any control ends it and begins anew.
     """
 
     def under_bar() -> T:
@@ -79,7 +74,7 @@ def long_answer(key: Hashable, text: str, make: Callable[[Progress], T]) -> T:
             bar.progress(min(share, 1.0), text=text)
 
         try:
-            return make(progress)
+            return make(progress=progress)
         finally:
             bar.empty()
 
@@ -93,8 +88,7 @@ class _NobodyLooks(Exception):
 
 _beside = ThreadPoolExecutor(1, "beside-page")
 _running: dict[Hashable, Future[Any]] = {}
-_asked_at: dict[Hashable, dict[int, float]] = {}
-"""When each session asked last for a key that is worked on."""
+_asked_at: dict[Hashable, dict[int, float]] = {}  # when each session asked last for a key that is worked on
 _PATIENCE_S = 6.0
 
 
@@ -105,7 +99,7 @@ def look_away(session: Session, key: Hashable) -> None:
             times_s.pop(id(session), None)
 
 
-def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) -> T | None:
+def beside_page(session: Session, key: Hashable, make: Callable[..., T]) -> T | None:
     """What `long_answer` has for ``key``, else None, and ``make`` works on it in a thread for all sessions together.
 
     It goes on as long as somebody asks again within `_PATIENCE_S`. Raises what ``make`` raised.
@@ -121,7 +115,7 @@ def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) 
             if time.monotonic() - max(_asked_at[key].copy().values(), default=0.0) > _PATIENCE_S:
                 raise _NobodyLooks
 
-        _running[key] = _beside.submit(LONG.get, key, lambda: make(progress))
+        _running[key] = _beside.submit(LONG.get, key, partial(make, progress=progress))
     elif future.done():
         del _running[key], _asked_at[key]
         future.result()
@@ -129,10 +123,9 @@ def beside_page(session: Session, key: Hashable, make: Callable[[Progress], T]) 
 
 
 def asked_for(session: Session, view: View, question: str, label: str, help: str) -> bool:
-    """Whether ``question`` was asked for; a button to do so where it was not.
+    """Whether ``question``, which takes long, was asked for; a button to do so where it was not.
 
-    What takes long is asked for by a button, not by every key that is pressed. The link holds what was asked for and
-    shows it again, as a hash of everything the answer depends on; another scenario waits for the button.
+    The link holds what was asked for as a hash of everything the answer depends on.
     """
     digits = hashlib.sha256(question.encode()).hexdigest()[:12]
     if session.view(view, "", token) == digits:
@@ -189,7 +182,7 @@ def _cell(cell: str) -> str:
 
 @dataclass
 class Report:
-    """What a page shows; ``title``, ``lines``, ``tables`` and ``figures`` are those of the HTML file."""
+    """What a page shows; ``title``, ``lines``, ``tables`` and ``figures``, gathered meanwhile, make the HTML file."""
 
     session: Session
     top: DeltaGenerator  # place of the badge, above all else
@@ -211,10 +204,7 @@ class Report:
             button(str(origin), icon, self.session.go, "trust", key="badge", type="tertiary", help=help)
 
     def figure(self, name: str, picture: Any, on_click: Callable[[], None] | None = None, **words: object) -> None:
-        """Draw one of `PICTURES`; ``on_click`` is called when a marker was clicked, `clicked` tells which.
-
-        ``words`` are those of its texts, in Markdown.
-        """
+        """Draw one of `PICTURES` with ``words`` in its texts; ``on_click``: a marker was clicked (`clicked`)."""
         self.figures.append(picture)
         texts = {part: text.format(**words) for part, text in PICTURES[name].items()}
         select: dict[str, Any] = {"on_select": on_click or "ignore", "selection_mode": "points"}

@@ -2,10 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from draftcast.dashboards.widgets.controls import WORDS
 from draftcast.scenarios.compare.comparison import Difference, difference
@@ -19,8 +18,6 @@ from draftcast.sim.statistics.intervals import Estimate
 from draftcast.yaml_text import yaml_beside
 
 PER_GPU = "tokens_per_s_per_gpu"
-Doubts = Mapping[str, float]  # by figure, as of `difference`
-NO_DOUBTS: Doubts = MappingProxyType({})
 
 
 class TileFigure(NamedTuple):
@@ -56,22 +53,31 @@ class SettingColumn:
     delivers_arrivals: bool = False  # an open loop below its capacity
     served: Any = None  # equal of settings that serve the same requests, replication by replication
 
-    def is_paired(self, other: Self) -> bool:
+
+@dataclass(frozen=True)
+class Pair:
+    """A run and another one, which has a name, measured together."""
+
+    column: SettingColumn
+    name: str
+    other: SettingColumn
+    confidence: float
+    doubts: Mapping[str, float] = field(default_factory=dict)  # by figure, as of `difference`
+
+    @property
+    def is_paired(self) -> bool:
         """Whether each replication meets the requests of the same replication of the other."""
-        return self.served == other.served and len(self.replications) == len(other.replications)
+        column, other = self.column, self.other
+        return column.served == other.served and len(column.replications) == len(other.replications)
 
-    def change(self, figure: str, other: Self, confidence: float, doubts: Doubts = NO_DOUBTS) -> Difference | None:
-        """The difference to another column; None where either has no such figure, or none that holds."""
-        if self.trouble or other.trouble:
+    def change(self, figure: str) -> Difference | None:
+        """The difference to the other; None where either has no such figure, or none that holds."""
+        column, other, doubt = self.column, self.other, self.doubts.get(figure, 0.0)
+        if column.trouble or other.trouble:
             return None
-        as_offered = self.delivers_arrivals and other.delivers_arrivals
-        values, paired = (self.replications, other.replications), self.is_paired(other)
-        doubt = doubts.get(figure, 0.0)
-        return difference(figure, *values, confidence, as_offered=as_offered, paired=paired, doubt=doubt)
-
-
-Pair = tuple[SettingColumn, SettingColumn]
-"""A run and another one, measured together."""
+        values, paired = (column.replications, other.replications), self.is_paired
+        as_offered = column.delivers_arrivals and other.delivers_arrivals
+        return difference(figure, *values, self.confidence, as_offered=as_offered, paired=paired, doubt=doubt)
 
 
 def column_of(scenario: Scenario, side: Side) -> SettingColumn:
@@ -84,10 +90,8 @@ def column_of(scenario: Scenario, side: Side) -> SettingColumn:
     replications = [{**values, PER_GPU: values["output_throughput"] / gpus} for values in run.replications]
     # What of a class changes neither when its requests arrive nor how long they are.
     workload = scenario.workload.model_dump(exclude={"classes": {"__all__": {"acceptance", "slo", "speculation"}}})
-    served = workload, scenario.statistics.seed, len(run.requests)
-    return SettingColumn(
-        figures, replications, "" if side.has_figures else side.state, side.completes_what_arrives, served
-    )
+    served, trouble = (workload, scenario.statistics.seed, len(run.requests)), "" if side.has_figures else side.state
+    return SettingColumn(figures, replications, trouble, side.completes_what_arrives, served)
 
 
 def number(value: float, like: float | None = None) -> str:
@@ -99,18 +103,15 @@ def number(value: float, like: float | None = None) -> str:
     return f"{value:,.{digits}f}"
 
 
-def tiles(run: SettingColumn, pairs: Mapping[str, Pair], confidence: float, doubts: Mapping[str, Doubts]) -> str:
-    """Cards as HTML; ``pairs`` and ``doubts``: of the run and each other, by the name of the other."""
-    heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(name)}</th>" for name in pairs)
+def tiles(run: SettingColumn, pairs: Sequence[Pair]) -> str:
+    """Cards as HTML; ``pairs``: of the run and each other."""
+    heads = "<th></th><th></th>" + "".join(f"<th scope='col'>vs {escape(pair.name)}</th>" for pair in pairs)
     cards = []
     for tile in (*LATENCY_TILES, THROUGHPUT_TILE):
         rows = []
         for figure in tile.figures:
             cells = [f"<th scope='row'>{escape(figure.label)}</th>", value_cell(figure, run)]
-            cells += [
-                difference_cell(figure, name, pair, confidence, doubts.get(name, NO_DOUBTS))
-                for name, pair in pairs.items()
-            ]
+            cells += [difference_cell(figure, pair) for pair in pairs]
             rows.append(f"<tr>{''.join(cells)}</tr>")
         cards.append(
             f"<section class='dc-tile' aria-label='{escape(tile.title)}'>"
@@ -149,29 +150,23 @@ def value_cell(figure: TileFigure, column: SettingColumn, missing: str = "") -> 
     )
 
 
-def difference_cell(
-    figure: TileFigure, name: str, pair: Pair, confidence: float, doubts: Doubts = NO_DOUBTS, *, words: bool = False
-) -> str:
-    """A difference in per cent (in the figure's unit where nothing can be divided), its interval in the tip.
-
-    ``pair``: the run and ``name``, measured together; ``words``: say the verdict, not only by colour.
-    """
-    column, other = pair
-    change = column.change(figure.name, other, confidence, doubts)
+def difference_cell(figure: TileFigure, pair: Pair, *, words: bool = False) -> str:
+    """A difference in per cent, else in the figure's unit, its interval in the tip; ``words``: with the verdict."""
+    change, against, trouble = pair.change(figure.name), escape(pair.name), pair.other.trouble
     if change is None:
-        why = column.trouble or (f"{name} {other.trouble}" if other.trouble else "")
+        why = pair.column.trouble or (f"{pair.name} {trouble}" if trouble else "")
         reason = f" <small>{escape(why)}</small>" if why else ""
-        return f"<td class='dc-diff dc-even' data-against='{escape(name)}' data-difference=''>–{reason}</td>"
+        return f"<td class='dc-diff dc-even' data-against='{against}' data-difference=''>–{reason}</td>"
     shown = change.difference.scaled(figure.factor)
     text = f"{number(shown.mean)} {figure.unit}"
     if change.ratio is not None:
         text = f"{change.ratio.mean - 1:+.0%}".replace("+0%", "0%").replace("-0%", "0%")
-    span = f" ({confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
-    is_unpaired = change.verdict == "cannot tell" and not column.is_paired(other)
+    span = f" ({pair.confidence:.0%}: {number(shown.low)} to {number(shown.high)})" if math.isfinite(shown.low) else ""
+    is_unpaired = change.verdict == "cannot tell" and not pair.is_paired
     tip = f"{shown.mean:+.3g} {figure.unit}{span}: {WORDS['verdicts']['not paired' if is_unpaired else change.verdict]}"
     word = "even" if change.verdict == "as offered" else change.verdict.replace(" ", "-")
     text += f" <small>{change.verdict}</small>" if words else ""
     return (
-        f"<td class='dc-diff dc-{word}' data-against='{escape(name)}' data-verdict='{change.verdict}' "
+        f"<td class='dc-diff dc-{word}' data-against='{against}' data-verdict='{change.verdict}' "
         f"data-difference='{change.difference.mean!r}' title='{escape(tip)}'>{text}</td>"
     )

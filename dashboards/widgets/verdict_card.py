@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import streamlit as st
@@ -24,7 +24,7 @@ from draftcast.scenarios.compare.candidate import longest_draft
 from draftcast.scenarios.compare.model_error import Prediction, Response, response
 from draftcast.scenarios.compare.verdict import BY_SIGN, Verdict
 from draftcast.scenarios.cutover.probe import step_level_rate_rps
-from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
+from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.kept import AnswerCache
@@ -35,10 +35,8 @@ from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
 from draftcast.sim.statistics.intervals import Estimate
 
-RATES = 32
-"""Loads at which the estimate is drawn, up to the larger capacity."""
-LONGEST = 8
-"""Draft tokens up to which the estimate is made."""
+RATES = 32  # loads at which the estimate is drawn, up to the larger capacity
+LONGEST = 8  # draft tokens up to which the estimate is made
 K = "engine.speculative_config.num_speculative_tokens"
 HEADS = {"pays": "ON", "costs": "OFF"}
 LOOK_EVERY_S = 2.0
@@ -102,11 +100,7 @@ _lengths: AnswerCache[tuple[DraftLength, ...]] = AnswerCache(96)
 
 
 def draft_lengths(scenario: Scenario) -> tuple[DraftLength, ...]:
-    """From 0 (off) to `LONGEST`; none where another policy than a fixed k decides, or the load is no mean of anything.
-
-    Raises:
-        InputError: as of `draftcast.simulate`.
-    """
+    """From 0 (off) to `LONGEST`; none where no fixed k decides, or the load has no mean. Raises as of `simulate`."""
     clients = float(getattr(scenario.workload.arrivals, "concurrency", 0.0))
     if scenario.resolved_policy.name != "fixed" or not (clients or scenario.rate_rps):
         return ()
@@ -238,15 +232,12 @@ def search_key(scenario: Scenario) -> tuple[Hashable, ...]:
 
 
 def advantage_over_load(session: Session, estimate: StepEstimate) -> None:
-    """The advantage over the load with where the scenario stands, drawn again when the cutover is found.
-
-    The search begins once the page stands, and ends when nobody looks at it any more.
-    """
+    """The advantage over the load, drawn again when the search that begins once the page stands finds the cutover."""
     scenario = session.question.scenario
     key = search_key(scenario)
     first, refused = [True], [""]
 
-    def search(progress: Progress) -> Any:
+    def search(progress: Progress) -> tuple[Cutover, ...]:
         return cutover(CutoverQuestion(scenario, "rate", "e2e"), progress=progress)
 
     def draw() -> None:

@@ -21,6 +21,7 @@ from draftcast.dashboards.session.answers import answers, set_aside, together
 from draftcast.dashboards.session.session import ScenarioPair, opened
 from draftcast.dashboards.widgets.tiles import (
     LATENCY_TILES,
+    Pair,
     SettingColumn,
     TileFigure,
     column_of,
@@ -130,25 +131,26 @@ def test_a_side_without_figures_differs_in_nothing() -> None:
         {}, [{"p50_e2el_s": 1.0, "output_throughput": 100.0}, {"p50_e2el_s": 1.1, "output_throughput": 99.0}]
     )
     assert column.trouble == "overloaded"
-    for pair in ((column, usual), (usual, column)):
-        assert pair[0].change("p50_e2el_s", pair[1], 0.95) is None
-        assert "overloaded</small>" in difference_cell(LATENCY_TILES[2].figures[0], "SD off", pair, 0.95)
+    for pair in (Pair(column, "SD off", usual, 0.95), Pair(usual, "SD off", column, 0.95)):
+        assert pair.change("p50_e2el_s") is None
+        assert "overloaded</small>" in difference_cell(LATENCY_TILES[2].figures[0], pair)
 
 
 def test_below_capacity_more_tokens_are_neither_better_nor_worse() -> None:
     more = [{"output_throughput": value, "p50_e2el_s": value} for value in (110.0, 111.0, 112.0)]
     less = [{"output_throughput": value - 10.0, "p50_e2el_s": value - 10.0} for value in (110.0, 111.0, 112.0)]
-    open_loops = SettingColumn({}, more, delivers_arrivals=True), SettingColumn({}, less, delivers_arrivals=True)
-    closed = SettingColumn({}, more), SettingColumn({}, less)
+    arriving = SettingColumn({}, more, delivers_arrivals=True), SettingColumn({}, less, delivers_arrivals=True)
+    open_loops = Pair(arriving[0], "SD off", arriving[1], 0.95)
+    closed = Pair(SettingColumn({}, more), "SD off", SettingColumn({}, less), 0.95)
     for pair, figure, verdict in (
         (open_loops, "output_throughput", "as offered"),
         (closed, "output_throughput", "better"),
         (open_loops, "p50_e2el_s", "worse"),
     ):
-        change = pair[0].change(figure, pair[1], 0.95)
+        change = pair.change(figure)
         assert change is not None
         assert change.verdict == verdict
-    cell = difference_cell(TileFigure("output_throughput", "token goodput", "tok/s"), "SD off", open_loops, 0.95)
+    cell = difference_cell(TileFigure("output_throughput", "token goodput", "tok/s"), open_loops)
     assert "dc-better" not in cell
     assert "deliver what arrives" in cell
 
