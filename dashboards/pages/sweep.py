@@ -139,16 +139,16 @@ def _job(session: Session, key: str, grid: SweepGrid) -> SweepJob | None:
     if job is not None:
         job.stopping.set()
     if session.view(View.SWEEP_RUN, "", token) == key:
-        return _start(session, key, grid)
+        _start(session, key, grid)
+        begun: SweepJob = st.session_state[JOB]
+        return begun
     session.views.pop(View.SWEEP_RUN, None)
     return None
 
 
-def _start(session: Session, key: str, grid: SweepGrid) -> SweepJob:
-    job = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
-    st.session_state[JOB] = job
+def _start(session: Session, key: str, grid: SweepGrid) -> None:
+    st.session_state[JOB] = SweepJob(key, session, session.question.scenario, grid.axes, session.path / "sweep")
     session.see(View.SWEEP_RUN, key)
-    return job
 
 
 def _cancel(session: Session, job: SweepJob) -> None:

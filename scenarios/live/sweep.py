@@ -310,7 +310,8 @@ def read_index(out: Path) -> dict[str, Any]:
     if index.get("kind") != KIND or index.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"not the index of a live sweep, version {SCHEMA_VERSION}", file=str(path))
     cells = index.get("cells")
-    for entry in cells if isinstance(cells, list) else [None]:
+    entries: list[Any] = cells if isinstance(cells, list) else [None]
+    for entry in entries:
         typed = isinstance(entry, dict) and all(isinstance(entry.get(key), kind) for key, kind in _CELL_KEYS.items())
         if not typed or not is_inside(entry["dir"]):
             message = f"damaged: every cell needs {', '.join(_CELL_KEYS)}, and dir must be a folder inside of this one"
