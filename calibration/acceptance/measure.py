@@ -47,8 +47,7 @@ _RATIOS = {
     "match_share": ("num_matches", "num_positions"),
 }
 
-# Drafted and accepted tokens of a round started at each output position of a request.
-Matches = tuple[NDArray[np.int32], NDArray[np.int32]]
+Matches = tuple[NDArray[np.int32], NDArray[np.int32]]  # tokens drafted and accepted, by a round's output position
 
 
 class TokenRequest(NamedTuple):
@@ -136,9 +135,7 @@ def measure_ngram(
 ) -> Measurement:
     """N-gram lookup over a log. ``min_n`` and ``max_n`` are vLLM's prompt_lookup_min and _max (5 and 5 by default).
 
-    ``resampling``: ``bootstrap`` and ``seed`` as of `summarise`.
-
-    Raises InputError: a setting out of its range, or no request with a decoding round.
+    ``resampling``: as of `summarise`. Raises InputError: a setting out of its range, no request with a decoding round.
     """
     _check_range("--num-speculative-tokens", k, 1, MAX_DRAFTS)
     _check_range("--prompt-lookup-min", min_n, 1, 2**20)

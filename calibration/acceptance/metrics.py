@@ -145,9 +145,7 @@ def counted(text: str, file: str, names: Collection[str], *, whole: bool = False
 def samples(text: str, file: str, names: Collection[str]) -> Iterator[tuple[int, str, str, dict[str, str]]]:
     """Line number, name, value as text and labels of every sample of these names in Prometheus text.
 
-    Of a range query (`is_range`): the number of the series, and by how much it grew.
-
-    Raises InputError: a line of such a name that is no sample; file, line and name are given.
+    Of a range query (`is_range`): the number of the series, and its growth. Raises InputError: a line is no sample.
     """
     if is_range(text):
         for number, (labels, _, values) in enumerate(_series(text, file), 1):

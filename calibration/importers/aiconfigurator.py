@@ -19,9 +19,7 @@ of its input). What one row covers, read off the data and the collecting scripts
   better one: where the version before is `SLOWER_LINK` times slower, its times count.
 * gdn: the convolution or the delta rule of one gated DeltaNet layer; the sum of both is kept. Its state is fp32: the
   largest batches move 4 bytes a number at 74 to 91 % of the memory bandwidth.
-* mla_generation_module, mla_context_module: the whole attention block of one layer, see
-  `calibration/importers/latent_attention`.
-* dsa_generation_module: the same of sparse attention, its indexer included.
+* mla_generation_module, mla_context_module, dsa_generation_module: see `calibration/importers/latent_attention`.
 * generation_mla and mla_bmm of SGLang: the attention of a decode over latents, and the two batched products before and
   after it; their sum and three small kernels (`LATENT_KERNELS_S`) stand beside the blocks of vLLM less their matrices.
   A narrow cache that is slower than a wide one (FlashAttention 3 on Hopper) is no choice of an engine.
@@ -61,8 +59,7 @@ from draftcast.kernels.model.catalog import load_model
 
 DTYPES = {"bfloat16": "bf16", "float16": "bf16", "fp8": "fp8"}
 GEMM_DTYPES = {**DTYPES, "nvfp4": "nvfp4"}
-MOE_DTYPES = {**GEMM_DTYPES, "fp8_block": "fp8", "int4_wo": "int4"}
-MOE_DTYPES |= {"w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
+MOE_DTYPES = {**GEMM_DTYPES, "fp8_block": "fp8", "int4_wo": "int4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp4"}
 PRODUCTS = "mla_bmm"
 LATENT_KERNELS_S = 3 * 2.4e-6
 """Norms of the latents, rotary embedding, cache write: kernels of a few rows in a CUDA graph, see `default.yaml`."""
@@ -187,9 +184,7 @@ rounds inputs to MXFP8 by default (server_args.py, flashinfer_mxfp4_moe_precisio
 
 
 PACKAGE = "aiconfigurator_core"
-LICENCE = "Apache-2.0"
-ENGINE = "vllm"
-"""Whose kernels are taken."""
+ENGINE = "vllm"  # whose kernels are taken
 
 
 def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: str | None = None) -> ImportedTable:
@@ -235,7 +230,7 @@ def read_aiconfigurator(path: Path | None, hardware: HardwareSpec, *, system: st
         engines={name: table_file.table_of(rows, folder) for name, rows in others.items()},
         device=devices.pop(),
         source=f"derived from aiconfigurator-core's timings of {ENGINE}'s kernels on this device, by NVIDIA",
-        licence=LICENCE,
+        licence="Apache-2.0",
         versions=versions,
         sources=sources,
         left_out=counts | {f"{name}: {why}": n for name, counted in left_out.items() for why, n in (+counted).items()},

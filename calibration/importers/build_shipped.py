@@ -25,8 +25,7 @@ from draftcast.kernels.model.catalog import load_model
 
 # Not GB200: the machine that was timed ran large matrices at half the rate of a B200, so it was throttled.
 DEVICES = ("a100-80g", "b200", "b300", "gb300", "h100-sxm", "h200", "l40s", "rtx-pro-6000")
-DATE = "2026-11-21"
-"""Day of the import; a rebuild from the same source keeps it."""
+DATE = "2026-11-21"  # of the import; a rebuild from the same source keeps it
 COMMAND = "python -m draftcast.calibration.importers.build_shipped --source DIR --out calibration/profiles"
 WIDEST_HEAD = 256
 DIGITS = 4

@@ -66,10 +66,7 @@ def block_shape(model: ModelSpec, operator: str, tp: int) -> dict[str, int]:
 def without_matrices(
     frame: pd.DataFrame, hardware: HardwareSpec, left_out: LeftOut, dtype: str = "bf16"
 ) -> pd.DataFrame:
-    """``frame`` with the blocks of `module_rows` less their matrices in ``dtype``; rows that cannot be are counted.
-
-    Blocks without measured matrices beside them are dropped.
-    """
+    """``frame``, its blocks (`module_rows`) less their matrices in ``dtype``; blocks left out are counted."""
     blocks = frame[frame["operator"].isin(MODULES)]
     if blocks.empty:
         return frame

@@ -58,11 +58,9 @@ def read_llmservingsim(
 ) -> ImportedTable:
     """Linear layers, norms, rotary, activation, embedding, sampler, attention and experts of one ``tp<N>`` folder.
 
-    Args:
-        model: the profiled model, for the sizes.
-        tp: ranks; absent: the N of the folder's name, or the only one that ``meta.yaml`` names.
-        dtype: number format of weights (the folder above is called after it).
-        hardware: the timed device; None: not checked.
+    ``model``: the profiled one, for the sizes. ``tp``: ranks; absent: the N of the folder's name, or the only one that
+    ``meta.yaml`` names. ``dtype``: of weights (the folder above is called after it). ``hardware``: the timed device;
+    None: not checked.
 
     Raises HardwareError: none of the files there, a column missing, a bad value: file, line and column are named;
     another degree, format or device than ``meta.yaml`` names; InputError: another model.

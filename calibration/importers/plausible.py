@@ -71,8 +71,7 @@ def _fetched_bytes(part: TablePart, rows: pd.DataFrame) -> FloatArray:
 
 def below_floor(frame: pd.DataFrame, hardware: HardwareSpec) -> pd.Series:
     """Rows faster than their floor, by more than `FLOOR_SHARE` grants."""
-    share = frame["operator"].map(FLOOR_SHARE).fillna(1.0)
-    return frame["seconds"] < share * floor_seconds(frame, hardware)
+    return frame["seconds"] < frame["operator"].map(FLOOR_SHARE).fillna(1.0) * floor_seconds(frame, hardware)
 
 
 def above_larger(frame: pd.DataFrame) -> pd.Series:

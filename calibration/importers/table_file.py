@@ -21,8 +21,7 @@ from draftcast.files import read_frame, read_text
 from draftcast.kernels.arrays import BoolArray
 from draftcast.yaml_text import yaml_beside
 
-LeftOut = Counter[str]
-"""Rows that were not taken, by reason."""
+LeftOut = Counter[str]  # rows that were not taken, by reason
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,7 @@ class ImportedTable:
 
 
 PROMPTS = ("batch_size", "isl", "num_heads")
-NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")
-"""aiconfigurator-core's ``systems``, ``columns`` and ``files``."""
+NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "aiconfigurator.yaml")  # systems, columns and files
 
 
 def known_rows(rows: pd.DataFrame, column: str, values: Iterable[str], what: str, left_out: LeftOut) -> pd.DataFrame:

@@ -25,25 +25,19 @@ from draftcast.yaml_text import parse_yaml, validated
 FOLDER = Path(__file__).parents[1] / "engines"
 DEFAULT_VERSION = "vllm 0.32"
 EngineRule = Literal[
-    # A request of the lowest priority that preempts itself lets those behind it run.
-    "self_preempted_pass",
+    "self_preempted_pass",  # a request of the lowest priority that preempts itself lets those behind it run
     # A block's hash covers the tokens behind it that EAGLE's and MTP's heads read, so no hit is computed again.
     "hashes_cover_lookahead",
-    # Blocks are cached with the output that fills them also without asynchronous scheduling, where drafts are made.
-    "caches_outputs",
+    "caches_outputs",  # where drafts are made, blocks are cached with the output that fills them also without async
     # DFlash and DSpark draft beside the target's rows and need no last prefix block again; a pass of theirs must hold
     # the rows of all requests that run.
     "blocks_drafted_apart",
-    # Nothing is drafted in a step behind which nobody can use it.
-    "skips_unused_drafts",
-    # `disable_padded_drafter_batch` leaves scheduling asynchronous.
-    "unpadded_async",
-    # `max_model_len` is at most the draft model's.
-    "draft_bounds_length",
+    "skips_unused_drafts",  # nothing is drafted in a step behind which nobody can use it
+    "unpadded_async",  # `disable_padded_drafter_batch` leaves scheduling asynchronous
+    "draft_bounds_length",  # `max_model_len` is at most the draft model's
     # With prefixes cached, blocks beside states of gated DeltaNet hold whole chunks of the kernel that leaves these.
     "aligns_cached_states",
-    # No larger batch is captured than the limit on running requests, where that was asked for.
-    "request_limit_cuts_graphs",
+    "request_limit_cuts_graphs",  # no larger batch is captured than a limit on running requests that was asked for
 ]
 """What a version does that its generation did not from the first, by the name in ``calibration/engines``."""
 CudagraphMode = Literal["NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
@@ -71,41 +65,31 @@ class Constant(Section):
 class Constants(Section):
     """Seconds a step takes besides its kernels."""
 
-    # The host's work on a step (schedule, inputs, outputs) and on each request of it; under asynchronous scheduling
-    # only what exceeds the device's time shows.
-    host_step_s: Constant
-    host_request_s: Constant
-    # An API server's work: on a request (HTTP, template, hand-over), on a token of its prompt, and on each piece of an
-    # answer that it streams. It runs beside the engine; one process serves one after the other.
-    front_end_request_s: Constant
-    front_end_token_s: Constant
-    front_end_output_s: Constant
-    # A step that replays one full CUDA graph of `GRAPH_KERNELS`, others in proportion: inputs copied into its buffers,
-    # the launch, what a kernel waits for the one before.
+    # The host's work (schedule, inputs, outputs); asynchronously scheduled, only what exceeds the device's time shows.
+    host_step_s: Constant  # on a step
+    host_request_s: Constant  # and on each request of it
+    # An API server's work, beside the engine; one process serves one after the other.
+    front_end_request_s: Constant  # on a request: HTTP, template, hand-over
+    front_end_token_s: Constant  # on a token of its prompt
+    front_end_output_s: Constant  # and on each piece of an answer that it streams
+    # Replaying one full CUDA graph of `GRAPH_KERNELS`, others in proportion: inputs copied, launch, waits for kernels.
     full_graph_s: Constant
     piecewise_layer_s: Constant  # each layer of a step of piecewise graphs, whose attention runs between two graphs
-    # Operator by operator: the host's share of launching one kernel through the framework, which an eager step lasts at
-    # least; and what each kernel adds to the device's time: the gap before it, lost fusion.
-    eager_launch_s: Constant
-    eager_gap_s: Constant
+    eager_launch_s: Constant  # operator by operator, the host's share of launching one kernel: a step's least time
+    eager_gap_s: Constant  # what each kernel adds to the device's time then: the gap before it, lost fusion
     draft_pass_s: Constant  # a pass of the draft besides its kernels: metadata, choice of the token, index work
-    # Verification besides the target's pass and the logits' kernels.
-    verify_greedy_s: Constant
+    verify_greedy_s: Constant  # verification besides the target's pass and the logits' kernels
     verify_sampled_s: Constant
-    # Text search on the host: a step, a request, a context token; on the device besides reading the text.
-    ngram_step_s: Constant
-    ngram_request_s: Constant
-    ngram_token_s: Constant
-    ngram_gpu_step_s: Constant
+    ngram_step_s: Constant  # text search on the host, each step
+    ngram_request_s: Constant  # each request
+    ngram_token_s: Constant  # each context token
+    ngram_gpu_step_s: Constant  # on the device, besides reading the text
     suffix_request_s: Constant  # suffix decoding, each request
-    # What each kernel adds beyond the captured sizes; None: nothing is compiled, it runs as eagerly.
-    uncaptured_launch_s: Constant | None = None
-    # The host's work on a step that verifies drafts, beside ``host_step_s``, in versions that overlap no step with
-    # speculation: on each request (which tokens were accepted), and on trees (plans of an attention with masks).
-    host_verify_request_s: Constant | None = None
-    host_verify_tree_s: Constant | None = None
-    # Choosing the experts of a layer by operations of PyTorch, where no kernel does it in one.
-    expert_choice_s: Constant | None = None
+    uncaptured_launch_s: Constant | None = None  # each kernel beyond the captured sizes; None: nothing is compiled
+    # The host's work beside ``host_step_s`` on a step that verifies drafts, in versions that overlap no such step.
+    host_verify_request_s: Constant | None = None  # on each request: which tokens were accepted
+    host_verify_tree_s: Constant | None = None  # and on trees: plans of an attention with masks
+    expert_choice_s: Constant | None = None  # choosing a layer's experts by operations of PyTorch, not by one kernel
 
 
 GRAPH_KERNELS = 400
@@ -114,15 +98,13 @@ GRAPH_KERNELS = 400
 
 @dataclass(frozen=True)
 class MemoryReserve(Section):
-    """GiB of a GPU's memory that weights and KV cache do not get where a scenario gives no share.
+    """GiB of a GPU's memory that weights and KV cache do not get where a scenario gives no share."""
 
-    ``base``: a GPU's memory in GiB below which a row holds; GiB; GiB more for each GPU of a replica. ``captured_rank``:
-    captured requests below which a row holds; GiB more of each for each data-parallel rank that steps together.
-    """
-
+    # A GPU's memory in GiB below which a row holds; GiB; GiB more for each GPU of a replica.
     base: tuple[tuple[float, float, float], ...]
     token: float = 0.0  # each token of a step, of 2,048 at least
     captured: float = 0.0  # each request of the largest captured batch
+    # Captured requests below which a row holds; GiB more of each for each data-parallel rank that steps together.
     captured_rank: tuple[tuple[float, float], ...] = ((math.inf, 0.0),)
     eager_too: bool = False  # captured requests count where nothing is captured, too
     prompt_graphs: float = 0.0  # where prompts are captured
@@ -136,8 +118,7 @@ class MemoryReserve(Section):
 Latents = Literal["dense", "sparse", "dense, Hopper", "sparse, Hopper"]
 """Attention over all latents or those that an indexer chooses, and whether on GPUs that FlashMLA was written for."""
 
-BLOCKS = "fp8 by blocks"
-"""What `EngineGeneration.step_ratio` calls checkpoints with a scale for each block of weights."""
+BLOCKS = "fp8 by blocks"  # what `EngineGeneration.step_ratio` calls checkpoints with a scale for each block of weights
 
 
 @dataclass(frozen=True)
@@ -154,14 +135,12 @@ class EngineGeneration(Section):
     cudagraph_mode: dict[str, CudagraphMode]  # the default, by version
     # Bytes that the sampler holds of a logit in the start's profiling pass, by version.
     sampler_bytes: dict[str, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]]
-    # Whether uniform batches of fewer than k drafts replay full graphs, and a policy that varies k keeps them.
-    full_graphs_of_any_k: bool
+    full_graphs_of_any_k: bool  # whether uniform batches of fewer than k drafts, and policies that vary k, have them
     constants: Constants
     # Requests and tokens of a step by default, by version: a GPU's GiB of memory below which a row holds, and both.
     batch_limits: dict[str, tuple[tuple[float, int, int], ...]]
-    # Requests of models with compressed attention and, of any other, with speculation, where they are others.
-    compressed_requests: int | None = None
-    drafting_requests: int | None = None
+    compressed_requests: int | None = None  # requests of models with compressed attention, where they are others
+    drafting_requests: int | None = None  # and, of any other, with speculation
     limits_of_ranks: bool = False  # whether data-parallel ranks that step together divide these tokens and requests
     runner: Literal["", "v1", "v2"] = ""  # vLLM's model runner where two exist beside each other
     plain_until: str | None = None  # the last version whose models with experts or states the generation before runs
@@ -176,24 +155,18 @@ class EngineGeneration(Section):
     # Whether room is kept for the output of running requests when others are admitted; where blocks run out all the
     # same, the request with the fewest output tokens is preempted and waits behind all others.
     retracts: bool = False
-    # Whether a request without a match still verifies as many rows as a text search may draft.
-    pads_searches: bool = False
-    # Whether activations and CUDA graphs lie beside the share of memory that is given to weights and KV cache; what is
-    # left to them by default, by version; of the share that remains, what multimodal models get, and of any share what
-    # AMD's kernels leave with more than 8,192 tokens of context.
-    memory_beside: bool = False
-    memory_reserve: dict[str, MemoryReserve] = field(default_factory=dict)
-    multimodal_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    amd_context_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    # The version from which CUDA graphs are counted before the KV cache is sized; None: they come on top of it.
-    graphs_counted_since: str | None = None
+    pads_searches: bool = False  # whether a request without a match verifies as many rows as a text search may draft
+    memory_beside: bool = False  # whether activations and CUDA graphs lie beside the share of weights and KV cache
+    memory_reserve: dict[str, MemoryReserve] = field(default_factory=dict)  # left to them by default, by version
+    multimodal_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # of the default share, what multimodal models get
+    amd_context_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0  # of any, on AMD with over 8,192 context tokens
+    graphs_counted_since: str | None = None  # CUDA graphs are counted before the KV cache is sized; None: on top of it
     # Bytes held of each of `max_num_seqs` and vocabulary token, where counted before the KV cache is sized, by version.
     request_state_bytes: dict[str, Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] = field(default_factory=dict)
     rules_since: dict[EngineRule, str] = field(default_factory=dict)  # the version from which a rule holds
     full_drafts: tuple[str, ...] = ()  # methods whose draft passes all run, however few drafts a schedule asks for
     schedules_until: dict[str, str] = field(default_factory=dict)  # by method, the last version that keeps schedules
-    # The version from which compiled steps quantise inputs to fp8 in the norm or activation before a matrix.
-    fuses_quantisation_since: str | None = None
+    fuses_quantisation_since: str | None = None  # compiled steps quantise to fp8 in the norm or activation before
     # By format, the last version that runs experts by Triton's kernels where they were timed; else by the fastest.
     triton_experts_until: dict[str, str] = field(default_factory=dict)
     # The most experts of a group among which one kernel chooses, if all are a power of two: by version and by
@@ -217,8 +190,7 @@ class EngineGeneration(Section):
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    # By device, step times of checkpoints in fp8 by blocks over those of fp8 by tensors.
-    block_ratio: dict[str, Ratio] = field(default_factory=dict)
+    block_ratio: dict[str, Ratio] = field(default_factory=dict)  # by device, fp8 by blocks over fp8 by tensors
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead, by version: a GPU's GiB of memory below
@@ -256,22 +228,16 @@ class EngineGeneration(Section):
         """Whether the default format of a model's KV cache is fp8, whatever its weights are in."""
         if model.kv_compression:  # DeepSeek-V4, on every device
             return True
-        by_class = since(self.fp8_latents, version, {}) if model.has_latent_indexer else {}
-        capabilities = (*by_class.get("any", ()), *by_class.get(model.architecture, ()))
-        return int(hardware.compute_capability) in capabilities
+        by_class = since(self.fp8_latents, version, {})
+        return _concerns((*by_class.get("any", ()), *by_class.get(model.architecture, ())), model, hardware)
 
     def packs_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether fp8 latents are packed with their scales."""
-        return model.kv_compression > 0 or self._concerns(self.packed_latents, version, model, hardware)
+        return model.kv_compression > 0 or _concerns(since(self.packed_latents, version, ()), model, hardware)
 
     def has_wide_latents(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
         """Whether a model's latents may be in 16 bits."""
-        return not self._concerns(self.no_wide_latents, version, model, hardware)
-
-    def _concerns(
-        self, by_version: dict[str, tuple[int, ...]], version: str, model: ModelSpec, hardware: HardwareSpec
-    ) -> bool:
-        return model.has_latent_indexer and int(hardware.compute_capability) in since(by_version, version, ())
+        return not _concerns(since(self.no_wide_latents, version, ()), model, hardware)
 
     def runs(self, version: str, method: str, *, is_plain: bool) -> bool:
         """Whether it runs a method by default, of a model without experts and states (``is_plain``) or with them."""
@@ -341,6 +307,10 @@ def generations() -> tuple[EngineGeneration, ...]:
     record, kind = TypeAdapter(EngineGeneration), HardwareError
     texts = {str(path): read_text(path, kind) for path in sorted(FOLDER.glob("*.yaml"))}
     return tuple(validated(record, parse_yaml(text, file, kind), file, kind) for file, text in texts.items())
+
+
+def _concerns(capabilities: tuple[int, ...], model: ModelSpec, hardware: HardwareSpec) -> bool:
+    return model.has_latent_indexer and int(hardware.compute_capability) in capabilities
 
 
 def graphs_hold_prompts(model: ModelSpec, hardware: HardwareSpec) -> bool:

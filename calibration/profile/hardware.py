@@ -53,8 +53,7 @@ class HardwareSpec(Section):
     vendor: Text
     memory_bytes: Positive  # what the driver reports as total, less than the nameplate
     memory_bandwidth_bytes_per_s: Positive
-    # Dense; a dtype the device does not support is absent.
-    peak_flops: Annotated[dict[Format, Positive], AfterValidator(_with_a_wide_format)]
+    peak_flops: Annotated[dict[Format, Positive], AfterValidator(_with_a_wide_format)]  # dense; of supported dtypes
     link_bandwidth_bytes_per_s: Positive  # to its peers, one direction (NVLink, xGMI, PCIe, UPI)
     link_latency_s: NotNegative  # added by one collective across the link
     board_power_w: NotNegative  # 0: unknown
@@ -69,10 +68,8 @@ class HardwareSpec(Section):
     large_product_share: Positive = USUAL_SHARE
     # What vLLM attends with on the device; whether prompts and decodes share a launch.
     attention_kernel: Annotated[str, OneOf("kernel", ATTENTION_KERNELS)] = "separate"
-    # Of a device that nobody timed, the timed one most like it: its kernels, with these peaks; "": none is like it
-    nearest_timed: str = ""
-    # Where none is: the bundled rooflines that hold for it; "": those of its vendor
-    assumed_profile: str = ""
+    nearest_timed: str = ""  # of a device that nobody timed, the timed one most like it, if any: its kernels are taken
+    assumed_profile: str = ""  # where none is, the bundled rooflines that hold for it; "": those of its vendor
 
     @property
     def is_hopper(self) -> bool:

@@ -34,8 +34,7 @@ RooflineSeconds = Callable[..., FloatArray]
 def never_falling(values: FloatArray) -> FloatArray:
     """``values`` made to rise, or stay, along every axis: the middle of the least array above and the largest below.
 
-    Measured times fall here and there, by noise or because a library picks another kernel; an engine's do not depend on
-    such a dip: its batches vary around it.
+    Measured times fall here and there, by noise or by another kernel; an engine's batches vary around such a dip.
     """
     above, below = values, values
     for axis in range(values.ndim):
@@ -83,10 +82,7 @@ class CurveSet:
 
     @classmethod
     def from_points(cls, keys: IntArray, x: ArrayLike, seconds: ArrayLike, roofline: RooflineSeconds) -> CurveSet:
-        """Curves of measured points: ``keys`` (points, axes), ``x`` and ``seconds`` (points,).
-
-        Of several times for one point (kernels, eager and graph) the least counts: an engine picks the fastest.
-        """
+        """Curves of ``keys`` (n, axes), ``x`` and ``seconds`` (n,); of equal points the fastest, which engines pick."""
         xs, times = np.asarray(x, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
         code = np.zeros(len(keys), dtype=np.int64)  # one number a key, in the keys' order: sorts quicker than several
         for column in keys.T:
@@ -179,8 +175,7 @@ class CurveSet:
         return log_s, np.full(x.shape, int(Origin.EXTRAPOLATED))
 
 
-MAX_NODES = 24
-"""Longest axis; the engine keeps axes of this length."""
+MAX_NODES = 24  # of the longest axis; the engine keeps axes of this length
 
 
 @dataclass(frozen=True)
@@ -193,10 +188,7 @@ class AttentionGrid:
 
     @classmethod
     def from_points(cls, points: FloatArray, seconds: FloatArray, roofline: RooflineSeconds) -> AttentionGrid:
-        """Grid of measured points: ``points`` (n, axes) values of the axes, ``seconds`` (n,).
-
-        Of several times for one point the least counts. Axes longer than `MAX_NODES` are thinned.
-        """
+        """Grid of ``points`` (n, axes) and ``seconds`` (n,), the least of equal ones; axes have at most `MAX_NODES`."""
         axes = tuple(axis[evenly(len(axis), MAX_NODES)] for axis in map(np.unique, points.T))
         log_s = np.full(tuple(len(axis) for axis in axes), np.nan)
         where = [np.searchsorted(axis, points[:, i]).clip(0, len(axis) - 1) for i, axis in enumerate(axes)]

@@ -24,8 +24,7 @@ from draftcast.files import is_inside, read_bytes, read_json, read_text, write_t
 from draftcast.yaml_text import parse_yaml, validated
 
 MANIFEST, TABLE, FIT, VERIFY = "manifest.json", "table.parquet", "profile.yaml", "verify.parquet"
-ENGINE_TABLE = "{}.parquet"
-"""Name of the table with kernels that one engine alone has, beside the one that holds for all."""
+ENGINE_TABLE = "{}.parquet"  # of kernels that one engine alone has, beside the table that holds for all
 
 
 class Ceilings(BaseModel):
@@ -51,8 +50,7 @@ class ProfileManifest(BaseModel):
     name: str  # the profile's
     hardware: str  # name of the device in ``calibration/hardware`` (or a path)
     device: str  # what the driver or the operating system calls it
-    # driver, clocks, versions: as reported; empty where a source does not say
-    driver: str = ""
+    driver: str = ""  # as reported, like clocks and versions; empty where a source does not say
     clocks: dict[str, float] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     date: str  # when the times were taken or imported (ISO)
@@ -143,11 +141,8 @@ def load_profile(name_or_path: str | Path | None, hardware: HardwareSpec) -> Har
     if isinstance(profile, AffineProfile):
         return profile
     verify = path / VERIFY if VERIFY in manifest.files else None
-    times = {
-        Path(name).stem: MeasuredTimes(path / name, checksum, verify=verify)
-        for name, checksum in manifest.files.items()
-        if name not in (FIT, VERIFY)
-    }
+    tables = [name for name in manifest.files if name not in (FIT, VERIFY)]
+    times = {Path(name).stem: MeasuredTimes(path / name, manifest.files[name], verify=verify) for name in tables}
     device, measured = manifest.ceilings.applied(hardware), times.pop(Path(TABLE).stem)
     return dataclasses.replace(profile, hardware=device, measured=measured, of_engine=times)
 

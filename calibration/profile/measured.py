@@ -5,7 +5,7 @@ held-out check (`calibration/profile/roofline_fit`) alike. fp16 takes bf16's tim
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,25 +22,19 @@ from draftcast.kernels.operators.cost import Work
 from draftcast.kernels.operators.linear import moe_padding
 
 Built = TypeVar("Built")
-Seconds = Callable[[Work], FloatArray]
-"""A family's fitted roofline at a dtype, on a device."""
-Points = Mapping[str, Any] | pd.DataFrame
-"""Columns of measured points by name."""
+Seconds = Callable[[Work], FloatArray]  # a family's fitted roofline at a dtype, on a device
+Points = Mapping[str, Any] | pd.DataFrame  # columns of measured points by name
 
 
 class CurveAxes(NamedTuple):
     """How an operator's points are interpolated: along ``x``, between ``axes``, never across ``group``."""
 
     x: str
-    axes: tuple[str, ...] = ()
-    group: tuple[str, ...] = ()
+    axes: Sequence[str] = ()
+    group: Sequence[str] = ()
 
 
-CURVES = {
-    name: CurveAxes(curve["x"], tuple(curve.get("axes", ())), tuple(curve.get("group", ())))
-    for name, facts in registry.FACTS.items()
-    if (curve := facts.get("curve"))
-}
+CURVES = {name: CurveAxes(**facts["curve"]) for name, facts in registry.FACTS.items() if "curve" in facts}
 VERIFY_QUERIES = np.asarray([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 9.0, 12.0, 16.0, 17.0, 24.0, 32.0, 64.0])
 """Queries per sequence at which decode's grid has nodes, measured or stretched by the roofline."""
 TILE_ROWS = 64
@@ -68,11 +62,11 @@ class TablePart(NamedTuple):
         return FAMILY[self.operator], self.kv_dtype or self.dtype
 
     @property
-    def group(self) -> tuple[str, ...]:
+    def group(self) -> Sequence[str]:
         """Shape columns that points share which are interpolated with each other."""
         if self.operator not in ATTENTION:
             return CURVES[self.operator].group
-        return tuple(name for name in SHAPE_FIELDS[self.operator] if name not in ("batch", "q", "context"))
+        return [name for name in SHAPE_FIELDS[self.operator] if name not in ("batch", "q", "context")]
 
     def work(self, shape: Mapping[str, Any]) -> Work:
         return registry.operator(self.operator).work(shape, self.dtype, self.kv_dtype)
@@ -83,8 +77,7 @@ class TablePart(NamedTuple):
     def tiled_work_of(self, rows: pd.DataFrame) -> Work:
         """The same in whole tiles: kernels multiply all of a tile, also where few rows of an expert or queries fill it.
 
-        On most devices reading weights or KV takes longer than that. With much less compute (an H20 has 15 % of an
-        H200's) multiplying the tiles may take longer than reading.
+        That takes longer than reading weights or KV only with much less compute (an H20 has 15 % of an H200's).
         """
         work, padding = self.work_of(rows), np.ones(len(rows))
         if self.operator == "moe":
@@ -166,8 +159,7 @@ class MeasuredTimes:
     # Rooflines by family and format of the device that was timed, where it is another than the profile's: times are
     # stretched by the ratio of rooflines, and none counts as measured
     timed_by: Callable[[str, str], Seconds] | None = None
-    # A table of attention over several queries a sequence beside those of one query: its ratios hold (`_verify`)
-    verify: Path | None = None
+    verify: Path | None = None  # a table of attention over several queries a sequence, see `_verify`
     _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def curves(self, operator: str, dtype: str, seconds: Seconds, without: str = "", **group: int) -> CurveSet | None:

@@ -26,16 +26,13 @@ class Origin(IntEnum):
     The values are the columns of every ``(n, 3)`` seconds table of ``sim.step_cost``, so they never change.
     """
 
-    MEASURED = 0
-    """This very shape was timed on this device."""
-    INTERPOLATED = 1
-    """The shape lies between timed shapes, or inside the range a fit was made on."""
-    EXTRAPOLATED = 2
-    """Outside every timed range: a fit or an assumed efficiency stretched to this shape."""
+    MEASURED = 0  # this very shape was timed on this device
+    INTERPOLATED = 1  # the shape lies between timed shapes, or inside the range a fit was made on
+    EXTRAPOLATED = 2  # outside every timed range: a fit or an assumed efficiency stretched to this shape
 
     @property
     def label(self) -> str:
-        """Lower-case name as it stands in profile files and in results."""
+        """As in profile files and in results."""
         return self.name.lower()
 
     @classmethod

@@ -150,8 +150,7 @@ _PREFILL = ("attention_prefill", "gdn_prefill")
 MOST_POINTS = 4000
 """Points of one fit; of more, an even sample is taken. Four numbers need no more and a fit stays under a second."""
 _P_STARTS = (1.5, 4.0, 12.0)
-Rooflines = dict[tuple[str, str], Roofline]
-"""By family and number format."""
+Rooflines = dict[tuple[str, str], Roofline]  # by family and number format
 
 
 def fit_table(table: pd.DataFrame, hardware: HardwareSpec) -> tuple[Rooflines, list[OperatorErrors]]:

@@ -47,13 +47,9 @@ def _rising(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float
 
 Range = Annotated[tuple[int, int], AfterValidator(_ascending)]
 Size = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-SecondsBySize = Annotated[tuple[tuple[Size, Seconds], ...], AfterValidator(_rising)]
-"""Seconds at ascending sizes, none falling."""
-Published = Annotated[
-    tuple[tuple[Size, Annotated[float, Field(gt=0.0, allow_inf_nan=False)]], ...],
-    Field(min_length=1),
-    AfterValidator(_rising),
-]
+SecondsBySize = Annotated[tuple[tuple[Size, Seconds], ...], AfterValidator(_rising)]  # ascending, no seconds falling
+Time = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Published = Annotated[tuple[tuple[Size, Time], ...], Field(min_length=1), AfterValidator(_rising)]
 """The same of times that somebody measured: at least one, none of 0."""
 
 
@@ -111,12 +107,9 @@ class RooflineProfile(Section):
     all_reduce: dict[Annotated[int, Field(ge=2)], Published] = field(default_factory=dict)
     host: Host | None = None  # the host's work on this machine, in place of the engine generation's
     held_out: tuple[HeldOutErrors, ...] = ()  # how far interpolation was off when the profile was fitted
-    # The table of measured times, which comes before every roofline; None: rooflines only
-    measured: InstanceOf[MeasuredTimes] | None = None
-    # By engine, kernels that it alone has: before those of `measured`
-    of_engine: dict[str, InstanceOf[MeasuredTimes]] = field(default_factory=dict)
-    # The device that all of it was timed on, where that is another than `hardware`, see `stretched_to`
-    timed_on: InstanceOf[HardwareSpec] | None = None
+    measured: InstanceOf[MeasuredTimes] | None = None  # times, before every roofline; None: rooflines only
+    of_engine: dict[str, InstanceOf[MeasuredTimes]] = field(default_factory=dict)  # of kernels that an engine alone has
+    timed_on: InstanceOf[HardwareSpec] | None = None  # all of it, where not on `hardware`, see `stretched_to`
 
     def __post_init__(self) -> None:
         for family in (*self.operators, *OPERATORS):
@@ -204,26 +197,21 @@ def _fit_of(fit: Roofline) -> dict[str, Any]:
 class FrontEnd(Section):
     """Seconds between client and engine that no engine step holds: HTTP, process hand-over, detokeniser, streaming."""
 
-    # From a request's sending to its arrival in the engine, and from a step's end to the front end's log
-    request_s: Seconds
-    # output_s, output_sequence_s: from there to the client, fixed and for each request of the step
-    output_s: Seconds
-    output_sequence_s: Seconds
+    request_s: Seconds  # from a request's sending to the engine, and from a step's end to the front end's log
+    output_s: Seconds  # from there to the client
+    output_sequence_s: Seconds  # and for each request of the step
     turnaround_s: Seconds  # from the last piece of an answer to the same client's next request, think time aside
 
 
 @dataclass(frozen=True)
 class TargetFit(Section):
-    """Seconds of the target's pass; see `AffineProfile`.
-
-    ``rows``: seconds at ascending numbers of rows, none falling; straight in between and, extrapolated, beyond.
-    """
+    """Seconds of the target's pass; see `AffineProfile`."""
 
     fixed_s: Seconds
     row_s: Seconds
     kv_token_s: Seconds
     sequence_s: Seconds = 0.0
-    rows: SecondsBySize = ()
+    rows: SecondsBySize = ()  # by number of rows; straight in between and, extrapolated, beyond
     query_kv_s: Seconds = 0.0
     prefill_query_kv_s: Seconds = 0.0
     logit_row_s: Seconds = 0.0
@@ -270,8 +258,7 @@ class AffineProfile(Section):
     schema_version: Literal[1]
     kind: Literal["affine"]
     name: str
-    # model, hardware, tp, dtype, enforce_eager: what was fitted; anything else is refused
-    model: str
+    model: str  # what was fitted, down to `enforce_eager`; anything else is refused
     hardware: InstanceOf[HardwareSpec]
     tp: Annotated[int, Field(ge=1)]
     dtype: Dtype
@@ -284,8 +271,7 @@ class AffineProfile(Section):
     ngram: SearchFit
     overhead_s: Seconds
     front_end: FrontEnd | None = None  # what the server's front end and its client add, where it was measured
-    # Digest -> name of every live run the fit has seen; none of them can check it
-    fitted_runs: dict[str, str] = field(default_factory=dict)
+    fitted_runs: dict[str, str] = field(default_factory=dict)  # names by digest of live runs it saw: none can check it
 
     def coefficients(self) -> dict[str, Any]:
         """What the fit holds beyond its name and origin, in plain values, each under one name: ``target_row_s``, ..."""

@@ -51,16 +51,14 @@ SHAPE_FIELDS: dict[str, tuple[str, ...]] = {name: tuple(facts["shape"]) for name
 """Shape columns of each operator a table may hold."""
 
 MAY_BE_ZERO = ("window", "tree")
-WITHOUT_PROMPT = ("m", "k")
-"""Columns of attention_launch that are 0 where it has no prompt."""
+WITHOUT_PROMPT = ("m", "k")  # columns of attention_launch that are 0 where it has no prompt
 LABELS = ("operator", "dtype", "kv_dtype", "implementation")
 _WIDEST = ("linear", "attention_decode", "moe", "all_reduce")  # operators that have all shape columns between them
 SHAPES = tuple(dict.fromkeys(column for operator in _WIDEST for column in SHAPE_FIELDS[operator]))
 FLAGS = ("graph", "settled")
 TIMES = ("seconds", "low_s", "high_s")
 COLUMNS = (*LABELS, *SHAPES, *FLAGS, *TIMES, "repeats")
-POINT = (*LABELS, *SHAPES, "graph")
-"""Columns that tell one measured point from another."""
+POINT = (*LABELS, *SHAPES, "graph")  # columns that tell one measured point from another
 
 
 def checked_table(frame: pd.DataFrame, file: str | None = None) -> pd.DataFrame:
