@@ -1,7 +1,7 @@
 """Draft-length policies: how many drafts a step makes, given what the engine sees.
 
-A policy returns a decision, the engine applies it. A built-in policy is a class of parameters and the compiled rule
-that it names. A Python policy is a class with a ``decide`` method, called once a step:
+A policy returns a decision, the engine applies it. A built-in policy is a file: a class of parameters and the compiled
+rule that it names. A Python policy is a class with a ``decide`` method, called once a step:
 
     class HalfWhenBusy(Policy):
         def decide(self, batch):
@@ -21,10 +21,11 @@ BUILT_IN = {
     "goodput": "goodput:Goodput",
     "ema_tiers": "ema_tiers:EmaTiers",
     "confidence": "confidence:Confidence",
-    "tetris": "selection:Tetris",
+    "tetris": "tetris:Tetris",
     "slo_aware": "slo_aware:SloAware",
     "bandit": "bandit:Bandit",
     "adaptive_verification": "adaptive_verification:AdaptiveVerification",
     "oracle": "oracle:Oracle",
 }
-"""Name in a scenario: module and class. Names alone: checking a scenario and printing help load no compiled code."""
+"""Name in a scenario: module and class, names alone so that a check or help loads no compiled code. A new policy is a
+module and a line here."""

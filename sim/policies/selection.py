@@ -6,15 +6,14 @@ numbers for the forecast and then for the candidates, and the counts of the sort
 by falling survival (to 1e-12), then by level, then by request.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 from numba import njit
 
 from draftcast.sim.acceptance.confidence import describe_alike, describe_drafts, forecast_survival, rounds_are_alike
-from draftcast.sim.policies.base import Policy, Share, arrays
-from draftcast.sim.policies.forecast import draft_levels
+from draftcast.sim.policies.base import Policy, arrays
 from draftcast.sim.state.engine import Array, EngineState, PolicyArrays
 
 LEVEL_BITS, REQUEST_BITS, SURVIVAL_BITS = 7, 15, 40
@@ -211,26 +210,3 @@ def settle(s: EngineState, slot: int, n: int, most: int) -> None:
         if k != most:  # a tree's levels hold several drafts
             x.next_drafts = x.next_drafts * k // max(most, 1)
         x.drafted = k
-
-
-@njit(cache=True)
-def decide_tetris(s: EngineState, slot: int) -> None:
-    most = draft_levels(s, s.config[0].max_drafts)
-    n = forecast_drafts(s, slot, most, False)
-    pick_likeliest(s, slot, n, most, int(s.policy.params[0] * n * most))
-    settle(s, slot, n, most)
-
-
-@dataclass(frozen=True)
-class Tetris(SelectingPolicy):
-    """Every request drafts ``num_speculative_tokens``; of all these drafts a capacity is verified, the likeliest first.
-
-    Rule: a draft's worth is the product of the confidences up to it, the chance that it is reached and accepted. The
-    ``capacity`` largest of the batch are verified; worth never rises along a request, so each gets a prefix. This is
-    the best choice of that many drafts in a step (TETRIS, arXiv 2502.15197, section 4). The paper's capacity is a
-    number of tokens, the batch's size times the length that a fixed window would verify; here it is a share of what was
-    drafted.
-    """
-
-    capacity: Share = 0.5  # of the batch's drafts, which is verified
-    rule = decide_tetris

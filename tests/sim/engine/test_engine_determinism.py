@@ -32,8 +32,8 @@ from draftcast.sim.policies.ema_tiers import EmaTiers
 from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
-from draftcast.sim.policies.selection import Tetris
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 from draftcast.sim.state.engine import STOP_OUTPUT
 
 N = 40

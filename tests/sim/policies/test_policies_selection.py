@@ -17,13 +17,13 @@ from draftcast.sim.policies.confidence import Confidence
 from draftcast.sim.policies.selection import (
     INDEX_BITS,
     REQUEST_BITS,
-    Tetris,
     lost_of,
     pick_likeliest,
     rank_drafts,
     request_of,
 )
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 

@@ -24,8 +24,8 @@ from draftcast.sim.policies.goodput import Goodput
 from draftcast.sim.policies.oracle import Oracle
 from draftcast.sim.policies.registry import POLICIES, load_policy
 from draftcast.sim.policies.schedule import BatchSchedule, Fixed, Off
-from draftcast.sim.policies.selection import Tetris
 from draftcast.sim.policies.slo_aware import SloAware
+from draftcast.sim.policies.tetris import Tetris
 
 SYNC = {"async_scheduling": False}
 
