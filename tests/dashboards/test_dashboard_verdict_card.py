@@ -236,7 +236,7 @@ def test_a_search_goes_on_for_another_session() -> None:
 
 
 def test_a_refused_search_is_told() -> None:
-    def make(_: Progress) -> str:
+    def make(progress: Progress) -> str:
         raise InputError("cannot be searched")
 
     with pytest.raises(InputError, match="cannot be searched"):
