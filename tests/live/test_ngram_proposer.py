@@ -16,8 +16,7 @@ from paths import shared_data
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from draftcast.kernels.search.ngram import propose_batch
-from draftcast.kernels.search.ngram_batch import search
+from draftcast.kernels.search.ngram import propose_batch, search
 
 pytestmark = pytest.mark.live
 

@@ -55,7 +55,7 @@ def _draft(
 
 
 def prepare(inputs: Tensors, outputs: Tensors) -> Launch:
-    """Launch over `draftcast.kernels.search.ngram_batch.draw_inputs`."""
+    """Launch over `draftcast.kernels.search.ngram.draw_inputs`."""
     tokens, lengths = inputs["tokens"], inputs["lengths"]
     batch, context = tokens.shape
     chunks = max(triton.cdiv(context, CHUNK), 1)

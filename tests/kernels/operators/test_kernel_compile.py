@@ -43,13 +43,13 @@ def compiled(case: str) -> list[dict[str, Any]]:
     from draftcast.kernels.operators.triton import attention as triton_attention
     from draftcast.kernels.operators.triton import moe as triton_moe
     from draftcast.kernels.operators.triton import ngram as triton_ngram
-    from draftcast.kernels.search import ngram_batch
+    from draftcast.kernels.search import ngram
 
     families: dict[str, tuple[Any, Any]] = {
         "attention_decode": (attention.ATTENTION_DECODE, triton_attention),
         "attention_prefill": (attention.ATTENTION_PREFILL, triton_attention),
         "moe": (linear.MOE, triton_moe),
-        "ngram": (ngram_batch.NGRAM, triton_ngram),
+        "ngram": (ngram.NGRAM, triton_ngram),
     }
     name, dtype, kv_dtype, shape = CASES[case]
     operator, kernels = families[name]

@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from draftcast.kernels.search import ngram
-from draftcast.kernels.search.ngram_batch import NGRAM, search
+from draftcast.kernels.search.ngram import NGRAM, search
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 both = pytest.mark.parametrize("name", ["torch", "triton"])
