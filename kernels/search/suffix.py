@@ -64,7 +64,7 @@ class _Scratch(NamedTuple):
     repeat: IntArray  # tokens that agree up to and including each place
     member: IntArray  # places that still follow the draft, oldest first
     slot: IntArray  # by token: its sibling slot, -1 none
-    token: Tokens  # by sibling slot, as are the next three
+    token: Tokens  # by sibling slot, as are the next three; slot 0 stands before the first and after the last
     counts: IntArray
     before: IntArray
     after: IntArray
@@ -91,7 +91,8 @@ def _most_frequent(scratch: _Scratch, text: Tokens, members: int, step: int, len
     token, count, before, after = scratch.token, scratch.counts, scratch.before, scratch.after
     slot, first = scratch.slot, scratch.first
     first[: members + 2] = -1
-    slots, head, tail = 0, -1, -1
+    token[0], count[0], before[0], after[0] = -1, UNLIMITED, 0, 0
+    slots = 1
     for i in range(members):
         where = scratch.member[i] + step
         if where >= length or text[where] < 0:
@@ -101,42 +102,27 @@ def _most_frequent(scratch: _Scratch, text: Tokens, members: int, step: int, len
             s = slots
             slots += 1
             slot[text[where]] = s
-            token[s], count[s], before[s], after[s] = text[where], 1, tail, -1
-            if tail >= 0:
-                after[tail] = s
-            else:
-                head = s
-            tail = s
+            token[s], count[s], before[s], after[s] = text[where], 1, before[0], 0
+            after[before[0]] = s
+            before[0] = s
             if first[1] < 0:
                 first[1] = s
             continue
         c, left, right = count[s], before[s], after[s]
-        same_after = right if right >= 0 and count[right] == c else -1
-        if left < 0 or count[left] > c + 1:
-            first[c] = same_after
-            count[s] = c + 1
-            first[c + 1] = s
-            continue
-        other = first[count[left]]
         if first[c] == s:
-            first[c] = same_after
-        after[left] = right
-        if right >= 0:
-            before[right] = left
-        else:
-            tail = left
+            first[c] = right if count[right] == c else -1
         count[s] = c + 1
-        left = before[other]
-        before[s], after[s], before[other] = left, other, s
-        if left >= 0:
-            after[left] = s
-        else:
-            head = s
-        if left < 0 or count[left] != c + 1:
+        if count[left] <= c + 1:
+            other = first[count[left]]
+            after[left], before[right] = right, left
+            left = before[other]
+            before[s], after[s], before[other], after[left] = left, other, s, s
+        if count[left] != c + 1:
             first[c + 1] = s
-    for s in range(slots):
+    for s in range(1, slots):
         slot[token[s]] = -1
-    return (token[head], count[head]) if head >= 0 else (-1, 0)
+    head = after[0]
+    return token[head], count[head] if head > 0 else 0
 
 
 @njit(cache=True)
@@ -203,7 +189,6 @@ def _match_positions(
     drafted = np.zeros(outputs, dtype=np.int32)
     accepted = np.zeros(outputs, dtype=np.int32)
     draft, second = np.zeros(limits.k, np.int32), np.zeros(limits.k, np.int32)
-    use_earlier = earlier.text.size > 0
     for i in range(len(tokens)):
         text.last[tokens[i]] = -1
     text.size[0] = 0
@@ -212,11 +197,10 @@ def _match_positions(
     for position in range(outputs):
         length = prompt_tokens + position
         count, score = _search(text, 0, tokens, length, limits, scratch, draft)
-        if use_earlier:
-            other, other_score = _search(earlier, floor, tokens, length, limits, scratch, second)
-            if other_score > score:
-                count, score = other, other_score
-                draft[:count] = second[:count]
+        other, other_score = _search(earlier, floor, tokens, length, limits, scratch, second)
+        if other_score > score:
+            count, score = other, other_score
+            draft[:count] = second[:count]
         if score < limits.least_score:
             count = 0
         drafted[position] = count
@@ -224,18 +208,16 @@ def _match_positions(
         while same < count and length + same < len(tokens) and draft[same] == tokens[length + same]:
             same += 1
         accepted[position] = same
-        if use_earlier:
-            _append(earlier, tokens[length])
+        _append(earlier, tokens[length])
         _append(text, tokens[length])
-    if use_earlier:
-        _append(earlier, END)
+    _append(earlier, END)
     return drafted, accepted
 
 
 def match_positions(
     requests: Sequence[tuple[ArrayLike, ArrayLike]],
     k: int,
-    settings: SuffixSettings | None = None,
+    settings: SuffixSettings,
     max_model_len: int = UNLIMITED,
     least_score: float = 0.0,
 ) -> Iterator[tuple[Counts, Counts]]:
@@ -244,7 +226,6 @@ def match_positions(
     ``requests``: (prompt, output) token ids, in order of arrival. Drafts stop one token below ``max_model_len``; one
     with a score below ``least_score`` is not proposed.
     """
-    settings = settings or SuffixSettings()
     parts = [[np.asarray(part, dtype=np.int64) for part in request] for request in requests]
     texts = [np.concatenate(request) for request in parts]
     # Token ids become 0, 1, 2, ... so that arrays can be indexed by them.
@@ -252,21 +233,19 @@ def match_positions(
     dense = np.split(inverse.astype(np.int32), np.cumsum([len(text) for text in texts])[:-1])
     cached = settings.max_cached_requests
     own_capacity = max(map(len, texts), default=0)
-    earlier_capacity = sum(len(output) + 1 for _, output in parts) if cached else 0
+    starts: list[int] = np.cumsum([0, *(len(output) + 1 for _, output in parts)]).tolist()  # of outputs, in `earlier`
 
     def corpus(capacity: int) -> _Corpus:
         previous, last = np.full(capacity, -1, np.int64), np.full(len(vocabulary), -1, np.int64)
         return _Corpus(np.zeros(capacity, np.int32), np.zeros(1, np.int64), previous, last)
 
-    room = max(own_capacity, earlier_capacity) + 2
+    room = max(own_capacity, starts[-1]) + 2
     place, repeat, member, counts, before, after, first = np.zeros((7, room), np.int64)
     slot, token = np.full(len(vocabulary), -1, np.int64), np.zeros(room, np.int32)
     scratch = _Scratch(np.zeros(k, np.int32), place, repeat, member, slot, token, counts, before, after, first)
-    own_text, earlier = corpus(own_capacity), corpus(earlier_capacity)
+    own_text, earlier = corpus(own_capacity), corpus(starts[-1])
     factor, share, score = map(np.float32, (settings.max_spec_factor, settings.min_token_prob, least_score))
     limits = _Limits(k, settings.max_tree_depth, factor, share, score, max_model_len)
-    starts: list[int] = []
     for index, (prompt, _) in enumerate(parts):
-        starts.append(int(earlier.size[0]))
-        floor = starts[max(0, index + 1 - cached)] if cached else 0
+        floor = starts[max(0, index + 1 - cached)] if cached else UNLIMITED
         yield _match_positions(dense[index], len(prompt), own_text, earlier, floor, limits, scratch)
