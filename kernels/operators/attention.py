@@ -7,8 +7,8 @@ context - q earlier ones. One kernel serves both; inputs and the reference are t
 Multi-head latent attention (MLA; DeepSeek-V2, arXiv 2405.04434). mla_decode is in absorbed form: all heads share one
 key of ``k`` numbers a token (latent and rotary part), and its first ``n`` are the value. mla_prefill is in plain form:
 every head has its own keys of ``k`` and values of ``n`` numbers, expanded from the latents. Imported times of these two
-hold the latents' norms, the rotary embedding and the cache write too (`calibration/importers/latent_attention`). They
-have no kernel here, so `calibrate` times no latent attention.
+hold the latents' norms, the rotary embedding and the cache write too (`calibration/importers/latent_attention`). Those
+in plain torch here do not, so `calibrate` times no latent attention.
 """
 
 import importlib.util

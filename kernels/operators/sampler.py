@@ -63,16 +63,11 @@ def _sampler_inputs(shape: Shape, draw: Draw) -> dict[str, Any]:
 
 
 def _sampler_reference(inputs: Tensors) -> Outputs:
-    """Row by row in float64."""
-    tokens = []
-    temperatures, uniforms = inputs["temperature"].tolist(), inputs["uniforms"].tolist()
-    for row, temperature, uniform in zip(inputs["logits"].double(), temperatures, uniforms, strict=True):
-        if temperature == 0:
-            tokens.append(int((row == row.max()).nonzero()[0]))
-            continue
-        cumulative = torch.exp(row / temperature - (row / temperature).max()).cumsum(0)
-        tokens.append(int((cumulative > uniform * cumulative[-1]).nonzero()[0]))
-    return {"tokens": torch.tensor(tokens, dtype=torch.int32, device=inputs["logits"].device)}
+    """Of a row for each sequence, which has no drafts."""
+    drafts = inputs["logits"].new_empty((len(inputs["logits"]), 0), dtype=torch.int32)
+    without = {"draft_tokens": drafts, "num_drafts": drafts.sum(1), "draft_probs": None, "uniforms": drafts}
+    rows = {**inputs, **without, "logits": inputs["logits"][:, None], "final_uniforms": inputs["uniforms"]}
+    return {"tokens": _rejection_reference(rows)["tokens"][:, 0]}
 
 
 def _sampled(inputs: Tensors) -> Outputs:

@@ -66,13 +66,8 @@ def _indexer_of(shape: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw_index(shape: Shape, draw: Draw) -> dict[str, Any]:
-    """query [batch, q, heads, k], key [batch, context, k], weight [batch, q, heads]; the last q keys are the new ones.
-
-    Raises ValueError: context below q, or fewer tokens than topk.
-    """
+    """query [batch, q, heads, k], key [batch, context, k] with the q new ones at its end, weight [batch, q, heads]."""
     batch, q, context, heads, k = (shape[name] for name in ("batch", "q", "context", "heads", "k"))
-    if reason := _supports(shape, draw.dtype, draw.kv_dtype, draw.device):
-        raise ValueError(reason)
     return {
         "query": draw.normal(batch, q, heads, k),
         "key": draw.normal(batch, context, k, dtype=draw.kv_dtype),
