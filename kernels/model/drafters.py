@@ -170,27 +170,20 @@ def _medusa(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
 def _mlp_speculator(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
     """MLP speculator (arXiv 2404.19124) with tied stages: one embedding and one lm_head of width ``inner_dim``.
 
-    Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head.
+    Each stage runs ``inner -> inner`` (the first ``h -> inner``), adds the last token's embedding, and lm_head. LSTM
+    speculator of Arctic Inference: the same with an LSTM's four gates. Not modelled: its lm_head in fp8 for up to 32
+    requests.
     """
-    inner = head.inner_dim
+    inner, gates = (ARCTIC_INNER, 4) if head.kind == "arctic" else (head.inner_dim, 1)
     return replace(
         _no_layers(target, head.num_heads or k),
         hidden_size=inner,
         word_embed_proj_dim=inner,
         fc_input_size=target.hidden_size,
         shares_lm_head=True,  # one table for all stages: counted once, in extra_parameters
-        extra_parameters=inner * (target.hidden_size + inner + 2 + target.vocab_size),
+        draft_gates=gates,
+        extra_parameters=inner * (gates * (target.hidden_size + inner) + 2 + target.vocab_size),
     )
-
-
-def _arctic(head: HeadConfig, target: ModelSpec, k: int) -> ModelSpec:
-    """LSTM speculator of Arctic Inference: the MLP speculator with an LSTM's four gates, each ``ARCTIC_INNER`` wide.
-
-    Not modelled: its lm_head in fp8 for up to 32 requests.
-    """
-    base = _mlp_speculator(replace(head, num_heads=0, inner_dim=ARCTIC_INNER), target, k)
-    one_gate = (target.hidden_size + ARCTIC_INNER) * ARCTIC_INNER
-    return replace(base, draft_gates=4, extra_parameters=base.extra_parameters + 3 * one_gate)
 
 
 _KINDS: dict[str, tuple[str, str, Callable[[HeadConfig, ModelSpec, int], ModelSpec]]] = {
@@ -202,7 +195,7 @@ _KINDS: dict[str, tuple[str, str, Callable[[HeadConfig, ModelSpec, int], ModelSp
     "dspark": ("dspark", "Qwen3DSparkModel", _dspark),
     "medusa": ("medusa", "MedusaModel", _medusa),
     "mlp_speculator": ("mlp-speculator", "MLPSpeculatorPreTrainedModel", _mlp_speculator),
-    "arctic": ("arctic-lstm", "ArcticLSTMSpeculatorPreTrainedModel", _arctic),
+    "arctic": ("arctic-lstm", "ArcticLSTMSpeculatorPreTrainedModel", _mlp_speculator),
 }
 """Of each kind the end of its name, vLLM's class and what builds it on a target for k drafts."""
 

@@ -196,8 +196,7 @@ class ModelSpec:
         yield "kv_compression", bool(self.kv_compression) != compresses, needed
         lacks = self.residual_rank and not self.residual_streams
         yield "residual_rank", lacks, "residual_streams > 0 is needed with it"
-        lacks = self.is_sparse and self.is_mla and not self.q_lora_rank
-        yield "q_lora_rank", lacks, "sparse latent attention needs it"
+        yield "q_lora_rank", self.is_sparse and self.is_mla and not self.q_lora_rank, "sparse latent attention needs it"
         yield "sliding_window", sliding and not self.sliding_window, "sliding layers need a window > 0"
         if linear:
             for key in LINEAR_SIZES:
@@ -342,7 +341,7 @@ class ModelSpec:
         layers, moe_layers, with_cache = self.num_hidden_layers, self.num_moe_layers, self.num_attention_layers
         hidden, vocab = self.hidden_size, math.ceil(self.vocab_size / tp)
         mlp, expert_mlp = math.ceil(self.intermediate_size / tp), math.ceil(self.moe_intermediate_size / tp)
-        norm = hidden * (2 if self.layer_norm_bias else 1)
+        norm = hidden * (1 + self.layer_norm_bias)
 
         groups = dict.fromkeys(("embedding", "ngrams", "lm_head", *QUANTISED, "router", "norms", "biases", "extra"), 0)
         for matrix in matrices(self, tp, tp):
@@ -377,12 +376,10 @@ class ModelSpec:
             decays = {"gated_delta": 2 * value_heads, "kda": value_heads + keys, "mamba2": 3 * value_heads}
             gate_norm = values if self.linear_kind == "mamba2" else self.linear_value_head_dim
             norms += self.num_linear_layers * (convolution + decays[self.linear_kind] + gate_norm)
-        biases += with_cache * (hidden if self.attention_output_bias else 0)
-        biases += with_cache * (self.num_attention_heads // tp if self.attention_sinks else 0)
-        wide = 2 if self.gated_mlp else 1
-        biases += self.num_dense_layers * (wide * mlp + hidden if self.mlp_bias else 0)
-        biases += moe_layers * self.num_experts * ((2 * expert_mlp + hidden) if self.expert_bias else 0)
-        biases += moe_layers * (self.num_experts if self.router_bias else 0)
+        biases += with_cache * self.attention_output_bias * hidden
+        biases += with_cache * self.attention_sinks * (self.num_attention_heads // tp)
+        biases += self.num_dense_layers * self.mlp_bias * ((1 + self.gated_mlp) * mlp + hidden)
+        biases += moe_layers * self.num_experts * (self.expert_bias * (2 * expert_mlp + hidden) + self.router_bias)
         return groups | {"norms": norms, "biases": biases}
 
     @property

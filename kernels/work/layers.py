@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES, activation_bytes, weight_dtype, wide_dtype
 from draftcast.kernels.model.matrices import Matrix, matrices
-from draftcast.kernels.model.spec import QUANTISED, ModelSpec
+from draftcast.kernels.model.spec import ModelSpec
 from draftcast.kernels.operators.attention import attention_work
 from draftcast.kernels.operators.cost import Work, as_array, moved_work
 from draftcast.kernels.operators.gated_delta import linear_attention_work
@@ -51,9 +51,8 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     does not divide the attention heads.
     """
     model.check_tensor_parallel(tp)
-    formats = {group: _formats(model, group) for group in QUANTISED}
     chosen = matrices(model, tp, expert_tp or tp)
-    return tuple(LinearLayer(**asdict(matrix), formats=formats.get(matrix.group, ())) for matrix in chosen)
+    return tuple(LinearLayer(**asdict(matrix), formats=_formats(model, matrix.group)) for matrix in chosen)
 
 
 def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:
