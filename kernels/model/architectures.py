@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from draftcast.errors import ModelError
-from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, WINDOW_HEADS, ConfigReader, usual_words
+from draftcast.kernels.model.config import GLOBAL_HEADS, OTHER_NAMES, PLAIN, WINDOW_HEADS, ConfigReader, usual_words
 from draftcast.kernels.model.dtypes import WEIGHT_BYTES
 from draftcast.kernels.model.formats import MODULES, MODULES_BESIDE, kv_cache_format, stored_formats, weight_block
 from draftcast.kernels.model.spec import INDEXED_RATIO, LINEAR_SIZES, ModelSpec
@@ -53,20 +53,16 @@ def decoder_values(config: ConfigReader, overrides: Mapping[str, Any]) -> dict[s
         "num_key_value_heads": config.integer("num_key_value_heads", heads),
         "vocab_size": config.integer("vocab_size"),
         "max_position_embeddings": positions,
-        **{name: config.flag(name) for name in ("tie_word_embeddings", "layer_norm_bias", "attention_sinks")},
+        **{name: config.flag(key) for name, key in PLAIN["flags"].items()},
+        **{name: config.count(key) for name, key in PLAIN["counts"].items()},
         "gated_mlp": _is_gated(config),
         "position_embeddings": positions + config.count("position_offset") if config.count("position_offset") else 0,
         "word_embed_proj_dim": config.integer("word_embed_proj_dim", hidden),
-        "num_nextn_layers": config.count("num_nextn_predict_layers"),
-        "qk_norm": config.flag("use_qk_norm"),
         "qk_norm_all_heads": config.values.get("qk_norm_type") == "per_layer",
         "attention_bias": attention_biased or config.flag("qkv_bias"),  # the latter on q, k and v alone
         "attention_output_bias": config.flag("attention_output_bias", attention_biased),
         "mlp_bias": config.flag("mlp_bias", biased),
-        "attention_output_gate": config.flag("attn_output_gate"),
         "norms_per_layer": config.integer("norms_per_layer", 2, minimum=0),
-        "residual_streams": config.count("hc_mult"),
-        "residual_rank": config.count("hc_lowrank"),
         "final_norm": config.flag("do_layer_norm_before", True) and not config.flag("_remove_final_layer_norm"),
         **_attention(config, hidden, heads),
         **_feed_forward(config, layers),
@@ -166,11 +162,11 @@ def _is_gated(config: ConfigReader) -> bool:
     """Whether the MLP has a gate matrix; the activation tells, but for GELU."""
     key = config.first("hidden_act")
     activation = config.values.get(key)
-    gated = config.values.get("gated_mlp", activation is None or activation in _GATED)
-    if not gated and "gated_mlp" not in config.values and activation not in _UNGATED:
+    gated = config.flag("gated_mlp", activation is None or activation in _GATED)
+    if not gated and config.values.get("gated_mlp") is None and activation not in _UNGATED:
         allowed = f"gated or not? known: {', '.join((*_GATED, *_UNGATED))}, and others of Gemma"
         raise ModelError(allowed, file=config.name, key=key, value=activation)
-    return bool(gated)
+    return gated
 
 
 def _attention(config: ConfigReader, hidden: int, heads: int) -> dict[str, Any]:

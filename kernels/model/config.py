@@ -20,6 +20,7 @@ _FIELDS = yaml_beside(__file__, "fields.yaml")
 OTHER_NAMES: dict[str, list[str]] = _FIELDS["names"]
 _KNOWN = {*OTHER_NAMES, *chain(*OTHER_NAMES.values()), *_FIELDS["read"], *_FIELDS["silent"]}
 WINDOW_HEADS: dict[str, str] = _FIELDS["window_heads"]
+PLAIN: dict[str, dict[str, str]] = _FIELDS["plain"]
 GLOBAL_HEADS: dict[str, str] = _FIELDS["global_heads"]
 # A field so called tells a size or a pattern of layers.
 _SIZE = re.compile(r"(^|_)(dim|size|rank|heads?|layers?|experts?|window|pattern|types|freq|interval|chunk)(_|$)")
@@ -86,9 +87,11 @@ class ConfigReader:
                 raise ModelError(f"not known; allowed: {', '.join(allowed)}", file=self.name, key=key, value=item)
         return value
 
-    def section(self, key: str) -> ConfigReader:
-        """The object under ``key``. Raises ModelError: it is none."""
+    def section(self, key: str, *, optional: bool = False) -> ConfigReader:
+        """The object under ``key``, where ``optional`` an empty one in place of none. Raises ModelError: it is none."""
         value = self.values.get(key)
+        if optional and not value:
+            value = {}
         if not isinstance(value, Mapping):
             raise self.refusal(key, "an object is needed")
         return ConfigReader(value, f"{self.name}: {key}")
@@ -189,12 +192,9 @@ def _kinds_of_layers(config: ConfigReader, fields: dict[str, Any]) -> None:
         fields["compress_ratios"] = [rates.get(kind, 0) for kind in kinds]
         del fields["layer_types"], fields["compress_rates"]
     if isinstance(kinds, list) and "linear_num_heads" in fields:  # Kimi-Linear
-        fields["linear_attn_config"] = {
-            "num_heads": fields.pop("linear_num_heads"),
-            "head_dim": fields.pop("linear_head_dim", None),
-            "short_conv_kernel_size": fields.pop("linear_conv_kernel_dim", None),
-            "kda_layers": [layer for layer, kind in enumerate(kinds, 1) if kind == "linear_attention"],
-        }
+        sizes = {old: fields.pop(new, None) for old, new in _FIELDS["kda"].items()}
+        kda = [layer for layer, kind in enumerate(kinds, 1) if kind == "linear_attention"]
+        fields["linear_attn_config"] = {**sizes, "kda_layers": kda}
     if isinstance(kinds, list) and "index_topk_blocks" in fields:  # MiniMax-M3
         sparse = [int(kind == "minimax_m3_sparse") for kind in kinds]
         sizes = {old: fields.pop(new, None) for old, new in _FIELDS["block_sparse"].items()}
@@ -216,13 +216,13 @@ def _heads_of_layers(config: ConfigReader, fields: dict[str, Any]) -> None:
     by_layer = fields.pop("per_layer_config", None)
     if not by_layer:
         return
-    kinds = fields.get("layer_types") or []
-    sizes = list(by_layer.values()) if isinstance(by_layer, Mapping) else [None]
-    for kind, words in (("sliding_attention", WINDOW_HEADS), ("full_attention", GLOBAL_HEADS)):
-        of_kind = {str(layer) for layer, layer_kind in enumerate(kinds) if layer_kind == kind}
-        if of_kind != {str(layer).lstrip("0") or "0" for layer in by_layer}:
-            continue
-        if isinstance(sizes[0], Mapping) and all(size == sizes[0] for size in sizes) and set(sizes[0]) <= set(words):
-            fields |= {words[name]: value for name, value in sizes[0].items()}
-            return
+    kinds = ConfigReader(fields, config.name).strings("layer_types")
+    first, *others = by_layer.values() if isinstance(by_layer, Mapping) else [None]
+    if isinstance(first, Mapping) and all(size == first for size in others):
+        numbers = {str(layer).lstrip("0") or "0" for layer in by_layer}
+        for kind, words in (("sliding_attention", WINDOW_HEADS), ("full_attention", GLOBAL_HEADS)):
+            of_kind = {str(layer) for layer, layer_kind in enumerate(kinds) if layer_kind == kind}
+            if numbers == of_kind and set(first) <= set(words):
+                fields |= {words[name]: value for name, value in first.items()}
+                return
     raise config.refusal("per_layer_config", "heads of all sliding or of all full layers, all alike, are needed")

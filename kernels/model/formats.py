@@ -16,8 +16,8 @@ from draftcast.kernels.model.config import ConfigReader
 from draftcast.kernels.model.dtypes import FORMATS, WEIGHT_BYTES
 
 Stored = tuple[str, float]  # A format of `WEIGHT_BYTES`, and the bytes of a weight with its share of the scales.
-Scheme = tuple[list[str], Stored]
-"""Modules, none: all that nothing else is said of; and their format."""
+Scheme = tuple[list[str], Stored | None]
+"""Modules, none: all that nothing else is said of; and their format, none: 16 bits."""
 
 MODULES: dict[str, list[str]] = FORMATS["modules"]
 # A dense MLP beside the experts of a layer (Gemma 4).
@@ -41,7 +41,7 @@ def stored_formats(
 
     Raises ModelError: a method, algorithm or scheme that is not known, or an ill-typed field (named).
     """
-    default, by_module = None, dict[Stored, list[str]]()
+    default, by_module = None, dict[Stored | None, list[str]]()
     for targets, stored in _schemes(section):
         if targets:
             by_module.setdefault(stored, []).extend(targets)
@@ -49,7 +49,8 @@ def stored_formats(
             default = stored
     unquantised = {rule: key for key in _KEPT for rule in section.strings(key)}
     if section.values.get("quant_method") == "gptq":
-        unquantised |= {f"re:{rule[2:]}": "dynamic" for rule in _dynamic(section).values if rule.startswith("-:")}
+        rules = section.section("dynamic", optional=True).values
+        unquantised |= {f"re:{rule[2:]}": "dynamic" for rule in rules if rule.startswith("-:")}
         if not section.flag("lm_head"):
             unquantised["lm_head"] = "lm_head"
     is_kept = _matcher(unquantised, section.name)
@@ -63,10 +64,10 @@ def stored_formats(
             continue
         votes = {stored: sum(any(map(matches, names)) for names in named) for stored, matches in matchers.items()}
         most = max(votes, key=votes.__getitem__, default=None)
-        if most is not None and 2 * votes[most] >= count:
-            formats[group] = most
-        elif default is not None and group != "lm_head":
-            formats[group] = default
+        usual = default if group != "lm_head" else None
+        chosen = most if 2 * votes.get(most, -1) >= count else usual
+        if chosen is not None:
+            formats[group] = chosen
     return formats
 
 
@@ -114,18 +115,15 @@ def _schemes(section: ConfigReader) -> Iterable[Scheme]:
 
 
 def _modelopt(section: ConfigReader, algorithm: Any) -> Iterator[Scheme]:
-    def stored(name: Any, key: str) -> Stored:
+    algorithms: list[tuple[str, list[str], Any]] = [("quant_algo", [], algorithm)]
+    if algorithm == "MIXED_PRECISION":
+        layers = section.section("quantized_layers")
+        algorithms = [(name, [name], layers.section(name).values.get("quant_algo")) for name in layers.values]
+    for key, modules, name in algorithms:
         dtype = _MODELOPT.get(str(name).upper())
         if dtype is None:
             raise ModelError(f"known: {', '.join(_MODELOPT)}, MIXED_PRECISION", file=section.name, key=key, value=name)
-        return dtype, WEIGHT_BYTES[dtype]
-
-    if algorithm != "MIXED_PRECISION":
-        yield [], stored(algorithm, "quant_algo")
-        return
-    layers = section.section("quantized_layers")
-    for module in layers.values:
-        yield [module], stored(layers.section(module).values.get("quant_algo"), module)
+        yield modules, (dtype, WEIGHT_BYTES[dtype])
 
 
 def _fp8(section: ConfigReader) -> Stored:
@@ -139,13 +137,9 @@ def _fp8(section: ConfigReader) -> Stored:
     return "fp8", WEIGHT_BYTES["fp8"] + 4.0 / (block[0] * block[1])
 
 
-def _dynamic(section: ConfigReader) -> ConfigReader:
-    """GPTQ's rules by a pattern of modules: ``-:`` leaves them in 16 bits, another prefix or none changes fields."""
-    return section.section("dynamic") if section.values.get("dynamic") else ConfigReader({}, section.name)
-
-
 def _gptq(section: ConfigReader) -> Iterator[Scheme]:
-    usual, rules = _int4(section, False), _dynamic(section)
+    """Rules by a pattern of modules: ``-:`` leaves them in 16 bits, another prefix or none changes fields."""
+    usual, rules = _int4(section, False), section.section("dynamic", optional=True)
     for rule in rules.values:
         if not rule.startswith("-:"):
             changed = rules.section(rule)
@@ -193,12 +187,11 @@ def _compressed(section: ConfigReader) -> Iterator[Scheme]:
 
 def _quark(section: ConfigReader) -> Iterator[Scheme]:
     """Of ``global_quant_config`` for all modules, of ``layer_quant_config`` for those that its patterns name."""
-    schemes: list[tuple[list[str], ConfigReader]] = []
-    if section.values.get("layer_quant_config"):
-        layers = section.section("layer_quant_config")
-        schemes = [([pattern], layers.section(pattern)) for pattern in layers.values]
+    layers = section.section("layer_quant_config", optional=True)
+    schemes = [([pattern], layers.section(pattern)) for pattern in layers.values]
     for targets, scheme in [([], section.section("global_quant_config")), *schemes]:
-        if scheme.values.get("weight") is None:  # 16 bits
+        if scheme.values.get("weight") is None:
+            yield targets, None
             continue
         weights = scheme.section("weight")
         inputs = scheme.values.get("input_tensors")
@@ -230,7 +223,7 @@ def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
     Paths count from ``layers.`` on: what stands before differs between engines. ``rules`` come with the key that each
     stands under, for errors.
     """
-    paths, parts, patterns = set(), [], []
+    paths, patterns = set(), []
     for rule, key in rules.items():
         whole = rule.removeprefix("re:")
         text = re.sub(r"^.*?(?=layers\b)", "", whole)
@@ -246,13 +239,12 @@ def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
         elif text.startswith("layers.") or text == "lm_head":
             paths.add(text)
         else:
-            parts.append(text)
+            patterns.append(f".*{re.escape(text)}")
     any_pattern = re.compile("|".join(f"(?:{text})" for text in patterns)) if patterns else None
 
     def names(path: str) -> bool:
         pieces = path.split(".")
-        if any(".".join(pieces[:end]) in paths for end in range(1, len(pieces) + 1)):
-            return True
-        return any(part in path for part in parts) or (any_pattern is not None and any_pattern.match(path) is not None)
+        held = any(".".join(pieces[:end]) in paths for end in range(1, len(pieces) + 1))
+        return held or (any_pattern is not None and any_pattern.match(path) is not None)
 
     return names

@@ -671,6 +671,9 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes) -> None:
         ("sliding_window_pattern", "LLLG", "an integer >= 0 is needed"),
         ("text_config", 5, "a JSON object is needed"),
         ("architectures", ["BertForMaskedLM"], "does not generate text"),
+        ("per_layer_config", 5, "= 5: heads of all sliding or of all full layers"),
+        ("per_layer_config", True, "= True: heads of all sliding or of all full layers"),
+        ("gated_mlp", "x", "= 'x': true or false is needed"),
     ],
 )
 def test_other_kinds_of_layers_are_refused_by_field(key: str, value: object, kind: str) -> None:
@@ -1322,6 +1325,11 @@ INT4 = ("int4", 0.5 + 2 / 128)
         ("MiniMax-M2.5", {"quant_method": "mxfp8", "weight_block_size": [1, 32], "ignored_layers": [
             "lm_head", *(f"model.layers.{n}.block_sparse_moe.gate" for n in range(62))]},
          dict.fromkeys(("attention", "attention_out", "experts"), ("mxfp8", 1.03125))),
+        # Quark: a part without a format is in 16 bits; of two rules for one module the first counts
+        ("Qwen3-8B", {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int8"},
+                                                                       "input_tensors": {"dtype": "int8"}},
+                      "layer_quant_config": {"*o_proj": {"weight": {"dtype": "int4"}}, "*attn*": {"weight": None}}},
+         {"attention_out": ("int4", 0.5), "dense_mlp": ("int8", 1.0)}),
     ],
 )  # fmt: skip
 def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
