@@ -13,7 +13,7 @@ provisional); and one JSON line. Ten minutes.
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from unittest import mock
 
@@ -27,7 +27,7 @@ from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.model_error import stratum_of
-from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide, forecast_points
+from draftcast.scenarios.evidence.forecast import forecast_points
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
 from draftcast.scenarios.evidence.settings import model_name
@@ -144,14 +144,21 @@ def is_timed(point: EvidencePoint) -> bool:
 
 def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> pd.DataFrame:
     """By id and side of a point the log of forecast over measured time, with the constants as given."""
-    generations = []
+    generations, rows = [], []
     for g in engines.generations():
         here = {name: value for (generation, name), value in values.items() if generation == g.name}
         changed = {name: replace(getattr(g.constants, name), value=value) for name, value in here.items()}
         generations.append(replace(g, constants=replace(g.constants, **changed)))
     with mock.patch.object(engines, "generations", return_value=generations):
         _forget_constants()
-        rows = [row for forecast in forecast_points(members) for row in _of(forecast)]
+        for forecast in forecast_points(members):
+            point, sides = forecast.point, {"off": forecast.question.off, "on": forecast.question.on}
+            for side, scenario in sides.items():
+                error = forecast.error(side)
+                if scenario is not None and error is not None:
+                    generation = deployment.cached_deployment(scenario).settings.generation.name
+                    setup = f"{model_name(point.model or '')} {scenario.hardware} {generation}"
+                    rows.append((point.id, side, point.source, generation, setup, float(np.log1p(error))))
     _forget_constants()
     columns = ["id", "side", "source", "generation", "setup", "error"]
     return pd.DataFrame(rows, columns=columns).set_index(["id", "side"])
@@ -161,16 +168,6 @@ def _forget_constants() -> None:
     """Of what is kept: each version's generation, and deployments, which hold the constants they were made with."""
     engines.generation_of.cache_clear()
     deployment.deployments.clear()
-
-
-def _of(forecast: Forecast) -> Iterator[tuple[object, ...]]:
-    sides: tuple[ForecastSide, ...] = ("off", "on")
-    for side in sides:
-        scenario, error = getattr(forecast.question, side), forecast.error(side)
-        if scenario is not None and error is not None:
-            point, generation = forecast.point, deployment.cached_deployment(scenario).settings.generation.name
-            setup = f"{model_name(point.model or '')} {scenario.hardware} {generation}"
-            yield point.id, side, point.source, generation, setup, float(np.log1p(error))
 
 
 def solved(

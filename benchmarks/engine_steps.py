@@ -62,17 +62,10 @@ def measure(
 def _run(folder: str, context: int, sizes: list[int], speculative_config: dict[str, Any] | None) -> None:
     from vllm import LLM, SamplingParams
 
-    engine = LLM(
-        folder,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=2 * context + OUTPUT_TOKENS,
-        max_num_seqs=max(sizes),
-        speculative_config=speculative_config,
-        enable_logging_iteration_details=True,
-        disable_log_stats=False,
-    )
+    size = {"max_model_len": 2 * context + OUTPUT_TOKENS, "max_num_seqs": max(sizes)}
+    weights = {"load_format": "dummy", "skip_tokenizer_init": True, "dtype": "bfloat16"}
+    log = {"enable_logging_iteration_details": True, "disable_log_stats": False}
+    engine = LLM(folder, speculative_config=speculative_config, **weights, **size, **log)
     draw = random.Random(1)
     prompts = [{"prompt_token_ids": [draw.randrange(10, 10_000) for _ in range(context)]} for _ in range(max(sizes))]
 

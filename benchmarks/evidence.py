@@ -6,21 +6,32 @@ prediction intervals cover with each source held out, errors without and with ``
 speculation, and one last JSON line; half an hour of one core. ``--write-model-error`` writes the spreads of the errors
 to ``scenarios/compare/model_error.yaml``; ``--write-forecasts`` alone writes the forecasts of steady loads to
 ``scenarios/evidence/forecasts.csv``, which the page Trust shows (some minutes).
+
+``--recorded`` instead forecasts three whole runs of vLLM on GPUs with the kernel timings of the same machines
+(``../shared/data/recorded``): with its machine's own timings and with what is shipped for the device. Nothing in the
+package was fitted to these runs. Its last line is JSON too. Bars are those of ``evidence.yaml``.
 """
 
 import argparse
 import json
+import sys
 from collections import defaultdict
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 import yaml
 
+from draftcast.calibration.importers.formats import read, write_profile
+from draftcast.calibration.live.imported_runs import import_recorded_run
 from draftcast.calibration.live.off_runs import OffRun
+from draftcast.calibration.profile.hardware import load_hardware
 from draftcast.errors import InputError
 from draftcast.files import plain
+from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare import model_error
 from draftcast.scenarios.evidence import summary
 from draftcast.scenarios.evidence.forecast import SIDES, Forecast, ForecastSide, forecast_points, forecast_questions
@@ -28,13 +39,17 @@ from draftcast.scenarios.evidence.point import points
 from draftcast.scenarios.evidence.settings import Reading
 from draftcast.scenarios.evidence.summary import by_kind, coverage, errors, estimated_strata, is_moe, residuals, signs
 from draftcast.scenarios.live.calibrate_to import fitted, with_correction
+from draftcast.scenarios.live.validate.comparison import validate
 from draftcast.scenarios.run.simulate import simulate_together
-from draftcast.scenarios.schema.load import to_mapping, with_values
+from draftcast.scenarios.schema.load import load_scenario, to_mapping, with_values
 from draftcast.scenarios.show.evidence_report import SUMMARY, counts_line, sign_lines, summary_rows
 from draftcast.scenarios.show.tables import aligned
 from draftcast.yaml_text import yaml_beside
 
-BARS = yaml_beside(__file__, "evidence.yaml")
+_BARS = yaml_beside(__file__, "evidence.yaml")
+BARS, RECORDED = _BARS["points"], _BARS["recorded"]
+RECORDED_RUNS = Path(__file__).parents[2] / "shared" / "data" / "recorded"
+UTILIZATION = 0.9  # vLLM 0.19's default, which the runs took
 LOSSES, GAINS = 0.80, 0.97
 LEAST_COVERED, MOST_COVERED, WIDEST = 0.85, 0.95, 3
 EARLY = ("blog-", "opt-2.7b", "arctic-")  # the results that made speculation known: sources of points/early.jsonl
@@ -46,7 +61,13 @@ def main() -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
     parser.add_argument("--write-model-error", action="store_true")
     parser.add_argument("--write-forecasts", action="store_true")
+    parser.add_argument("--recorded", action="store_true")
+    # Nothing is drawn where speculation is off: all are the same.
+    parser.add_argument("--replications", type=int, default=1, help="of recorded runs")
     arguments = parser.parse_args()
+    if arguments.recorded:
+        print(json.dumps(recorded(arguments.replications)))
+        return
     if arguments.write_forecasts:
         write_forecasts(list(forecast_points(point for point in points() if point.tier in summary.JUDGED_TIERS)))
         return
@@ -206,6 +227,37 @@ def calibration_bars(calibrations: pd.DataFrame) -> dict[str, dict[str, Any]]:
         bars[f"{name} with a smaller error"] = {"value": share, "bar": BETTER, "holds": share >= BETTER}
         bars[f"{name}, largest loss"] = {"value": worst, "bar": WORSE, "holds": worst <= WORSE}
     return bars
+
+
+def recorded(replications: int) -> list[dict[str, Any]]:
+    """Measured value, forecast and relative error of every judged figure of every recorded run, also printed."""
+    if not RECORDED_RUNS.is_dir():
+        sys.exit(f"{RECORDED_RUNS} is not there")
+    rows, results = [["run", "timings", "figure", "measured", "forecast", "error", "bar", ""]], []
+    values = {"engine.speculative_config": None, "engine.gpu_memory_utilization": UTILIZATION}
+    values |= {"statistics.replications": replications}
+    origin = {"date": datetime.now(UTC).date().isoformat(), "command": "benchmarks/evidence.py --recorded"}
+    with TemporaryDirectory() as scratch:
+        for name, judged in RECORDED.items():
+            folder, own, hardware = RECORDED_RUNS / name, Path(scratch) / name, load_hardware(judged["device"])
+            run = import_recorded_run(folder, Path(scratch) / "runs" / name)
+            config = run.manifest["server"]["config"]
+            model, tp = load_model(config["model"]), config["tensor_parallel_size"]
+            times = read("llmservingsim", folder / "perf", hardware, model=model, tp=tp)
+            write_profile(own, times, hardware, name=name, **origin)
+            scenario = with_values(load_scenario(), {"hardware": judged["device"], **values})
+            for timings, profile in (("own", str(own)), ("shipped", None)):
+                comparison = validate(run, scenario, profile=profile, attribute=False)
+                for figure in judged["own"]:
+                    of_figure, bar = comparison.figures[figure], judged[timings].get(figure)
+                    measured, forecast, error = of_figure.measured, of_figure.forecast.mean, of_figure.error
+                    verdict = "" if bar is None else "met" if abs(error) <= bar else "MISSED"
+                    numbers = [f"{measured:.4g}", f"{forecast:.4g}", f"{error:+.1%}"]
+                    rows.append([name, timings, figure, *numbers, "" if bar is None else f"{bar:.0%}", verdict])
+                    shown = {"measured": measured, "forecast": forecast, "error": error}
+                    results.append({"run": name, "timings": timings, "figure": figure, **shown, "bar": bar})
+    print("\n".join(aligned(rows)))
+    return results
 
 
 if __name__ == "__main__":

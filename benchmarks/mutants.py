@@ -84,15 +84,13 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 def checkout(commit: str | None, folder: Path) -> None:
     """A copy of a commit, or of the working tree with what is not ignored."""
-    if commit is not None:
-        packed = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
-        subprocess.run(["tar", "--extract", "--directory", folder], check=True, input=packed)
-        return
-    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
-        if name and os.path.lexists(ROOT / name):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    command = ["git", "archive", str(commit)]
+    if commit is None:
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+        command = ["tar", "--create", "--file=-", *(name for name in names if name and os.path.lexists(ROOT / name))]
+    packed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "--extract", "--file=-", "--directory", folder], check=True, input=packed)
 
 
 def passes(folder: Path, compiled: bool, path: Path, limit_s: float) -> bool:

@@ -9,14 +9,14 @@ policy in Python.
 """
 
 import json
-import math
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import typer
-from engine import minimal_step_s, served
+from engine import least_in_turn, minimal_step_s, served
 
 from draftcast.scenarios.run.deployment import deploy
 from draftcast.scenarios.run.workload_spec import workload_spec
@@ -69,15 +69,14 @@ def main(sequences: int = 40, rounds: int = 20) -> None:
         for key, value in VARIANTS.get(name, {}).items():
             built_in[f"{name}({key}={value})"] = load_policy(name, **{key: value})
     user: dict[str, Policy] = {"python, one length": ByBatch(), "python, by request": ByRequest()}
-    best = dict.fromkeys([*built_in, *user], math.inf)
-    minimal_s = math.inf
-    for round_ in range(rounds + 1):
-        step_s = minimal_step_s(sequences, time.process_time)
-        minimal_s = min(minimal_s, step_s) if round_ else math.inf  # the first round compiles
-        for label, policy in (built_in | user).items():
-            replica, seconds = served(scenario, replace(deployment, policy=policy), table, time.process_time)
-            step_s = seconds / int(replica.state.engine[0]["step"])
-            best[label] = min(best[label], step_s) if round_ else math.inf
+
+    def step_s(policy: Policy) -> float:
+        return served(scenario, replace(deployment, policy=policy), table, time.process_time)[1]
+
+    loops = {"minimal loop": partial(minimal_step_s, sequences, time.process_time)}
+    loops |= {label: partial(step_s, policy) for label, policy in (built_in | user).items()}
+    best = least_in_turn(loops, rounds)
+    minimal_s = best.pop("minimal loop")
     print(f"{'policy':<42}{'steps/s':>12}{'bar':>10}{'of bar':>9}{'minimal loop / it':>20}")
     for label, seconds in best.items():
         bar = PYTHON_BAR if label in user else BAR

@@ -2,6 +2,7 @@
 
     python benchmarks/verdicts.py words [--loads N] [--chance]
     python benchmarks/verdicts.py intervals [--trials N] [--scenario NAME ...]
+    python benchmarks/verdicts.py recommendations [--replications N]
 
 ``words`` asks 50 loads from 5 to 150 % of the smaller capacity: what ``simulate``, ``recommend``, ``sweep`` and
 ``cutover`` say at the scenario's own effort, what the page says at its own, and beside them runs of 60,000 requests.
@@ -11,22 +12,30 @@ whether ``plan`` promises more than the capacity.
 ``intervals`` compares 200 trials of six stable scenarios with long runs: for every scenario and effort, the coverage of
 the nominal 95 % intervals of five figures and their mean half widths. A trial that did not settle counts as a miss. The
 truth is a run whose half width is under a quarter of a trial's; a shorter one is refused. All of it takes about half an
-hour of two cores. Both end with one JSON line.
+hour of two cores.
+
+``recommendations`` asks whether the recommended setting is significantly worse than the best fixed k or than off, over
+bundled scenarios and loads. It is made with one seed and judged with another, so that it cannot profit from its own
+noise; a recorded trace is the same under any seed: there only the drawn acceptance differs. Seconds are processor time,
+those that compile left out. Each ends with one JSON line.
 """
 
 import json
 import os
+import time
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
+from engine import AZURE
 
 from draftcast import load_scenario
 from draftcast.scenarios.compare.capacity import capacity, page_effort
-from draftcast.scenarios.compare.comparison import compare
-from draftcast.scenarios.compare.recommend import recommend
+from draftcast.scenarios.compare.comparison import compare, simulate
+from draftcast.scenarios.compare.metric import METRICS
+from draftcast.scenarios.compare.recommend import ComparedLoad, recommend
 from draftcast.scenarios.compare.verdict import judge
 from draftcast.scenarios.cutover.search import CutoverQuestion, cutover
 from draftcast.scenarios.plan.question import PlanQuestion, parse_objectives
@@ -35,7 +44,7 @@ from draftcast.scenarios.run.simulate import simulate_together
 from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.load import with_rate, with_values, without_speculation
 from draftcast.scenarios.sweep.run import sweep
-from draftcast.sim.statistics.intervals import Estimate
+from draftcast.sim.statistics.intervals import Estimate, replication_interval
 
 LONG = {"workload.num_requests": 60_000, "statistics.seed": 7_000_000}
 DECIDED = ("pays", "costs", "overloaded")
@@ -54,6 +63,14 @@ CASES: dict[str, tuple[float, tuple[str, ...]]] = {
     "two replicas, bursts, at 60 %": (0.60, BURSTS),
 }
 EFFORTS = ("file", "page")
+RATE, CLIENTS = "workload.arrivals.request_rate_rps", "workload.arrivals.concurrency"
+RECOMMENDED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    *(("default", f"{rate:g} req/s", {RATE: rate}) for rate in (2.0, 10.0, 30.0, 50.0, 60.0, 66.0)),
+    *(("ngram-code-editing", f"{rate:g} req/s", {RATE: rate}) for rate in (1.0, 4.0, 8.0)),
+    *(("closed-loop-classes", f"{clients} clients", {CLIENTS: clients}) for clients in (8, 64, 256)),
+    ("azure-conversation", "recorded", {}),
+    ("azure-conversation", "20 req/s", {RATE: 20.0}),
+)
 app = typer.Typer(help=__doc__, add_completion=False)
 
 
@@ -116,8 +133,9 @@ def words(
         rows.append({"rate_rps": rate, **by_surface, "page": page, "long": truth})
         print(f"{rate:7.2f} req/s  {by_surface}  page: {page}  60,000 requests: {truth}", flush=True)
     counts = {"differ": len(differ), "wrong": len(wrong), "undecided": len(undecided)}
-    text = "{differ} loads with different words, {wrong} wrong words, {undecided} undecided away from it"
-    print(text.format(**counts))
+    print(
+        f"{len(differ)} loads with different words, {len(wrong)} wrong words, {len(undecided)} undecided away from it"
+    )
     for case in (*differ, *wrong, *undecided):
         print(" ", case)
     promised = planned_too_much(scenario)
@@ -183,6 +201,38 @@ def intervals(
                 print(f"{case:30} {size:12} not settled   {rows['not settled']['share']:7.1%}", flush=True)
     print(f"{len(cells)} cells: {min(cells):.1%} to {max(cells):.1%}, mean {np.mean(cells):.2%}")
     print(json.dumps({"trials": trials, "cases": answer}))
+
+
+@app.command()
+def recommendations(replications: int = 5) -> None:
+    worse = 0
+    seconds = []
+    recommend(with_values(load_scenario("closed-loop-classes"), {"workload.num_requests": 50}))  # compiles, or loads
+    print(f"{'scenario':<22}{'load':>12}  {'recommended':<58}{'over off':>16}{'over best fixed k':>26}{'CPU s':>7}")
+    for name, label, values in RECOMMENDED:
+        trace = AZURE if name == "azure-conversation" else None  # not bundled
+        if trace is not None and not trace.exists():
+            print(f"{name:<22}{label:>12}  not run, {trace} is absent")
+            continue
+        scenario = with_values(load_scenario(name, trace=trace), {**values, "statistics.replications": replications})
+        start = time.process_time()
+        answer = recommend(scenario, loads=[ComparedLoad(label, {})])
+        seconds.append(time.process_time() - start)
+        best = next(outcome for outcome in answer.outcomes if " k=" in outcome.candidate.label)
+        off = next(outcome for outcome in answer.outcomes if outcome.candidate.label == "off")
+        fresh = {"statistics.seed": scenario.statistics.seed + 1000}
+        logs = [
+            np.log([r[METRICS["e2e"].figure] for r in simulate(with_values(o.candidate.scenario, fresh)).replications])
+            for o in (answer.chosen, best, off)
+        ]
+        over_best, over_off = (replication_interval(other - logs[0]) for other in logs[1:])
+        significant = max(over_best.high, over_best.mean) < 0 or max(over_off.high, over_off.mean) < 0
+        worse += significant
+        shown = f"{np.exp(over_best.mean):.4f} [{np.exp(over_best.low):.4f}, {np.exp(over_best.high):.4f}]"
+        mark = "  WORSE" if significant else ""
+        figures = f"{np.exp(over_off.mean):>16.3f}{shown:>26}{seconds[-1]:>7.1f}{mark}"
+        print(f"{name:<22}{label:>12}  {answer.chosen.candidate.label:<58}{figures}", flush=True)
+    print(json.dumps({"cases": len(seconds), "significantly_worse": worse, "slowest_s": round(max(seconds), 1)}))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ Not run, but part of the profile's figure: the final norm and what has no kernel
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -83,6 +84,12 @@ def launches(kind: Kind, device: Device, timer: Timer, seed: int) -> list[Launch
     return min(ready, key=lambda variant: timer.burst(variant).seconds)
 
 
+def in_order(kernels: list[list[Launch]]) -> list[Launch]:
+    """Launches layer by layer: the i-th share of every kind before the next share of any."""
+    placed = [((index + 0.5) / len(ready), launch) for ready in kernels for index, launch in enumerate(ready)]
+    return [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
+
+
 def median_s(timer: Timer, ready: list[Launch], graph: bool) -> float:
     return statistics.median(timer.burst(ready, graph=graph, seen=True).seconds for _ in range(BURSTS))
 
@@ -96,9 +103,7 @@ def measure(model: ModelSpec, device: Device, batch: int, k: int, context: int, 
         raise HardwareError(f"{needed / 1e9:.0f} GB needed", key="memory", value=f"{device.memory_bytes / 1e9:.0f} GB")
     kernels = [launches(kind, device, timer, seed) for seed, kind in enumerate(step_kinds)]
     alone = sum(len(ready) * median_s(timer, ready, graph) for ready in kernels)
-    # Layer by layer: the i-th share of every kind before the next share of any.
-    placed = [((index + 0.5) / len(ready), launch) for ready in kernels for index, launch in enumerate(ready)]
-    steps = [launch for _, launch in sorted(placed, key=lambda pair: pair[0])]
+    steps = in_order(kernels)
 
     def step() -> None:
         for launch in steps:
@@ -118,7 +123,10 @@ def main(
     contexts: str = "256,1024",
     graph: Annotated[bool, typer.Option("--graph", help="replay the step as one CUDA graph")] = False,
 ) -> None:
-    opened, spec, machine = open_profile(profile), load_model(model), find_device(device, threads)
+    try:
+        opened, spec, machine = open_profile(profile), load_model(model), find_device(device, threads)
+    except DraftcastError as error:
+        sys.exit(f"benchmarks/whole_step.py: {error}")
     grid = [tuple(map(int, text.split(","))) for text in (contexts, k, batches)]
     mode = "one CUDA graph" if graph else "eager"
     print(f"{spec.name} on {machine.name}, profile {opened.profile.name}, {mode}")
