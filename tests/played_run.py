@@ -309,7 +309,7 @@ def _write(
         start_unix_s=START_UNIX_S,
         acceptance=counted if drafts else None,
     )
-    return writer.finish("", requests, pieces.sort_values("time_s", kind="stable"))
+    return writer.finish("", (requests, pieces.sort_values("time_s", kind="stable")))
 
 
 def _log(replica: _Watched, settings: Any, spec: dict[str, Any] | None) -> str:

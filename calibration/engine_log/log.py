@@ -16,8 +16,7 @@ took; ``--logging-config.formatter json`` stamps milliseconds, the default whole
 import math
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ _ITERATION = re.compile(
 )
 _COUNTS = [name for name in _ITERATION.groupindex if COLUMNS.get(name) == "int64"]
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_STAMP = re.compile(r"(?<!\d)(?:(\d{4})-)?(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_STAMP = re.compile(r"(?<!\d)(?:(\d{4})-)?(\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _EPOCH = re.compile(r"(?<![\d.])(\d{10})\.(\d{3,9})(?![\d.])")
 _ENGINE = re.compile(r"Engine (\d{1,9}): $")
 _RANK = re.compile(r"EngineCore_DP(\d{1,9})")
@@ -165,17 +164,15 @@ def _time(head: str) -> tuple[float, float]:
     for stamp in _EPOCH.finditer(head):
         best = (float(f"{stamp[1]}.{stamp[2]}"), 10.0 ** -len(stamp[2]))
     for stamp in _STAMP.finditer(head):
-        resolution = 10.0 ** -len(stamp[7] or "")
+        resolution = 10.0 ** -len(stamp[4] or "")
         if not best[1] <= resolution:
-            best = (_seconds(*stamp.group(1, 2, 3, 4, 5, 6)) + float(f"0.{stamp[7] or 0}"), resolution)
+            best = (_seconds(*stamp.group(1, 2, 3)) + float(f"0.{stamp[4] or 0}"), resolution)
     return best
 
 
-@lru_cache(maxsize=256)
-def _seconds(year: str | None, month: str, day: str, hour: str, minute: str, second: str) -> float:
+def _seconds(year: str | None, day: str, time: str) -> float:
     """Seconds since 1970. vLLM's stamp has no year; 2000 stands for it, so a run over New Year breaks there."""
     try:
-        moment = datetime(int(year or 2000), int(month), int(day), int(hour), int(minute), int(second), tzinfo=UTC)
+        return datetime.fromisoformat(f"{year or 2000}-{day}T{time}Z").timestamp()
     except ValueError:
         return math.nan
-    return moment.timestamp()

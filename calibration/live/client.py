@@ -50,14 +50,9 @@ class Client:
         self._timer_lateness_s: list[float] = []
         self._start = self._start_unix_s = 0.0
         # Encoded ahead of time: nothing of this stands between a request's due time and its sending.
-        shared = {
-            "model": plan.model,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_token_ids": True,
-        }
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        shared = {"model": plan.model, "temperature": 0, "ignore_eos": True, "stream": True}
+        shared |= {"stream_options": options, "return_token_ids": True}
         self._bodies = [
             json.dumps({**shared, "prompt": prompt, "max_tokens": outputs}).encode()
             for prompt, outputs in zip(plan.prompts, plan.output_tokens, strict=True)

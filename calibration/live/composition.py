@@ -37,33 +37,28 @@ _ENTRY_S = 0.1  # a request that was sent this long before a step's beginning wa
 _ROUNDING_S = 0.001  # stamps are whole milliseconds, rounded down: a piece may seem to come before its step's line
 
 
-def compose(
-    log: pd.DataFrame,
-    requests: pd.DataFrame,
-    chunks: pd.DataFrame,
-    start_unix_s: float,
-    speculative_config: Mapping[str, Any] | None,
-) -> pd.DataFrame:
+def compose(log: pd.DataFrame, run: LiveRun) -> pd.DataFrame:
     """A row per logged step within the run, in order.
 
     Columns: the log's, with ``time_s`` in seconds since the run's start; `FEATURES`; ``kv_tokens`` and ``busy`` as
     `timed_steps` takes them; ``arrival_wait_s``: for the first step after an idle engine from the sending of its oldest
-    request to the line, else NaN. ``log``: of `read_engine_log`, with time stamps. ``speculative_config``: the
-    server's; its k (by batch size, where scheduled) says what each step drafted.
+    request to the line, else NaN. ``log``: of `read_engine_log`, with time stamps. The k of the server's
+    ``speculative_config`` (by batch size, where scheduled) says what each step drafted.
 
     Raises InputError: no step of the log falls into the run, or its lines have no stamps.
     """
-    log = _within(log, requests, start_unix_s)
+    requests = run.requests
+    log = _within(log, requests, float(run.manifest["start_unix_s"]))
     time_s = log["time_s"].to_numpy()
     follows = np.r_[False, (np.diff(log["step"]) == 1) & (np.diff(log["run"]) == 0)]
     before_s = np.where(follows, np.r_[np.nan, time_s[:-1]], np.nan)
     decode_seqs = log["generation_requests"].to_numpy(np.float64)
     decode_tokens = log["generation_tokens"].to_numpy(np.float64)
-    cached = _mean_cached(requests, chunks, time_s) * decode_seqs
+    cached = _mean_cached(requests, run.chunks, time_s) * decode_seqs
     decode_kv = cached + decode_tokens
     prefill = _prefills(log, requests, time_s, before_s)
     drafting = decode_seqs + prefill["done"]
-    depth = _depths(speculative_config, drafting)
+    depth = _depths(run.manifest["speculative_config"], drafting)
     busy = (decode_seqs > 0.0) | prefill["waited"]
     return log.assign(
         tokens=decode_tokens + prefill["tokens"],
@@ -202,8 +197,7 @@ def composed_steps(run: LiveRun) -> pd.DataFrame:
     """Every logged step with what it held. Raises InputError: no log, or one that does not belong to the run."""
     if run.server_log is None:
         raise InputError("has no server.log, so its steps are not known", file=str(run.folder))
-    log, manifest = read_engine_log(run.server_log), run.manifest
-    return compose(log, run.requests, run.chunks, float(manifest["start_unix_s"]), manifest["speculative_config"])
+    return compose(read_engine_log(run.server_log), run)
 
 
 def timed_run(run: LiveRun, steps: pd.DataFrame, more: Sequence[str] = ()) -> TimedRun:

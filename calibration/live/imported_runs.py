@@ -71,7 +71,7 @@ def import_bench_result(file: Path, out: Path, **manifest: Any) -> LiveRun:
     }
     writer = LiveRunWriter.create(out, **(values | manifest))
     failed = sum(bool(error) for error in result["errors"])
-    return writer.finish(f"{failed} of {count} requests failed" if failed else "", requests, chunks)
+    return writer.finish(f"{failed} of {count} requests failed" if failed else "", (requests, chunks))
 
 
 def _lines(file: Path, result: dict[str, Any], latencies: Sequence[Any]) -> Iterator[list[Any]]:
@@ -146,7 +146,7 @@ def import_recorded_run(folder: Path, out: Path) -> LiveRun:
     server = _SERVER | {"version": str(meta.get("vllm_version", "")), "config": config}
     client = {"source": f"LLMServingSim's benchmark, {folder.name}"}
     writer = LiveRunWriter.create(out, name=folder.name, server=server, client=client)
-    return writer.finish("", requests, chunks.head(0))  # when the pieces came is not known
+    return writer.finish("", (requests, chunks.head(0)))  # when the pieces came is not known
 
 
 def _requests(file: Path) -> list[dict[str, Any]]:

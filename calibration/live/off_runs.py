@@ -240,17 +240,9 @@ def _from_bench(result: Any, source: str) -> OffRun:
         deviation: Any = result.get(f"std_{name}_ms")
         has_spread = mean > 0.0 and type(deviation) in (int, float) and math.isfinite(deviation)
         errors[f"mean_{name}_s"] = float(deviation) / math.sqrt(requests) / mean if has_spread else 0.0
-    return OffRun(
-        source=source,
-        load=load,
-        requests=requests,
-        figures={f"mean_{name}_s": mean / 1e3 for name, mean in means.items()},
-        errors=errors,
-        arrivals=arrivals,
-        prompt_tokens=_lengths(result, source, "input", requests),
-        output_tokens=_lengths(result, source, "output", requests),
-        model=str(result.get("model_id") or ""),
-    )
+    figures = {f"mean_{name}_s": mean / 1e3 for name, mean in means.items()}
+    prompt, output = (_lengths(result, source, kind, requests) for kind in ("input", "output"))
+    return OffRun(source, load, requests, figures, errors, arrivals, prompt, output, str(result.get("model_id") or ""))
 
 
 def _lengths(result: Mapping[str, Any], source: str, kind: str, requests: int) -> RunLengths:

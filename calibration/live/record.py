@@ -23,12 +23,7 @@ _LOG_LAG_S = 0.5  # a step's line is written a moment after its tokens are sent
 
 
 def record(
-    writer: LiveRunWriter,
-    endpoint: RunningServer,
-    plan: LoadPlan,
-    *,
-    warmup: LoadPlan | None = None,
-    progress: LoadProgress = lambda _: None,
+    writer: LiveRunWriter, endpoint: RunningServer, plan: LoadPlan, *, warmup: LoadPlan | None, progress: LoadProgress
 ) -> LiveRun:
     """Send ``warmup`` unrecorded, then ``plan`` recorded, and finish the run.
 
@@ -93,7 +88,7 @@ class _Recording:
             known_continuation={"checked_tokens": total, "wrong_tokens": wrong} if len(checked) else None,
             noise={"others_cores": self._others_cores},
         )
-        return self._writer.finish(reason, requests, chunks)
+        return self._writer.finish(reason, (requests, chunks))
 
     def _metrics(self, name: str) -> Path | None:
         try:

@@ -204,16 +204,13 @@ class LiveRunWriter:
         write_text(self.folder / name, text, LiveError)
         return self.folder / name
 
-    def finish(
-        self, incomplete_reason: str = "", requests: pd.DataFrame | None = None, chunks: pd.DataFrame | None = None
-    ) -> LiveRun:
+    def finish(self, incomplete_reason: str = "", frames: tuple[pd.DataFrame, pd.DataFrame] | None = None) -> LiveRun:
         """End the run: without a reason against it, it is complete.
 
-        ``requests``, ``chunks``: the tables, columns as in the module's text; None: those of the journal.
+        ``frames``: the tables ``requests`` and ``chunks``, as of `tables`; None: those of the journal.
         """
-        if requests is None or chunks is None:
-            requests, chunks = tables(read_journal(self.folder / JOURNAL))
-        for (name, dtypes), frame in zip(TABLES.items(), (requests, chunks), strict=True):
+        frames = frames or tables(read_journal(self.folder / JOURNAL))
+        for (name, dtypes), frame in zip(TABLES.items(), frames, strict=True):
             with written(self.folder / name, LiveError) as partial:
                 frame[list(dtypes)].astype(dtypes).to_parquet(partial, index=False)
         self.update(complete=not incomplete_reason, incomplete_reason=incomplete_reason)

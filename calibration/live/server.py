@@ -35,13 +35,8 @@ STOP_TIMEOUT_S = 30.0  # for a server to end after it was asked to; then it is k
 _EXCEPTION = re.compile(r"\w*(Error|Exception): ")
 _POLL_S = 0.5
 _TAIL_LINES = 15
-# What every server of ours gets: the iteration log with stamps of milliseconds, and nothing it need not ask outside.
-_LOG_FLAGS = ("--enable-logging-iteration-details", "--logging-config.formatter", "json")
-_ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # for /server_info, the resolved configuration; the server listens on 127.0.0.1 only
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "INFO",  # a quieter level, inherited from the caller's environment, hides the iteration lines
-}
+KNOWN: dict[str, Any] = yaml_beside(__file__, "server_config.yaml")
+CONFIG: dict[str, list[str]] = KNOWN["asked"]
 
 
 @dataclass(frozen=True)
@@ -55,14 +50,14 @@ class ServerFlags:
     def command(self, port: int) -> list[str]:
         program = list(self.vllm or find_vllm())
         model = [self.model] if program[-1] == "serve" else ["--model", self.model]
-        return [*program, *model, "--host", HOST, "--port", str(port), *self.flags, *_LOG_FLAGS]
+        return [*program, *model, "--host", HOST, "--port", str(port), *self.flags, *KNOWN["started"]["flags"]]
 
     def environment(self) -> dict[str, str]:
         """What is set for the server beside this process's own environment."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.model).is_dir() else {}
         # GiB of KV cache where the user's environment says nothing: vLLM's own default takes half of the memory.
         on_cpu = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")} if self.cpu else {}
-        return {**_ENVIRONMENT, **offline, **on_cpu}
+        return {**KNOWN["started"]["environment"], **offline, **on_cpu}
 
 
 @dataclass
@@ -210,11 +205,6 @@ def get_json(url: str, timeout_s: float = 10.0) -> Any:
         raise LiveError(f"{url}: the answer is not JSON; is it a vLLM server?") from None
 
 
-KNOWN: dict[str, Any] = yaml_beside(__file__, "server_config.yaml")
-CONFIG: dict[str, list[str]] = KNOWN["asked"]
-_SPECULATIVE = ("method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min")
-
-
 @dataclass(frozen=True)
 class RunningServer:
     """A server that answers, and what it says of itself."""
@@ -278,5 +268,5 @@ def _from_server_info(info: Any) -> dict[str, Any]:
             config |= {name: settings[key] for name, key in keys.items() if key in settings}
     speculative = value_at(info, "vllm_config.speculative_config")
     if isinstance(speculative, Mapping):
-        config["speculative_config"] = {key: speculative.get(key) for key in _SPECULATIVE}
+        config["speculative_config"] = {key: speculative.get(key) for key in KNOWN["speculative"]}
     return config

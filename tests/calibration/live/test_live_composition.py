@@ -10,6 +10,7 @@ import yaml
 
 from draftcast.calibration.engine_log.log import read_engine_log
 from draftcast.calibration.live.composition import compose, composed_steps
+from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
 
 START_UNIX_S = 1_795_000_000.0  # 2026-11-18 in UTC
@@ -56,7 +57,8 @@ def small(tmp_path: Path) -> dict[str, Any]:
 def composed(small: dict[str, Any], **changes: Any) -> pd.DataFrame:
     given = {**small, **changes}
     log = read_engine_log(given["log"])
-    return compose(log, given["requests"], given["chunks"], START_UNIX_S, given["config"])
+    manifest = {"start_unix_s": START_UNIX_S, "speculative_config": given["config"]}
+    return compose(log, LiveRun(Path(), manifest, given["requests"], given["chunks"]))
 
 
 def test_steps_counted_by_hand(small: dict[str, Any]) -> None:
