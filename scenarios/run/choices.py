@@ -132,11 +132,9 @@ def with_acceptance_model(scenario: Scenario, model: str) -> dict[str, Any]:
 
 def with_arrivals(scenario: Scenario, process: str, request_rate_rps: float) -> dict[str, Any]:
     """Another arrival process; the lengths stay those that were."""
-    arrivals: dict[str, Any] = {"process": process}
-    arrivals |= {"concurrency": 16} if process == "closed_loop" else {"request_rate_rps": request_rate_rps}
-    if process == "gamma":
-        arrivals["burstiness"] = 0.5
-    values = replaced_arrivals(scenario, arrivals)
+    rate: Mapping[str, Any] = {"request_rate_rps": request_rate_rps}
+    settings = {"closed_loop": {"concurrency": 16}, "gamma": {**rate, "burstiness": 0.5}}
+    values = replaced_arrivals(scenario, {"process": process, **settings.get(process, rate)})
     if scenario.workload.arrivals.process == "trace":
         values["workload.num_requests"] = scenario.workload.num_requests or 2000
     return values

@@ -182,8 +182,7 @@ def _load_policy(scenario: Scenario, config: PolicySpec) -> Policy:
     if config.name == "slo_aware":
         tpot_s, classes = parameters.get("tpot_s"), len(scenario.request_classes)
         if "tpot_s" not in parameters:
-            slos = [scenario.slo_of(entry.name) for entry in scenario.request_classes]
-            limits = [slo.tpot_ms if slo is not None else None for slo in slos]
+            limits = [getattr(scenario.slo_of(entry.name), "tpot_ms", None) for entry in scenario.request_classes]
             if not any(limits):
                 message = "needs slo.tpot_ms, or policy.parameters.tpot_s"
                 raise ScenarioError(message, key="policy.name", value="slo_aware")
@@ -215,12 +214,8 @@ def _batch_limits(engine: Engine, hardware: HardwareSpec, model: ModelSpec, max_
     fewer = generation.drafting_requests if engine.speculative_config is not None else None
     fewer = generation.compressed_requests if model.kv_compression else fewer
     seqs = engine.max_num_seqs or (seqs if fewer is None else max(fewer // ranks, 1))
-    if engine.max_num_batched_tokens is None:
-        if not engine.enable_chunked_prefill:
-            tokens = max(tokens, max_model_len)
-        tokens = min(tokens, seqs * max_model_len)
-    else:
-        tokens = engine.max_num_batched_tokens
+    whole_prompt = 0 if engine.enable_chunked_prefill else max_model_len
+    tokens = engine.max_num_batched_tokens or min(max(tokens, whole_prompt), seqs * max_model_len)
     if engine.max_num_seqs is None:
         seqs = min(seqs, tokens)
     for key, value, limit, name in (
@@ -258,16 +253,10 @@ def _draft(scenario: Scenario, method: Method, model: ModelSpec) -> Head | None:
     refuse = partial(_refuse, scenario.engine, key="speculative_config.model")
     states = "has linear attention layers: drafts with states of their own are not simulated"
     refuse(draft.num_linear_layers > 0, why=states)
-    refuse(
-        draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab,
-        why=f"has a vocabulary of {draft.vocab_size} tokens and its target one of {model.vocab_size}: they must be "
-        "equal, or use_heterogeneous_vocab true (vLLM refuses it)",
-    )
-    refuse(
-        draft.num_parameters > model.num_parameters,
-        why=f"has {draft.num_parameters / 1e9:.3g} B parameters, more than its target's "
-        f"{model.num_parameters / 1e9:.3g} B: a draft must be no larger than its target",
-    )
+    speaks_another = draft.vocab_size != model.vocab_size and not spec.use_heterogeneous_vocab
+    refuse(speaks_another, why=NOTES["other_vocabulary"].format(draft=draft.vocab_size, target=model.vocab_size))
+    billions = {"draft": draft.num_parameters / 1e9, "target": model.num_parameters / 1e9}
+    refuse(draft.num_parameters > model.num_parameters, why=NOTES["larger_draft"].format(**billions))
     return Head(draft)
 
 
@@ -339,11 +328,8 @@ def _check_what_vllm_refuses(engine: Engine, config: EngineConfig, model: ModelS
         refuse(misplaced, f"speculative_config.{name}", f"only with method {of} (vLLM refuses it)")
     # Only this method has MTP layers, and k below their number leaves some unused.
     k, layers = config.num_speculative_tokens, model.num_nextn_layers
-    refuse(
-        method.name == "mtp" and k > layers > 0 and k % layers > 0,
-        "speculative_config.num_speculative_tokens",
-        f"must be a multiple of the model's {layers} MTP layers, or at most as many (vLLM refuses it)",
-    )
+    leaves_some = method.name == "mtp" and k > layers > 0 and k % layers > 0
+    refuse(leaves_some, "speculative_config.num_speculative_tokens", NOTES["unused_layers"].format(layers=layers))
 
 
 @engine_keys()
@@ -380,8 +366,7 @@ def deploy(scenario: Scenario) -> Deployment:
     version, is_plain = engine.version, not (model.is_moe or model.is_hybrid)
     generation = generation_of(version, method.name, is_plain=is_plain)
     # The second runner's kernels are Triton's, which CPUs lack, and it knows one vocabulary (config/vllm.py of 0.32).
-    lacks = "cpu" in hardware.name or (spec is not None and spec.use_heterogeneous_vocab)
-    if generation.runner == "v2" and lacks:
+    if generation.runner == "v2" and ("cpu" in hardware.name or (spec is not None and spec.use_heterogeneous_vocab)):
         why = "vLLM's second model runner runs neither on CPUs nor with a draft model of another vocabulary"
         refuse(parse_version(version)[2] == "v2", "version", f"{why} (vLLM refuses it)")
         version = f"{version} v1"
@@ -415,8 +400,7 @@ def deploy(scenario: Scenario) -> Deployment:
         "graphs_hold_prompts": graphs_hold_prompts(model, hardware),
         "temperature": scenario.workload.temperature,
         "window_kind": WINDOWS.index(model.window_kind),
-        "disable_eagle_block_drop": spec is not None and spec.disable_eagle_block_drop,
-        "disable_lookahead_block_hashes": spec is not None and spec.disable_lookahead_block_hashes,
+        **(picked(spec, "disable_eagle_block_drop disable_lookahead_block_hashes") if spec is not None else {}),
     }
     config = EngineConfig(**{name: value for name, value in flags.items() if value is not None})
     config, formats = _latent_formats(engine, config, model, draft, hardware)
@@ -457,12 +441,8 @@ def deploy(scenario: Scenario) -> Deployment:
     if pipelined and policy.name == "adaptive_verification":
         raise ScenarioError("vLLM has no adaptive verification with pipeline parallelism", key="policy.name")
     threshold, rows = config.long_prefill_token_threshold, method.verify_rows(k)
-    refuse(
-        k > 0 and not policy.is_dynamic and 0 < threshold < rows,
-        "long_prefill_token_threshold",
-        f"must be 0 or at least 1 + the {rows - 1} drafts of a round: vLLM pads a request's first decode step to "
-        f"{rows} rows, and its scheduler fails where the threshold cuts them",
-    )
+    cuts_round = k > 0 and not policy.is_dynamic and 0 < threshold < rows
+    refuse(cuts_round, "long_prefill_token_threshold", NOTES["cut_round"].format(drafts=rows - 1, rows=rows))
     # Of vLLM's own schedule. Other policies ask what a runner that can draft less would give.
     in_full = policy.name == "batch_schedule" and config.makes_all_drafts
     if in_full:
@@ -537,25 +517,25 @@ def memory_ahead(config: EngineConfig, draft: ModelSpec, hardware: HardwareSpec)
 def _what_fits(config: EngineConfig, model: ModelSpec, draft: ModelSpec | None, hardware: HardwareSpec) -> str:
     """Of an out-of-memory error: the smallest tensor parallelism and the widest format with which the engine fits."""
 
-    def first(degrees: tuple[int, ...], formats: tuple[str, ...]) -> str:
+    own, draft_tp = config.tensor_parallel_size, config.draft_tensor_parallel_size
+
+    def first(degrees: tuple[int, ...], formats: tuple[str, ...]) -> list[str]:
         for tp, name in itertools.product(degrees, formats):
-            follows = config.draft_tensor_parallel_size == config.tensor_parallel_size
-            draft_tp = tp if follows else config.draft_tensor_parallel_size
-            changed = replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=draft_tp)
+            of_draft = tp if draft_tp == own else draft_tp
+            changed = replace(config, tensor_parallel_size=tp, draft_tensor_parallel_size=of_draft)
             changed = replace(changed, weight_dtype=weight_dtype("auto", name)) if name else changed
             with suppress(InputError):
                 _check_formats(changed, model, hardware)
                 memory_budget(changed, model, draft, hardware)
-                ways = f"tensor_parallel_size {tp}" if tp != config.tensor_parallel_size else ""
-                return " and ".join(filter(None, (ways, f"quantization {name}" if name else "")))
-        return ""
+                words = {"tensor_parallel_size": tp if tp != own else "", "quantization": name}
+                return [" and ".join(f"{key} {value}" for key, value in words.items() if value)]
+        return []
 
     peaks, size = hardware.peak_flops, WEIGHT_BYTES[config.weight_dtype]
     units = {"fp8": "fp8" in peaks, "nvfp4": "fp4" in peaks, "awq": True}
     formats = tuple(name for name, there in units.items() if there and WEIGHT_BYTES[weight_dtype("auto", name)] < size)
-    degrees = tuple(tp for tp in (2, 4, 8) if tp > config.tensor_parallel_size)
-    ways = [way for way in (first(degrees, ("",)), first((config.tensor_parallel_size,), formats)) if way]
-    ways = ways or [way for way in (first(degrees, formats),) if way]
+    degrees = tuple(tp for tp in (2, 4, 8) if tp > own)
+    ways = first(degrees, ("",)) + first((own,), formats) or first(degrees, formats)
     return f"fits with {' or with '.join(ways)}" if ways else "fits with no tensor_parallel_size up to 8 and no format"
 
 
@@ -582,8 +562,7 @@ def _check_correction(correction: Correction, scenario: Scenario, profile: Hardw
     compared: tuple[tuple[str, object, object], ...] = (
         ("model", canonical_name(engine.model), canonical_name(correction.model)),
         ("hardware", load_hardware(scenario.hardware).name, load_hardware(correction.hardware).name),
-        ("quantization", engine.quantization, correction.quantization),
-        *((name, getattr(engine, name), getattr(correction, name)) for name in MEASURED_DEGREES),
+        *((name, getattr(engine, name), getattr(correction, name)) for name in ("quantization", *MEASURED_DEGREES)),
     )
     for key, value, measured in compared:
         if value != measured:

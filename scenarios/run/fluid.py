@@ -146,10 +146,9 @@ def mean_step(deployment: Deployment, traffic: Traffic, num_seqs: int, k: int, m
     prompts, ranks = rows / traffic.prefill_tokens, settings.lockstep_ranks
     most_rows = traffic.prefill_tokens * _most(prompts, ranks)
     share = min(max(-math.expm1(-ranks * prompts), most_rows / room), 1.0)  # of the steps that carry prompts
-    if settings.generation.prompts_alone:
-        kinds = ((1.0, f), (share, _with_prompts(st.empty_record(st.FEATURES), cost, traffic, most_rows / share)))
-    else:
-        kinds = ((1.0 - share, f), (share, _with_prompts(f, cost, traffic, most_rows / share)))
+    alone = settings.generation.prompts_alone
+    with_prompts = _with_prompts(st.empty_record(st.FEATURES) if alone else f, cost, traffic, most_rows / share)
+    kinds = ((1.0 if alone else 1.0 - share, f), (share, with_prompts))
     seconds, parts = 0.0, np.zeros(3)
     for weight, features in kinds:
         out = st.empty_record(st.TIMES)

@@ -46,9 +46,8 @@ def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
         is_run = is_since(config.version, config.generation.cuts_blocks_since.get(hardware.vendor))
         if not is_run or math.gcd(*block, part, model.hidden_size) < _LEAST_BLOCK:
             in_groups = config.enable_expert_parallel
-            fewer = (degree for degree in range(1, tp) if tp % degree == 0 and not in_groups)
-            smaller = {degree: replace(config, tensor_parallel_size=degree) for degree in fewer}
-            works = [str(degree) for degree, alike in smaller.items() if not cut_expert(alike, model)]
+            fewer = [replace(config, tensor_parallel_size=degree) for degree in range(1, tp) if tp % degree == 0]
+            works = [str(alike.tensor_parallel_size) for alike in fewer if not (in_groups or cut_expert(alike, model))]
             whole = "a larger expert_parallel_size works" if in_groups else "enable_expert_parallel works"
             instead = f"{', '.join(works)} or {whole}" if works else whole
             message = f"leaves {part} of an expert's {model.moe_intermediate_size} columns to a rank: {why}; {instead}"
@@ -57,5 +56,4 @@ def check_blocks(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
 
 def _groups(config: EngineConfig, model: ModelSpec) -> set[str]:
     """Groups of `ModelSpec.parameter_groups` in fp8 by blocks, as served."""
-    served_as_stored = config.weight_dtype == model.quantization
-    return {group for group, dtype, _ in model.formats if dtype == "fp8" and served_as_stored}
+    return {group for group, dtype, _ in model.formats if dtype == "fp8" and config.weight_dtype == model.quantization}

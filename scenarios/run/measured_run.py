@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from draftcast.calibration.live.run_directory import LiveRun
 from draftcast.errors import InputError
@@ -14,8 +15,6 @@ from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.output.metrics import compute_metrics
 from draftcast.sim.output.results import TIME_COLUMNS
 from draftcast.sim.workload.workload import Slo
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 _LATENCIES = ("_ttft_s", "_tpot_s", "_itl_s", "_e2el_s")
 _THROUGHPUT = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
@@ -63,7 +62,7 @@ def answered_requests(live: LiveRun) -> pd.DataFrame:
     return rows[seen].reset_index(drop=True).assign(**times, **dict.fromkeys(_UNSEEN, 0.0))
 
 
-def piece_gaps(chunks: pd.DataFrame, ids: Array) -> tuple[Array, Array]:
+def piece_gaps(chunks: pd.DataFrame, ids: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Seconds between the pieces of the same answer, and the position in ``ids`` of the request each belongs to."""
     position = pd.Series(np.arange(len(ids)), index=ids)
     pieces = chunks[chunks["request_id"].isin(ids)].sort_values(["request_id", "time_s"], kind="stable")

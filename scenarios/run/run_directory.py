@@ -37,13 +37,12 @@ def make_manifest(scenario: Scenario, profile_checksum: str, command: Sequence[s
     stand by their names, with the sha256 of their content in ``files``.
     """
     data = to_mapping(scenario)
-    files = without_folders(data)
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "draftcast_version": __version__,
         "scenario": data,
-        "files": files,
+        "files": without_folders(data),
         "scenario_hash": scenario_hash(scenario),
         "profile_checksum": profile_checksum,
         "seed": scenario.statistics.seed,

@@ -340,8 +340,7 @@ def serve(
             late_s = front_end_s(scenario, deployments, table)
             loop = None
             if isinstance(spec.arrivals, ClosedLoopArrivals):
-                think_s = spec.arrivals.draw_think_s(seed, len(table))
-                loop = ClosedLoop(spec.arrivals.concurrency, think_s + late_s[0])
+                loop = ClosedLoop(spec.arrivals.concurrency, spec.arrivals.draw_think_s(seed, len(table)) + late_s[0])
             else:
                 table = dataclasses.replace(table, arrival_s=table.arrival_s + late_s)
             if table.think_s is not None:
@@ -369,11 +368,9 @@ def _slo_met(scenario: Scenario, measured: list[Metrics], state: State) -> bool 
         return None
     if state == "overloaded":
         return False
-    for name, slo in scenario.slos.items():
-        attained = [np.mean(m.slo_use[name] <= 1.0) for m in measured if name in m.slo_use]
-        if attained and np.mean(attained) < slo.attainment:
-            return False
-    return True
+    slos = scenario.slos
+    attained = {name: [np.mean(m.slo_use[name] <= 1.0) for m in measured if name in m.slo_use] for name in slos}
+    return not any(shares and np.mean(shares) < slos[name].attainment for name, shares in attained.items())
 
 
 def _engine_facts(deployment: Deployment) -> dict[str, Any]:
@@ -405,7 +402,6 @@ def _result(served: ServedScenario, cut: int | None) -> RunResult:
     if state == "steady" and shortfall > MOST_SHORTFALL:
         state = "not settled"
     groups = scenario.cluster.groups
-    group_of = np.repeat(np.arange(len(groups)), [group.replicas for group in groups])
     measured = [
         compute_metrics(
             r.requests,
@@ -415,7 +411,7 @@ def _result(served: ServedScenario, cut: int | None) -> RunResult:
             percentiles=state in ("steady", "finite"),
             replicas=scenario.cluster.replicas,
             accepted_per_position=r.accepted_per_position,
-            group_of=group_of,
+            group_of=np.repeat(np.arange(len(groups)), [group.replicas for group in groups]),
         )
         for r in done
     ]

@@ -33,8 +33,7 @@ def timeline(requests: pd.DataFrame, steps: pd.DataFrame | None, num_blocks: int
     running = _means(scheduled[started], finish[started], np.ones(np.count_nonzero(started)), edges)
     kv_usage = None
     if steps is not None:
-        engines = ["replica", *steps.columns.intersection(["rank"])]
-        used = [_blocks(rows, edges) for _, rows in steps.groupby(engines)]
+        used = [_blocks(rows, edges) for _, rows in steps.groupby(["replica", *steps.columns.intersection(["rank"])])]
         kv_usage = sum(used, np.zeros(STRETCHES)) / (num_blocks * max(len(used), 1))
     return Timeline((edges[1:] + edges[:-1]) / 2, waiting, running, kv_usage)
 
