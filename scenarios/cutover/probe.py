@@ -93,19 +93,14 @@ class Prober:
         on, off = self.sides(x)
         if on is None or off is None:
             return None
-        probe: Probe | None
-        if self.metric.is_throughput and on.scenario.rate_rps is not None:
-            probe = self._delivered(x, on.scenario.rate_rps, on, off)
-        elif (on.side.position, off.side.position) != ("below", "below"):
-            self.paired_runs[x] = PairedRun(x, (on.side.state, off.side.state))
-            probe = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence, x).probe
-        else:
-            probe = self._simulated(x, on, off, replications, effort)
-        if probe is not None:
-            capacities = [half.side.capacity_rps for half in (on, off)]
-            with_sd, without = (capacity.mean if capacity is not None else None for capacity in capacities)
-            self.paired_runs[x] = dataclasses.replace(self.paired_runs[x], capacities=(with_sd, without))
-        return probe
+        delivers = self.metric.is_throughput and on.scenario.rate_rps is not None
+        if not delivers and (on.side.position, off.side.position) == ("below", "below"):
+            return self._simulated(x, on, off, replications, effort)
+        capacities = (on.side.mean_capacity_rps, off.side.mean_capacity_rps)
+        self.paired_runs[x] = PairedRun(x, (on.side.state, off.side.state), capacities=capacities)
+        if on.scenario.rate_rps is not None and delivers:
+            return self._delivered(x, on.scenario.rate_rps, on, off)
+        return decide(self.metric, on.side, off.side, self.scenario.statistics.confidence, x).probe
 
     def sides(self, x: float) -> tuple[_Half, _Half] | tuple[None, None]:
         """Both sides at x; None without the budget to say how close they are to their capacity."""
@@ -141,10 +136,8 @@ class Prober:
 
     def predict(self, probe: Probe, capacities: Capacities, use: SloUse | None) -> Prediction | None:
         """The advantage with the model's errors, as of `Response.predict`; None where they are not known."""
-        errors = self.errors(probe.x)
-        if errors is None or not errors.reaches(self.metric, capacities):
-            return None
-        if not probe.has_value and self.axis.name != "rate":
+        errors, tells_nothing = self.errors(probe.x), not probe.has_value and self.axis.name != "rate"
+        if tells_nothing or errors is None or not errors.reaches(self.metric, capacities):
             return None
         return errors.predict(probe, self.scenario.statistics.confidence, capacities, self.metric, use)
 
@@ -220,7 +213,8 @@ class Prober:
         means = [_means(run.replications) if at_x.has_figures else {} for run, at_x in zip(runs, sides, strict=True)]
         use = slo_use_of(metric, sides[0], sides[1], on.scenario.rate_rps)
         simulated = len(runs[0].requests) // (replications * groups) * groups
-        self.paired_runs[x] = PairedRun(x, states, replications, simulated, means[0], means[1], use)
+        capacities = (on.side.mean_capacity_rps, off.side.mean_capacity_rps)
+        self.paired_runs[x] = PairedRun(x, states, replications, simulated, means[0], means[1], use, capacities)
         probe = decide(metric, sides[0], sides[1], self.scenario.statistics.confidence, x).probe
         if metric.name == "slo_goodput" and not any(row[metric.figure] for run in runs for row in run.replications):
             probe = dataclasses.replace(probe, note=NO_REQUEST_MEETS)
@@ -231,7 +225,6 @@ class Prober:
         rates = [half.side.capacity.rates if half.side.capacity else () for half in (on, off)]
         count = min((len(caps) for caps in rates if caps), default=self.scenario.statistics.replications)
         with_sd, without = (tuple(min(rate, cap) for cap in (caps or (rate,) * count)[:count]) for caps in rates)
-        self.paired_runs[x] = PairedRun(x, (on.side.state, off.side.state))
         verdict = decide(self.metric, on.side, off.side, self.scenario.statistics.confidence)
         why = verdict.why if verdict.word != "not settled" else ""  # nothing was run, and nothing needs to be
         return Probe(x, with_sd, without, note=why)
@@ -243,8 +236,7 @@ class Prober:
             return None
         if self.axis.name == "rate":
             return step_level_rate_rps(*self.fluids())
-        is_whole = self.axis.is_whole
-        return _crossing(grid, lambda x: self._log_advantage(round(x) if is_whole else x))
+        return _crossing(grid, lambda x: self._log_advantage(round(x) if self.axis.is_whole else x))
 
     def _log_advantage(self, x: float) -> float:
         """By mean steps; NaN where they say nothing about metric, policy or arrivals."""
@@ -277,8 +269,7 @@ class Prober:
 
 def step_level_rate_rps(on: FluidModel, off: FluidModel) -> float:
     """Request rate where mean steps put the crossing in latency; NaN where there is none up to the larger capacity."""
-    most = max(on.capacity_rps(), off.capacity_rps())
-    rates = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * most).tolist()
+    rates = (np.linspace(0.02, 1.0, STEP_LEVEL_RATES) * max(on.capacity_rps(), off.capacity_rps())).tolist()
     return _crossing(rates, lambda rate: _log_advantage_at(rate, on, off))
 
 

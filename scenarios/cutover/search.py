@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -34,14 +34,8 @@ TARGET = 0.05
 BUDGET_REQUESTS = 1_000_000
 PREDICTED_POINTS = 80  # points at which the probability that speculation is better is looked at
 CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
-_WORDS: dict[CrossingKind, CutoverVerdict] = {
-    "crosses": "crosses",
-    "always": "always pays",
-    "never": "never pays",
-    "even": "no difference",
-    "more than once": "more than once",
-    "unclear": "cannot tell",
-}
+# Of each kind of crossing, in the order of both lists.
+_WORDS: dict[CrossingKind, CutoverVerdict] = dict(zip(get_args(CrossingKind), get_args(CutoverVerdict), strict=True))
 
 
 @dataclass(frozen=True)
@@ -306,11 +300,10 @@ def first_points(prober: Prober, target: float = TARGET) -> list[float]:
     in_system = max(fluid.in_system(0.95 * fluid.capacity_rps()) for fluid in fluids)
     room = math.sqrt(1.0 / max(MAX_REQUESTS * FIRST_SHORTFALL - 1.5 * in_system, 10.0))
     ends = [(1 - room) * smallest]
-    if len(capacities) == 2:
-        first, last = sorted(capacities, key=lambda estimate: estimate.mean)
-        if first.high < last.low:
-            beyond = first.high * (1 + 1e-6)
-            ends = [min(ends[0], (1 - 0.9 * target) * beyond), beyond]
+    ordered = sorted(capacities, key=lambda estimate: estimate.mean)
+    if len(ordered) == 2 and ordered[0].high < ordered[1].low:
+        beyond = ordered[0].high * (1 + 1e-6)
+        ends = [min(ends[0], (1 - 0.9 * target) * beyond), beyond]
     return [share * ends[0] for share in (0.05, 0.35, 0.65, 0.85)] + ends
 
 
