@@ -148,16 +148,14 @@ def _falling_path(loss: FloatArray, sizes: IntArray) -> list[int]:
     less than that. O(sizes x lengths^2).
     """
     weights = np.diff(np.log2(sizes), append=np.log2(sizes[-1] + 1.0))
-    count = loss.shape[1]
-    change = np.where(np.arange(count) > 0, NEGLIGIBLE, 0.0)
+    # Of each length either the same as before, or a longer one at the price of a change.
+    change = np.tril(np.full((loss.shape[1],) * 2, np.inf), -1) + np.triu(np.full((loss.shape[1],) * 2, NEGLIGIBLE), 1)
     total = weights[0] * loss[0]
-    came_from: list[list[int]] = []
+    came_from = []
     for weight, row in zip(weights[1:], loss[1:], strict=True):
-        # Either the same length as before, or a longer one at the price of a change.
-        steps = [k + int(np.argmin(total[k:] + change[: count - k])) for k in range(count)]
-        total = np.array([total[old] + change[old - k] for k, old in enumerate(steps)]) + weight * row
-        came_from.append(steps)
+        came_from.append((total + change).argmin(axis=1))
+        total = (total + change).min(axis=1) + weight * row
     path = [int(np.argmin(total))]
     for steps in reversed(came_from):
-        path.append(steps[path[-1]])
+        path.append(int(steps[path[-1]]))
     return path[::-1]

@@ -94,8 +94,7 @@ def capacity(
         for (group, question), part in parts_of(progress, list(zip(alike, questions, strict=True))):
             saturated: list[tuple[float, int]] = []
             for number, _ in parts_of(part, range(count)):
-                first_rps = saturated[0][0] if saturated else None
-                simulate = partial(_saturated_rate, group, spec, number, first_rps)
+                simulate = partial(_saturated_rate, group, spec, number, saturated[0][0] if saturated else None)
                 saturated.append(_known.get((*question, number), simulate))
             by_group.append(saturated)
         for replication in zip(*by_group, strict=True):

@@ -246,12 +246,11 @@ def _decode_step(
 def break_even(scenario: Scenario) -> float:
     """Share of drafts accepted at which a decoding batch of the load gains nothing; errors as above. A round yields 1 +
     share k tokens in a step that takes longer than one without speculation."""
-    spec, context = scenario.speculative_config, FluidModel.of(scenario).traffic.context_tokens
-    assert spec is not None
+    k, context = scenario.num_speculative_tokens, FluidModel.of(scenario).traffic.context_tokens
     on, off = cached_deployment(scenario), cached_deployment(without_speculation(scenario))
     batch = max(1, round(min(_batch(scenario), on.settings.max_num_seqs)))
-    steps = st.decode_step_seconds(on.cost, batch, spec.k, context), st.decode_step_seconds(off.cost, batch, 0, context)
-    return float(steps[0] / steps[1] - 1) / spec.k
+    steps = st.decode_step_seconds(on.cost, batch, k, context), st.decode_step_seconds(off.cost, batch, 0, context)
+    return float(steps[0] / steps[1] - 1) / k
 
 
 def cliffs(loads: Iterable[Scenario]) -> tuple[str, ...]:

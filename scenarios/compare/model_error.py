@@ -54,10 +54,9 @@ class RelativeErrors:
     speculation: float  # of the steps with speculation beside those without
     acceptance: float = 0.0  # of the tokens a round yields
 
-    @property
-    def with_speculation(self) -> float:
-        """Of the time that the setting with speculation takes for a token."""
-        return math.hypot(self.step, self.speculation, self.acceptance)
+    def of_setting(self, speculates: bool) -> float:
+        """Of the time that the setting with or without speculation takes for a token."""
+        return math.hypot(self.step, self.speculation, self.acceptance) if speculates else self.step
 
 
 def stratum_of(deployment: Deployment) -> str:
@@ -113,11 +112,8 @@ def setting_error(scenario: Scenario) -> float:
     """Relative standard deviation of a setting's times, of unlike replicas the largest; 0 where they count as exact."""
     if scenario.statistics.model_error == "none":
         return 0.0
-    errors = []
-    for member in members(scenario):
-        error = model_error(member, cached_deployment(member))
-        errors.append(error.with_speculation if member.speculative_config is not None else error.step)
-    return max(errors)
+    errors = [(model_error(each, cached_deployment(each)), each.speculative_config) for each in members(scenario)]
+    return max(error.of_setting(spec is not None) for error, spec in errors)
 
 
 def _acceptance_error(scenario: Scenario) -> float:
@@ -240,8 +236,7 @@ class Response:
 
     def near_capacity(self, speculates: bool) -> bool:
         """Whether a side's capacity, were it wrong by three standard deviations, could be the load."""
-        error = self.error.with_speculation if speculates else self.error.step
-        return _is_near(self.rate_rps, error, self.fluids[not speculates])
+        return _is_near(self.rate_rps, self.error.of_setting(speculates), self.fluids[not speculates])
 
     def predict(
         self,
@@ -432,5 +427,4 @@ def response(scenario: Scenario, fluids: tuple[FluidModel, FluidModel] | None = 
     if fluids is None:
         fluids = FluidModel.of(scenario), FluidModel.of(without_speculation(scenario))
     errors = [model_error(member, cached_deployment(member)) for member in members(scenario)]
-    largest = max(errors, key=lambda error: error.with_speculation)
-    return Response(largest, fluids, None).at(scenario)
+    return Response(max(errors, key=lambda error: error.of_setting(True)), fluids, None).at(scenario)

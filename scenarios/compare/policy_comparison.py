@@ -191,10 +191,9 @@ def with_policy(scenario: Scenario, policy: PolicyCandidate) -> Scenario:
     """The scenario under one policy. A schedule is vLLM's key: it goes there, and away for every other policy."""
     config = speculative_values(scenario)
     parameters = dict(policy.parameters)
-    if policy.name == "batch_schedule":
-        if "schedule" in parameters:
-            config[SCHEDULE] = parameters.pop("schedule")
-    elif policy.name != "off":
+    if policy.name == "batch_schedule" and "schedule" in parameters:
+        config[SCHEDULE] = parameters.pop("schedule")
+    elif policy.name not in ("batch_schedule", "off"):
         config.pop(SCHEDULE, None)
     return with_values(scenario, {SPEC: config, "policy": {"name": policy.name, "parameters": parameters}})
 

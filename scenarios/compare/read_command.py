@@ -181,7 +181,7 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
     words = {*fields, *_DOCUMENTS, *(name for name in _SHORT if "-" in name)} - {"version", "cudagraph-mode"}
     engine, unread, documents = Words(), list[str](), dict[str, Any]()
     level: Any = None
-    largest, assumed = None, list[str]()
+    assumed = list[str]()
     if plain and "model" not in flags:
         engine["model"] = plain[0]
     for written, value in flags.items():
@@ -207,19 +207,18 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
         raise ScenarioError(message, file=FILE, key="block-size", value=block_size)
     if "speculative-config" in documents:
         engine["speculative_config"] = documents["speculative-config"]
-    for key, value in _mapping(documents.get("compilation-config") or {}, "compilation-config").items():
+    compilation = _mapping(documents.get("compilation-config") or {}, "compilation-config")
+    for key, value in sorted(compilation.items(), key=lambda item: item[0] == "cudagraph_capture_sizes"):
         if key in ("cudagraph_mode", "max_cudagraph_capture_size"):
             engine[key] = value
-        elif key == "cudagraph_capture_sizes":
+        elif key == "cudagraph_capture_sizes":  # after the others: they decide over the largest
             sizes = value if isinstance(value, list) else [value]
             if not all(type(size) is int for size in sizes):
                 raise ScenarioError("must be whole numbers", file=FILE, key=key, value=value)
-            largest = max(sizes, default=0)
+            engine["max_cudagraph_capture_size"] = largest = max(sizes, default=0)
             assumed.append(f"of the command's {key} the largest, {largest}, is taken, with vLLM's own sizes up to it")
         else:
             unread.append(f"--compilation-config.{key}")
-    if largest is not None:
-        engine["max_cudagraph_capture_size"] = largest
     if level == 0 and "cudagraph_mode" not in engine:
         engine["enforce_eager"] = True  # neither compiled nor in CUDA graphs
     elif level not in (None, 2, 3):  # 2 is the default, and 3 the same
@@ -360,9 +359,7 @@ class _Reader:
         method, terms = matched
         read |= {*self.table.methods[method], "draft_len_schedule", "max_concurrency", "enable-dp-lm-head"}
         spec: Words = {"method": {"eagle3_tree": "eagle_tree", "ngram_tree": "ngram"}.get(method, method)}
-        names = {"k": "num_speculative_tokens", "width": "tree_width", "nodes": "max_tree_nodes"}
-        names |= {"lookup": "prompt_lookup_max", "narrowest": "min_tree_width"}
-        spec |= {names[term]: value for term, value in terms.items()}
+        spec |= {COMMANDS["terms"][term]: value for term, value in terms.items()}
         if spec.get("min_tree_width") == spec.get("tree_width"):
             spec.pop("min_tree_width", None)
         for name, row in self.table.speculation.items():
@@ -405,8 +402,7 @@ class _Reader:
             if "max-prefill-tokens" in words:
                 engine["max_num_batched_tokens"] = _whole(words, "max-prefill-tokens")
                 read.add("max-prefill-tokens")
-        read |= {"dp-size", "attn-dp-size", "enable-dp-attention", "enable_attention_dp", "ep-size"}
-        read |= {"moe_expert_parallel_size", "schedule-low-priority-values-first"}
+        read.update(COMMANDS["parallelism"])
 
     def _lengths(self, spec: Words, max_num_seqs: int) -> Words | None:
         """Put a schedule into ``spec``; the policy where lengths follow acceptance."""
@@ -418,10 +414,9 @@ class _Reader:
                     raise ScenarioError("needs a list of candidate_steps", file=FILE, key=str(size), value=tier)
             if not sizes or any(len(tier["candidate_steps"]) > 1 for tier in sizes.values()):
                 keys = {name: value for name, value in self.tiers.items() if not name.isdigit()}
-                hysteresis = ("up_hysteresis", "down_hysteresis")
                 tiers = [
                     {"batch_size": size, "steps": tier["candidate_steps"]}
-                    | {name: tier[name] for name in hysteresis if name in tier}
+                    | {name: tier[name] for name in ("up_hysteresis", "down_hysteresis") if name in tier}
                     for size, tier in sizes.items()
                 ]
                 return {"name": "ema_tiers", "parameters": keys | ({"tiers": tiers} if tiers else {})}

@@ -28,8 +28,10 @@ from draftcast.scenarios.schema.scenario import GIVE_A_METHOD
 from draftcast.scenarios.schema.speculation import MAX_SPECULATIVE_TOKENS
 from draftcast.sim.progress import Progress, part_of, parts_of
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
+from draftcast.yaml_text import yaml_beside
 
 _GROUPS = "cluster.groups"
+_SENTENCES: dict[str, str] = yaml_beside(__file__, "sentences.yaml")["recommend"]
 
 
 @dataclass(frozen=True)
@@ -276,10 +278,7 @@ def _not_tried(scenario: Scenario) -> tuple[str, ...]:
     """What the scenario has and no candidate: a policy, and groups of their own speculation beside others without."""
     notes = []
     if scenario.policy is not None and scenario.policy.name not in ("fixed", "batch_schedule"):
-        notes.append(
-            f"the scenario's policy {scenario.policy.name} is no candidate: lengths and schedules are; draftcast "
-            "compare ranks policies"
-        )
+        notes.append(_SENTENCES["other_policy"].format(policy=scenario.policy.name))
     if any(group.engine.get("speculative_config") for group in scenario.cluster.groups):
         notes.append("off is off in every group, so gains include those of groups with speculation of their own")
     return tuple(notes)
@@ -297,11 +296,7 @@ def _command(scenario: Scenario, server: str, loaded: Scenario | None) -> serve_
     rates = FluidModel.of(scenario).traffic.of_drafted(scenario).unconditional(spec.k).tolist()
     notes = (*command.notes, serve_command.bench_note(server, rates, is_tree=spec.tree is not None))
     if server == "trtllm" and loaded is not None:
-        below = f"acceptance_rate_threshold: {max(0.0, min(1.0, break_even(loaded))):.2g}"
-        notes += (
-            f"speculative_config may end drafting that does not pay at this load: {below}, with an "
-            "acceptance_rate_window_size.",
-        )
+        notes += (_SENTENCES["ends_drafting"].format(threshold=max(0.0, min(1.0, break_even(loaded)))),)
     return replace(command, notes=notes)
 
 

@@ -5,6 +5,7 @@ as a place to fill in, never left out; what the scenario says and a server has n
 are the scenario's own; the others' stand in ``servers.yaml``. `read_command.py` reads the commands back.
 """
 
+import itertools
 import json
 import math
 import operator
@@ -88,10 +89,7 @@ def _repository_for(target: str, draft: str) -> tuple[str, tuple[str, ...]]:
     fitting.sort(key=lambda name: name.rpartition("/")[2].lower() not in draft.lower())
     if not fitting:
         return target, (f"Check this pair: the draft {draft} names the {kind} model, which {target} may not be.",)
-    return fitting[0], (
-        f"The draft {draft} belongs to the {kind} model, so this serves {fitting[0]} instead of {target}. "
-        "Both have the same shape: the forecast holds for either.",
-    )
+    return fitting[0], (COMMANDS["other_target"].format(draft=draft, kind=kind, fitting=fitting[0], target=target),)
 
 
 def _variant(name: str) -> str:
@@ -132,16 +130,12 @@ def flag_of(name: str) -> str:
 
 def vllm_flags(engine: Engine) -> list[str]:
     """Flags of ``vllm serve`` without the model and without ``--speculative-config``."""
-    defaults, flags, switches = Engine(model=engine.model), [], []
-    for name in Engine.model_fields:
-        value = getattr(engine, name)
-        if name in COMMANDS["no_flag"] or value == getattr(defaults, name):
-            continue
-        if isinstance(value, bool):
-            switches.append(f"--{'' if value else 'no-'}{flag_of(name)}")
-        else:
-            flags += [f"--{flag_of(name)}", str(value)]
-    flags += switches
+    usual = Engine(model=engine.model)
+    names = [name for name in Engine.model_fields if getattr(engine, name) != getattr(usual, name)]
+    said = {name: getattr(engine, name) for name in names if name not in COMMANDS["no_flag"]}
+    switches = [f"--{'' if value else 'no-'}{flag_of(name)}" for name, value in said.items() if isinstance(value, bool)]
+    valued = [(f"--{flag_of(name)}", str(value)) for name, value in said.items() if not isinstance(value, bool)]
+    flags = [*itertools.chain.from_iterable(valued), *switches]
     if engine.cudagraph_mode is not None:
         flags += ["--compilation-config", json.dumps({"cudagraph_mode": engine.cudagraph_mode})]
     return flags
@@ -200,15 +194,15 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
             if spec.synthetic_acceptance_rates is not None:
                 notes.append(f"{FORCED[server]} forces the mean of synthetic_acceptance_rates, no rate by position.")
     notes = [*_common_notes(scenario, server), *notes]
-    varies = scenario.resolved_policy.name in VARYING
+    varied = spec if scenario.resolved_policy.name in VARYING else None
     if server == "sglang":
-        if varies:
-            tiers = _tiers(scenario)
+        if varied is not None:
+            tiers = _tiers(scenario, varied)
             lengths = [k for tier in tiers.values() if isinstance(tier, dict) for k in tier["candidate_steps"]]
             if not any(lengths):
                 message = f"{table.version} has no schedule that never drafts; leave speculation out instead"
                 raise ScenarioError(message, key=f"{SPEC}.{SCHEDULE}", value=lengths)
-            start = spec.k if spec is not None and spec.k in lengths else max(lengths)
+            start = varied.k if varied.k in lengths else max(lengths)
             drafts |= {"speculative-num-steps": start, "speculative-num-draft-tokens": start + 1}
             drafts |= {"speculative-adaptive": True, "speculative-adaptive-config": ADAPTIVE_FILE}
             files[ADAPTIVE_FILE] = json.dumps(tiers) + "\n"
@@ -219,7 +213,7 @@ def server_command(scenario: Scenario, server: str) -> ServerCommand:
     else:
         settings = _nested(words)
         if drafts:
-            settings["speculative_config"] = drafts | (_draft_len_schedule(scenario) if varies else {})
+            settings["speculative_config"] = drafts | (_draft_len_schedule(scenario, varied) if varied else {})
         files[OPTIONS_FILE] = write_yaml(settings)
         command = ["trtllm-serve", served.target, "--extra_llm_api_options", OPTIONS_FILE]
     return ServerCommand(table.version, tuple(command), environment, files, tuple(notes))
@@ -357,10 +351,8 @@ def _parallel_words(server: str, scenario: Scenario) -> Words:
     return words
 
 
-def _tiers(scenario: Scenario) -> dict[str, Any]:
+def _tiers(scenario: Scenario, spec: SpeculativeConfig) -> dict[str, Any]:
     """SGLang's adaptive speculation: one draft length a tier is a schedule by batch size."""
-    spec = scenario.speculative_config
-    assert spec is not None
     schedule = spec.num_speculative_tokens_per_batch_size
     if schedule is not None:
         return {str(first): {"candidate_steps": [min(k, spec.k)]} for first, _, k in schedule}
@@ -373,11 +365,9 @@ def _tiers(scenario: Scenario) -> dict[str, Any]:
     return adaptive
 
 
-def _draft_len_schedule(scenario: Scenario) -> Words:
+def _draft_len_schedule(scenario: Scenario, spec: SpeculativeConfig) -> Words:
     """The draft length up to each batch size, none beyond the last. Raises ScenarioError: it has no such one."""
-    spec, policy = scenario.speculative_config, scenario.resolved_policy.name
-    assert spec is not None
-    schedule = spec.num_speculative_tokens_per_batch_size
+    schedule, policy = spec.num_speculative_tokens_per_batch_size, scenario.resolved_policy.name
     if schedule is None:
         raise ScenarioError("TensorRT-LLM adapts no draft length to acceptance", key="policy.name", value=policy)
     lengths = [min(k, spec.k) for _, _, k in schedule]
@@ -415,8 +405,7 @@ def _refuse_unknown(server: str, version: str, spec: SpeculativeConfig) -> None:
 def _vllm(scenario: Scenario) -> str:
     """The scenario's own release of vLLM where its flags are written, else the first of those."""
     engine, number, _ = parse_version(scenario.engine.version)
-    releases = (version for version in VLLM if engine == "vllm" and number[:2] == _release(version))
-    return next(releases, VLLM[0])
+    return next((version for version in VLLM if engine == "vllm" and number[:2] == _release(version)), VLLM[0])
 
 
 def _release(version: str) -> tuple[int, ...]:

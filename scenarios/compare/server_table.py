@@ -38,10 +38,8 @@ class ServerField(Frozen):
     def read(self, value: Any, units: Units) -> Any:
         """The scenario's value. Raises LookupError where the server's has no counterpart."""
         if self.values is not None:
-            key = next((name for name, word in self.values.items() if word == value), None)
-            if key is None:
-                raise LookupError(value)
-            return {"true": True, "false": False}.get(key, key)
+            keys = [name for name, word in self.values.items() if word == value]
+            return {"true": True, "false": False}.get(keys[0], keys[0])  # an IndexError is a LookupError
         return round(value / units[self.times]) if self.times else value
 
 

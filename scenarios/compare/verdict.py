@@ -53,6 +53,10 @@ class Side:
         return self.capacity.estimate if self.capacity is not None else None
 
     @property
+    def mean_capacity_rps(self) -> float | None:
+        return self.capacity.estimate.mean if self.capacity is not None else None
+
+    @property
     def predicted_capacity_rps(self) -> Estimate | None:
         """The capacity with its prediction interval."""
         simulated = self.capacity_rps
@@ -78,8 +82,7 @@ class Side:
         """What the errors of step times and acceptance do to the run; None where its figures do not hold."""
         if self.run is None or self.figures is None or self.scenario is None:
             return None
-        capacity_rps = self.capacity_rps.mean if self.capacity_rps is not None else None
-        return RunAtBounds.of(self.scenario, self.run, capacity_rps)
+        return RunAtBounds.of(self.scenario, self.run, self.mean_capacity_rps)
 
     @property
     def slo_is_open(self) -> bool:
@@ -181,8 +184,8 @@ class Verdict:
             if prediction is not None:
                 chances = prediction.probability if self.word == "pays" else 1.0 - prediction.probability
                 sure = f" (probability {'above 99%' if chances > 0.99 else f'{chances:.0%}'})"  # never certain
-            decided = self.advantage is not None
-            how = f"{self.metric.label} is {_change(self)}" if decided else f"the cluster is {self.why}"
+            change = self.advantage
+            how = f"{self.metric.label} is {_change(self, change)}" if change else f"the cluster is {self.why}"
             return f"Speculation {self.word} {where}{sure}: {how}. Recommended: {self.advice}."
         reason = self.why
         if not reason and self.advantage is not None:
@@ -223,10 +226,9 @@ def decide(
     """The verdict of two sides, its probe at ``x``. ``errors``: of step times and acceptance; None: chance decides."""
     verdict = _by_chance(metric, on, off, confidence, x)
     one_run = bool(verdict.probe.gains) and not verdict.probe.has_value
-    capacities = [rate.mean if rate is not None else None for rate in (on.capacity_rps, off.capacity_rps)]
-    if errors is None or not errors.reaches(metric, capacities):
-        return verdict
-    if verdict.word in ("not settled", "overloaded") or one_run:
+    capacities = on.mean_capacity_rps, off.mean_capacity_rps
+    is_open = verdict.word not in ("not settled", "overloaded") and not one_run
+    if not is_open or errors is None or not errors.reaches(metric, capacities):
         return verdict
     use = slo_use_of(metric, on, off, errors.rate_rps)
     prediction = errors.predict(verdict.probe, confidence, capacities, metric, use)
@@ -253,8 +255,7 @@ def _by_chance(metric: Metric, on: Side, off: Side, confidence: float, x: float)
     elif not (on.has_figures and off.has_figures):
         word = "not settled"
     if word is not None:
-        sign_alone = Probe(x, sure=SIGNS.get(word, 0), note=_why(word, on, off))
-        return Verdict(word, metric, on, off, sign_alone, confidence)
+        return Verdict(word, metric, on, off, Probe(x, sure=SIGNS.get(word, 0), note=_why(word, on, off)), confidence)
     assert on.run is not None
     assert off.run is not None
     probe = paired_probe(x, metric, on.run, off.run)
@@ -307,9 +308,8 @@ def advantage_of(probe: Probe, confidence: float) -> Estimate | None:
     return Estimate(probe.gains[0] / probe.bases[0], math.nan, math.nan, math.nan, 1, confidence)
 
 
-def _change(verdict: Verdict) -> str:
-    advantage, better = verdict.advantage, verdict.word == "pays"
-    assert advantage is not None
+def _change(verdict: Verdict, advantage: Estimate) -> str:
+    better = verdict.word == "pays"
     if not better:
         low, high = 1 / advantage.high, 1 / advantage.low if advantage.low else math.inf
         advantage = dataclasses.replace(advantage, mean=1 / advantage.mean, low=low, high=high)
