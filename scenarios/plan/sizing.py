@@ -325,7 +325,6 @@ def curve_frame(checks: Sequence[LoadCheck]) -> pd.DataFrame:
     for check in checks:
         row: dict[str, Any] = {"rate_rps": check.rate_rps, "verdict": check.verdict, "met": check.met}
         for name, estimate in delivered(check).items():
-            column = "completed_rps" if name == COMPLETED else "goodput_rps"
-            row |= estimate.columns(column)
+            row |= estimate.columns("completed_rps" if name == COMPLETED else "goodput_rps")
         rows.append(row)
     return pd.DataFrame(rows)

@@ -141,7 +141,7 @@ def _rows(scenario: Scenario, task: CellTask) -> list[dict[str, Any]]:
     facts: dict[str, Any] = {
         "state": side.state,
         "slo_met": slo_met,
-        "capacity_rps": side.capacity.estimate.mean if side.capacity is not None else None,
+        "capacity_rps": side.mean_capacity_rps,
         "num_gpus": float(sum(gpus_by_device(scenario).values())),
         "confidence": scenario.statistics.confidence,
         "notes": json.dumps(run.summary["notes"]),
@@ -221,8 +221,7 @@ class ResultStore:
                 path.unlink(missing_ok=True)
 
     def _append(self, table: pa.Table) -> None:
-        target = self.folder / RESULTS / f"{uuid.uuid4().hex}.parquet"
-        with written(target) as partial:
+        with written(self.folder / RESULTS / f"{uuid.uuid4().hex}.parquet") as partial:
             pq.write_table(table, partial, compression="zstd")
 
     def _files(self) -> list[Path]:

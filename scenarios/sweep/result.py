@@ -158,11 +158,9 @@ class SweepCell:
         both = zip(self.replications, self._per_user(), strict=True)
         more = [{**figures, USER: user, GPU: figures["output_throughput"] / self.num_gpus} for figures, user in both]
         figures = summarise(more, row["confidence"])
-        predicted = {}
-        for name, figure in figures.items():
-            if (bound := f"{PREDICTED}{name}_low") in row:
-                low, high = row[bound], row[f"{PREDICTED}{name}_high"]
-                predicted[name] = figure.within(low, high)
+        names = [name for name in figures if f"{PREDICTED}{name}_low" in row]
+        bounds = [(row[f"{PREDICTED}{name}_low"], row[f"{PREDICTED}{name}_high"]) for name in names]
+        predicted = {name: figures[name].within(*ends) for name, ends in zip(names, bounds, strict=True)}
         if (emitted := predicted.get("output_throughput")) is not None:
             predicted[GPU] = emitted.scaled(1 / self.num_gpus)
         if (tpot := predicted.get("mean_tpot_s")) is not None:

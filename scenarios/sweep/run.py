@@ -64,8 +64,7 @@ def sweep(
         axes = [axis_of(name, values, scenario) for name, values in grid.items()]
     else:
         axes = [parse_axis(text, scenario) for text in grid]
-    opened = tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder)
-    with opened as place:
+    with tempfile.TemporaryDirectory(prefix="draftcast-sweep-") if folder is None else nullcontext(folder) as place:
         return _Run(scenario, axes, Path(place), progress, stop).result(workers, cluster, is_kept=folder is not None)
 
 
