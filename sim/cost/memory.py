@@ -159,14 +159,13 @@ def memory_share(config: EngineConfig, model: ModelSpec, hardware: HardwareSpec)
     return round(1.0 - left / gib, 3) * (engine.multimodal_share if config.is_multimodal else 1.0)
 
 
-def _weight_bytes(
-    model: ModelSpec, dtype: str, tp: int, config: EngineConfig, stage: int = 0, stages: int = 1
-) -> float:
+def _weight_bytes(model: ModelSpec, dtype: str, tp: int, config: EngineConfig, stage: int | None = None) -> float:
     """Of one rank: its part of the experts and its stage's layers. The first embeds, the last has lm_head (or both)."""
     whole = model.weight_bytes(dtype, tp)
     if config.lockstep_ranks > 1:
         whole -= model.weight_bytes(dtype, tp, ("experts",)) * (1.0 - 1.0 / config.lockstep_ranks)
-    if stages == 1:
+    stages = config.pipeline_parallel_size
+    if stage is None or stages == 1:
         return whole
     groups = ("embedding", "ngrams", "lm_head")
     embedding, ngrams, lm_head = (model.weight_bytes(dtype, tp, (group,)) for group in groups)
@@ -187,7 +186,7 @@ def _stage_budget(
     if hardware.vendor == "AMD" and config.max_model_len > _SHORT_CONTEXT:
         taken *= engine.amd_context_share
     usable = hardware.memory_bytes * taken
-    weights = _weight_bytes(model, config.weight_dtype, tp, config, stage, stages)
+    weights = _weight_bytes(model, config.weight_dtype, tp, config, stage)
     draft_weights = draft_kv = 0.0
     if draft is not None:
         draft_tp, packed = config.draft_tensor_parallel_size, config.packs_latents
@@ -223,9 +222,7 @@ def _stage_budget(
         fixed_blocks = math.ceil(local_bytes / (per_token * block_size))
     elif model.has_window_groups and not config.enable_prefix_caching and share == 1.0:
         # Where no block is kept for another request, layers with a window give back those behind it.
-        sliding = model.num_sliding_layers
-        full = model.num_attention_layers - sliding
-        window_groups, group, per_layer = _layer_groups(config, model, draft_kv, full, sliding)
+        window_groups, group, per_layer = _layer_groups(config, model, draft_kv)
         windows, per_token = 0.0, group * per_layer
     blocks = int((left - windows) // (per_token * block_size))
     fits = usable > weights + draft_weights if config.num_gpu_blocks else blocks >= 2 and most_requests != 0
@@ -304,8 +301,7 @@ def _state_pages(
     tp, k = config.tensor_parallel_size, config.num_speculative_tokens
     states = model.linear_state_bytes(config.weight_dtype, tp)
     states += model.convolution_state_bytes(config.weight_dtype, tp, k)
-    full, linear = model.num_attention_layers, model.num_linear_layers
-    groups, group, per_layer = _layer_groups(config, model, draft_kv, full, linear)
+    groups, group, per_layer = _layer_groups(config, model, draft_kv)
     align = max(_SMALLEST_PAGE_TOKENS, config.block_size)
     family = int(hardware.compute_capability)
     in_chunks = family == 9 or (family in (10, 12) and model.linear_key_head_dim == _CHUNK_KEYS)
@@ -333,16 +329,15 @@ def _state_pool(config: EngineConfig, model: ModelSpec, left: float, own_layers:
     return pool, int(pool // request_bytes)
 
 
-def _layer_groups(
-    config: EngineConfig, model: ModelSpec, draft_kv: float, full: int, other: int
-) -> tuple[int, int, float]:
-    """(groups of the ``other`` layers beside those of full attention, layers of a group, bytes of a token in a layer).
+def _layer_groups(config: EngineConfig, model: ModelSpec, draft_kv: float) -> tuple[int, int, float]:
+    """(groups of linear or sliding layers beside full attention's, layers of a group, bytes of a token in a layer).
 
     In vLLM's hybrid KV cache all groups hold equally many layers and share one pool of blocks, the draft's layers among
     those of full attention: all of a kind where the kinds are nearly as many, else as many as have full attention.
     """
     per_layer = model.kv_bytes_per_token(config.kv_dtype, config.tensor_parallel_size) / model.num_attention_layers
-    full += math.ceil(draft_kv / per_layer)
+    other = model.num_linear_layers or model.num_sliding_layers
+    full = model.num_attention_layers - (0 if model.num_linear_layers else other) + math.ceil(draft_kv / per_layer)
     group = max(full, other) if max(full, other) < 1.5 * min(full, other) else full
     return math.ceil(other / group), group, per_layer
 

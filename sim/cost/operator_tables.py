@@ -73,6 +73,7 @@ class OperatorTables:
     Attributes:
         tp, dtype: tensor-parallel ranks and format of the weights, the target's or the draft's.
         config: the engine; where none is given, of one rank.
+        kv_dtype: format of the KV cache; the engine's where none is given.
         grids: what ``StepCost.attention_grids`` consists of: the measured grids of the kinds of attention asked for.
     """
 
@@ -80,10 +81,12 @@ class OperatorTables:
     tp: int
     dtype: str
     config: EngineConfig = field(default_factory=EngineConfig)
+    kv_dtype: str = ""
     grids: list[FloatArray] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.hardware = self.profile.hardware
+        self.kv_dtype = self.kv_dtype or self.config.kv_dtype
         self.act_bytes = activation_bytes(self.dtype)
         # Formats narrower than 16 bits hold weights; attention, norms and unquantised matrices stay 16-bit.
         self.wide_dtype = wide_dtype(self.dtype)
@@ -327,10 +330,8 @@ class OperatorTables:
         attention += 2 * model.num_linear_layers  # convolution and delta rule
         attention += 4 * model.num_indexed_layers  # norm and rotary embedding, cache write, scores, choice
         collectives = sum(count for _, count in layers.all_reduces(model)) if self.tp > 1 else 0
-        if self.dcp > 1:
-            collectives += 3 * model.num_attention_layers
-        if self.dp > 1:
-            collectives += 2 * model.num_moe_layers
+        collectives += 3 * model.num_attention_layers if self.dcp > 1 else 0
+        collectives += 2 * model.num_moe_layers if self.dp > 1 else 0
         return matrices + attention + layers.elementwise_kernels(model, self.tp) + collectives
 
     def eager_launches(self, model: ModelSpec) -> float:
@@ -344,22 +345,20 @@ class OperatorTables:
         of_latents = _LATENT_KERNELS * model.num_attention_layers if model.is_mla else 0
         return self.launches(model) + quantised + of_experts + of_latents
 
-    def attention(
-        self, model: ModelSpec, phase: str, count: int, kv_cache_dtype: str, window: int, *, sparse: bool = False
-    ) -> Record:
+    def attention(self, model: ModelSpec, phase: str, count: int, window: int, *, sparse: bool = False) -> Record:
         """One row of ``StepCost.attention`` for ``count`` equal layers in a phase, "decode" or "prefill".
 
         ``sparse``: over an indexer's choice, by the roofline of decodes: prompts run absorbed too.
         """
         if count == 0:
-            return _no_kind()
+            return empty_record(at.ATTENTION)
         sparse |= model.kv_compression > 0
         # Ranks that share out a context attend to a part each, with the heads of all of them. Prompts gather it.
         dcp = self.dcp if phase == "decode" else 1
         tp = self.tp // dcp
         absorbed = sparse or phase == "decode"
         unit = partial(
-            attention_work, model, tp=tp, kv_cache_dtype=kv_cache_dtype, act_bytes=self.act_bytes, absorbed=absorbed
+            attention_work, model, tp=tp, kv_cache_dtype=self.kv_dtype, act_bytes=self.act_bytes, absorbed=absorbed
         )
         family, shape = layer_shape(model, phase, tp)
         pair, key, row = (unit(*one) for one in _UNITS)
@@ -369,7 +368,7 @@ class OperatorTables:
             flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
         work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
-        kind = self._kind(family, kv_cache_dtype, heads, count, work)
+        kind = self._kind(family, self.kv_dtype, heads, count, work)
         if kind["grid"] >= 0 and dcp > 1:
             at.stretch_contexts(self.grids[-1], dcp)
         kind["window"] = window
@@ -386,13 +385,13 @@ class OperatorTables:
         fields = heads if model.linear_kind == "gated_delta" else None
         return self._kind(f"gdn_{phase}", state, fields, model.num_linear_layers, work)
 
-    def sparse_decode(self, model: ModelSpec, kv_cache_dtype: str) -> Record:
+    def sparse_decode(self, model: ModelSpec) -> Record:
         """`attention` of the layers with indexers of sparse latent attention in decode, the indexers included."""
         shape = sparse_decode_shape(model, self.tp)
         query = {"batch": 1, "q": 1, **shape}
-        row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, kv_cache_dtype) for c in (0, 1))
+        row, more = (DSA_DECODE.work({**query, "context": c}, self.wide_dtype, self.kv_dtype) for c in (0, 1))
         work = (float(more.flops - row.flops), float(more.bytes - row.bytes), float(row.bytes))
-        return self._kind("dsa_decode", kv_cache_dtype, shape, model.num_indexed_layers, work)
+        return self._kind("dsa_decode", self.kv_dtype, shape, model.num_indexed_layers, work)
 
     def add_indexer(self, kind: Record, model: ModelSpec, phase: str) -> None:
         """Add sparse layers' indexers to full attention's row, by the roofline of the model's attention.
@@ -422,15 +421,14 @@ class OperatorTables:
         entry = self.profile.operator(family, dtype)
         peak_flops, bandwidth = self.hardware.ceilings(family, dtype)
         per_byte_s = count / (entry.e_m * bandwidth)
-        kind = _no_kind()
+        kind = empty_record(at.ATTENTION)
         kind["t0_s"] = count * entry.t0_s
         kind["qkv_s"] = pair_flops * (count / (entry.e_c * peak_flops))
         kind["kv_s"] = kv_bytes * per_byte_s
         kind["row_s"] = row_bytes * per_byte_s
         kind["p"], kind["origin"], kind["layers"] = entry.p, entry.origin, count
         grid = None if heads is None else self._grid(family, dtype, heads)
-        if grid is not None:
-            kind["grid"] = self.place(at.flat_grid(grid, count))
+        kind["grid"] = -1 if grid is None else self.place(at.flat_grid(grid, count))
         return kind
 
     def place(self, grid: FloatArray) -> int:
@@ -444,9 +442,7 @@ class OperatorTables:
         grids = (times.grid(family, self.wide_dtype, kv_cache_dtype, seconds, **heads) for times in tables)
         return next((grid for grid in grids if grid is not None), None)
 
-    def shared_launch(
-        self, decode: Record, prefill: Record, model: ModelSpec, kv_cache_dtype: str
-    ) -> FloatArray | None:
+    def shared_launch(self, decode: Record, prefill: Record, model: ModelSpec) -> FloatArray | None:
         """Fill what a decode kind takes in one launch with prompts; the measured launches where there are any."""
         if model.is_mla or model.is_sparse or decode["layers"] == 0 or self.dcp > 1:
             return None
@@ -454,26 +450,19 @@ class OperatorTables:
         kernel = self.hardware.attention_kernel
         # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py) and SGLang's.
         is_sglang = self.generation.engine == "sglang"
-        if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[kv_cache_dtype] < 2.0):
+        if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[self.kv_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
         at.fill_launch(decode, kernel, self.hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)
         if kernel != self.hardware.attention_kernel:
             return None
-        of_prompts = self._grid("attention_prefill", kv_cache_dtype, heads)
-        of_decodes = self._grid("attention_decode", kv_cache_dtype, heads)
+        of_prompts = self._grid("attention_prefill", self.kv_dtype, heads)
+        of_decodes = self._grid("attention_decode", self.kv_dtype, heads)
         if self.profile.measured is None or of_prompts is None or of_decodes is None:
             return None
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
-        dtypes = (self.wide_dtype, kv_cache_dtype)
+        dtypes = (self.wide_dtype, self.kv_dtype)
         return at.measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
-
-
-def _no_kind() -> Record:
-    """A row of ``StepCost.attention`` for layers that a model does not have."""
-    kind = empty_record(at.ATTENTION)
-    kind["grid"] = -1
-    return kind
 
 
 def split(seconds: FloatArray, origins: IntArray | Origin) -> FloatArray:

@@ -164,14 +164,10 @@ def capture_sizes(config: EngineConfig, verify_rows: int, profile: RooflineProfi
     most = engine_config.most_captured(config, profile.hardware.memory_bytes / 2**30)
     expanded = 1 if config.generation.batch_expansion else verify_rows
     ceiling = profile.cuda_graph_ceiling if most is None else most * expanded
-    sizes: set[int] = set()
     largest = min(config.max_num_seqs * verify_rows * 2, ceiling)
-    if verify_rows > 1:
-        batch = min(config.max_num_seqs, ceiling)
-        requests = {*engine_config.graph_sizes(batch), batch}
-        sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
-    elif config.max_num_seqs <= largest:
-        sizes = {config.max_num_seqs}
+    batch = min(config.max_num_seqs, ceiling)
+    requests = {*engine_config.graph_sizes(batch), batch} if verify_rows > 1 else {config.max_num_seqs}
+    sizes = {count * verify_rows for count in requests if 0 < count * verify_rows <= largest}
     sizes |= engine_config.sizes_up_to(largest, limit)
     return tuple(sorted(size for size in sizes if size <= limit))
 
@@ -217,7 +213,7 @@ def _roofline(
         message = f"must be at most {MAX_ROWS} with a roofline profile, whose tables have an entry a row"
         raise ScenarioError(message, key="max_num_batched_tokens", value=config.max_num_batched_tokens)
     device = OperatorTables(profile, config.tensor_parallel_size, config.weight_dtype, config)
-    p, method = params[0], config.method
+    p, method, ranks = params[0], config.method, config.lockstep_ranks
     verify_rows = method.verify_rows(config.num_speculative_tokens)
     sizes = capture_sizes(config, verify_rows, profile)
     last_row = config.max_num_batched_tokens
@@ -228,20 +224,18 @@ def _roofline(
     _fill_generation(p, device, model)
     cost = st.cost_without_tables(params)
     # The engine cuts the target's sums to the window itself, so its blocks carry none.
-    _fill_attention(cost.attention, at.DECODE, device, model, config.kv_dtype, 0)
+    _fill_attention(cost.attention, at.DECODE, device, model, 0)
     if model.num_linear_layers:
         p["linear_layers"] = model.num_linear_layers
         cost.attention[at.LINEAR_DECODE] = device.linear_attention(model, "decode")
         cost.attention[at.LINEAR_PREFILL] = device.linear_attention(model, "prefill")
-    if config.lockstep_ranks > 1:
-        p["ranks"] = config.lockstep_ranks
-        last_of_all = last_row * config.lockstep_ranks
-        cost = cost._replace(experts=_padded_table(lambda rows: device.routed(model, rows), last_of_all))
+    if ranks > 1:
+        p["ranks"] = ranks
+        cost = cost._replace(experts=_padded_table(lambda rows: device.routed(model, rows), last_row * ranks))
     stages = engine_config.stage_layers(model.num_hidden_layers, config.pipeline_parallel_size)
     if len(stages) > 1:
-        bandwidth = profile.hardware.link_bandwidth_bytes_per_s
         p["hop_s"] = profile.hardware.link_latency_s
-        p["hop_row_s"] = model.hidden_size * device.act_bytes / bandwidth
+        p["hop_row_s"] = model.hidden_size * device.act_bytes / profile.hardware.link_bandwidth_bytes_per_s
     cost = cost._replace(
         target=_padded_table(lambda rows: device.model_pass(model, rows), last_row, sizes),
         logits=_padded_table(
@@ -302,24 +296,21 @@ def _seconds(constant: Constant | None) -> float:
     return 0.0 if constant is None else constant.value
 
 
-def _fill_attention(
-    attention: Record, first: int, device: OperatorTables, model: ModelSpec, kv_cache_dtype: str, window: int
-) -> None:
+def _fill_attention(attention: Record, first: int, device: OperatorTables, model: ModelSpec, window: int) -> None:
     """Fill four rows of ``attention`` from ``first`` on."""
     (full, _), (sliding, windowed) = model.attention_kinds()
     for row, phase in ((first, "decode"), (first + at.PREFILL, "prefill")):
         if phase == "decode" and model.has_latent_indexer and device.dcp == 1:
-            attention[row] = device.sparse_decode(model, kv_cache_dtype)
+            attention[row] = device.sparse_decode(model)
             sliding_alone = sliding - model.num_indexed_layers
         else:
-            attention[row] = device.attention(model, phase, full, kv_cache_dtype, 0)
+            attention[row] = device.attention(model, phase, full, 0)
             sliding_alone = sliding
             if model.num_indexed_layers:
                 device.add_indexer(attention[row], model, phase)
-        apart = device.attention(windowed, phase, sliding_alone, kv_cache_dtype, window, sparse=model.is_sparse)
-        attention[row + 1] = apart
+        attention[row + 1] = device.attention(windowed, phase, sliding_alone, window, sparse=model.is_sparse)
     for row, shape in ((first, model), (first + 1, windowed)):
-        launches = device.shared_launch(attention[row], attention[row + at.PREFILL], shape, kv_cache_dtype)
+        launches = device.shared_launch(attention[row], attention[row + at.PREFILL], shape)
         # Launches were measured over whole contexts: they say nothing of layers with a window.
         if launches is not None and row == first:
             attention[row]["launch_grid"] = device.place(launches)
@@ -331,7 +322,7 @@ def _fill_draft(
     config, method = target.config, target.config.method
     tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
     # Its grids are appended to the target's: both share the list.
-    device = replace(target, tp=tp, dtype=config.draft_weight_dtype)
+    device = replace(target, tp=tp, dtype=config.draft_weight_dtype, kv_dtype=config.draft_kv_dtype)
     if config.lockstep_ranks > 1 and head.is_moe:
         # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
         usual = np.array([config.max_num_seqs])
@@ -349,7 +340,7 @@ def _fill_draft(
             p["draft_host_s"] = _graphless_s(config, launches)[1]
         elif is_since(config.version, config.generation.draft_loop_since):
             p["draft_later_s"] = 0.0
-    _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, config.draft_kv_dtype, head.sliding_window)
+    _fill_attention(cost.attention, at.DRAFT_DECODE, device, head, head.sliding_window)
     choice = device.top_k if method.is_tree and method.tree_width > 1 else device.argmax
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + choice(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:

@@ -33,7 +33,7 @@ def profile_of(name: str, device: str = "h200") -> RooflineProfile:
 
 def attention_us(tables: OperatorTables, phase: str, batch: int, q: int, context: int, kv: str) -> tuple[float, Origin]:
     """Microseconds of one layer as a step takes them, and where they come from."""
-    kind = tables.attention(DEEPSEEK, phase, 1, kv, 0)
+    kind = dataclasses.replace(tables, kv_dtype=kv).attention(DEEPSEEK, phase, 1, 0)
     grids = np.concatenate([np.zeros(0), *tables.grids])
     pairs = batch * (q * context - (0.5 * q * (q - 1) if phase == "prefill" else 0.0))
     out = st.empty_record(st.TIMES)
@@ -124,7 +124,7 @@ def test_every_roofline_number_of_sparse_decode_counts(number: str, value: float
     sums = at.sums_of(np.zeros(0), 64 * 65536.0, 64 * 65536.0, 64.0, 64.0)
     before, after = (
         at.attention_seconds(
-            OperatorTables(p, 8, "bf16").sparse_decode(sparse, "bf16"),
+            OperatorTables(p, 8, "bf16").sparse_decode(sparse),
             np.zeros(0),
             sums,
             1.0,
