@@ -64,7 +64,6 @@ def compile_acceptance(
             bins = (request_uniforms(seed, Stream.ALPHA, n)[members] * BINS).astype(np.int32)
             row[members] += bins * np.int32(band_rows[c] // BINS)
     params["confidence"] = [-1.0 if value is None else value for value in confidence or [None] * len(models)]
-    draws_matches = bool(np.isin(kinds, (compiled.KIND_STATES, compiled.KIND_NGRAM, compiled.KIND_BESIDE_HEAD)).any())
     recorded_offsets, recorded_lengths = np.zeros(0, np.int64), np.zeros(0, np.uint8)
     if is_trace.any():
         if offsets is None or lengths is None:
@@ -82,7 +81,7 @@ def compile_acceptance(
                 params["stationary"][:, c] = replayed.missed_share(k)
                 if (params["confidence"] >= 0.0).any():
                     conditional[first[c], :k] = replayed.conditional(k)
-        draws_matches |= bool((params["stationary"][0, is_trace] < 1.0).any())
+    draws_matches = ((kinds != compiled.KIND_RATES) & ~(is_trace & (params["stationary"][0] == 1.0))).any()
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,

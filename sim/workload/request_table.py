@@ -106,9 +106,16 @@ class RequestTable:
         assert (self.prompt_tokens >= 1).all(), "prompt_tokens must be >= 1"
         assert (self.output_tokens >= 1).all(), "output_tokens must be >= 1"
         assert ((self.class_id >= 0) & (self.class_id < len(self.class_names))).all(), "class_id"
-        assert (self.hash_ids is None) == (self.hash_offsets is None) == (self.hash_block_tokens == 0), "hash columns"
-        if self.hash_ids is not None and self.hash_offsets is not None:
-            _check_ragged("hash", self.hash_ids, self.hash_offsets, n)
+        for name, name_of_offsets in RAGGED:
+            values, offsets = getattr(self, name), getattr(self, name_of_offsets)
+            assert (values is None) == (offsets is None), f"{name} and {name_of_offsets} go together"
+            if offsets is not None:
+                assert offsets.shape == (n + 1,), f"{name_of_offsets}: shape {offsets.shape}, expected {(n + 1,)}"
+                assert offsets.dtype == np.int64, f"{name_of_offsets} must be int64"
+                assert (offsets[0], offsets[-1]) == (0, len(values)), f"{name_of_offsets} do not span the values"
+                assert (np.diff(offsets) >= 0).all(), f"{name_of_offsets} must not decrease"
+        assert (self.hash_ids is None) == (self.hash_block_tokens == 0), "hash columns"
+        if self.hash_offsets is not None:
             blocks = np.diff(self.hash_offsets)
             assert (blocks <= -(-self.prompt_tokens // self.hash_block_tokens)).all(), "more hashes than blocks"
         for name in OPTIONAL:
@@ -116,10 +123,8 @@ class RequestTable:
         if self.session is not None:
             starts = np.flatnonzero(np.diff(self.session, prepend=-1))
             assert len(starts) == len(np.unique(self.session)), "requests of a session stand apart"
-        assert (self.acceptance_lengths is None) == (self.acceptance_offsets is None), "acceptance columns"
         if self.acceptance_lengths is not None and self.acceptance_offsets is not None:
             assert self.acceptance_lengths.dtype == np.uint8, "acceptance_lengths must be uint8"
-            _check_ragged("acceptance", self.acceptance_lengths, self.acceptance_offsets, n)
             recorded = np.diff(self.acceptance_offsets)
             assert ((recorded == 0) | (recorded >= self.output_tokens)).all(), "acceptance shorter than the output"
 
@@ -220,13 +225,6 @@ def _places(starts: IntArray, lengths: IntArray) -> IntArray:
     """Index of every value of pieces of so many values that begin at ``starts``."""
     offsets = offsets_of(lengths)
     return np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
-
-
-def _check_ragged(name: str, values: NDArray[Any], offsets: IntArray, n: int) -> None:
-    assert offsets.shape == (n + 1,), f"{name}_offsets: shape {offsets.shape}, expected {(n + 1,)}"
-    assert offsets.dtype == np.int64, f"{name}_offsets must be int64"
-    assert offsets[0] == 0 and offsets[-1] == len(values), f"{name}_offsets do not span the values"  # noqa: PT018
-    assert (np.diff(offsets) >= 0).all(), f"{name}_offsets must not decrease"
 
 
 class RaggedParts:
