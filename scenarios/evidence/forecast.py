@@ -24,6 +24,8 @@ from draftcast.sim.progress import Progress, parts_of
 
 ForecastSide = Literal["off", "on", "speedup"]
 SIDES: tuple[ForecastSide, ...] = get_args(ForecastSide)
+_MEDIAN = re.compile(r"\bmedian (tpot|itl)\b|\bmetric is median\b|\bp50\b", re.IGNORECASE)
+_DURATION = re.compile(r"run duration|whole-run (wall|duration)|run's duration", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,6 @@ def _simulate(scenario: Scenario) -> dict[str, float] | str:
     table = result.requests
     decoding_s = float((table["finish_s"] - table["first_token_s"]).sum())
     return figures | {"per_request_decode": float(table["output_tokens"].sum()) / (decoding_s or np.nan)}
-
-
-_MEDIAN = re.compile(r"\bmedian (tpot|itl)\b|\bmetric is median\b|\bp50\b", re.IGNORECASE)
-_DURATION = re.compile(r"run duration|whole-run (wall|duration)|run's duration", re.IGNORECASE)
 
 
 def _in_terms_of(point: EvidencePoint, figures: dict[str, float]) -> float:

@@ -20,6 +20,15 @@ from draftcast.scenarios.schema import METHODS, Scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.schema.scenario import MATCHING_METHODS
 
+_ASSUMED_WINDOW, _ASSUMED_SHARE = 16384, 0.92
+_MOST_ROWS = 65536  # of a roofline's tables; larger limits differ in nothing that a row measures
+_ENOUGH_TOKENS = 100_000  # of outputs of all replications together: chance then moves a mean by less than 1 %
+_MOST_REPLICATIONS = 8
+# Requests of a closed loop whose number is not given: so many a client, at least the prompts of MT-Bench.
+_ROUNDS, _PROMPTS = 4, 80
+# Of rounds with a match, where a source counts only all rounds: n-gram on MT-Bench (this corpus, arXiv 2604.26469).
+_MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
+
 
 def scenarios_of(point: EvidencePoint) -> Reading:
     """The scenarios of a point; never raises."""
@@ -54,16 +63,6 @@ def _longest(lengths: dict[str, Any]) -> int:
     return sum(int(v if isinstance(v, int) else v.get("high", v.get("max", 0))) for v in lengths.values())
 
 
-def _starts(scenario: Scenario) -> bool:
-    """False where the model does not fit into the memory that SGLang takes when the row gives no share of it."""
-    if scenario.engine.version.startswith("sglang") and scenario.engine.gpu_memory_utilization is None:
-        try:
-            cached_deployment(scenario)
-        except CapacityError:
-            return False
-    return True
-
-
 def _scenario(
     reading: Reading, raw: dict[str, Any], spec: dict[str, Any], acceptance: dict[str, Any] | None
 ) -> Scenario | None:
@@ -82,20 +81,17 @@ def _scenario(
     values = raw | {"engine": engine, "acceptance": acceptance, "statistics": statistics}
     try:
         scenario = load_scenario(values)
-        if not _starts(scenario):
-            share = engine["gpu_memory_utilization"] = _ASSUMED_SHARE
-            reading.assumed["gpu_memory_utilization"] = f"{share}; with the engine's own default it does not start"
-            scenario = load_scenario(values)
+        if scenario.engine.version.startswith("sglang") and scenario.engine.gpu_memory_utilization is None:
+            try:
+                cached_deployment(scenario)
+            except CapacityError:  # the model does not fit into the memory that SGLang takes by default
+                share = engine["gpu_memory_utilization"] = _ASSUMED_SHARE
+                reading.assumed["gpu_memory_utilization"] = f"{share}; with the engine's own default it does not start"
+                scenario = load_scenario(values)
         return scenario
     except InputError as error:
         reading.missing("scenario", str(error).removeprefix("scenario: "))
         return None
-
-
-_ASSUMED_WINDOW, _ASSUMED_SHARE = 16384, 0.92
-_MOST_ROWS = 65536  # of a roofline's tables; larger limits differ in nothing that a row measures
-_ENOUGH_TOKENS = 100_000  # of outputs of all replications together: chance then moves a mean by less than 1 %
-_MOST_REPLICATIONS = 8
 
 
 def _replications(workload: dict[str, Any]) -> int:
@@ -103,10 +99,6 @@ def _replications(workload: dict[str, Any]) -> int:
     mean = output if isinstance(output, int) else output.get("mean", (output.get("low", 0) + output.get("high", 0)) / 2)
     needed = math.ceil(_ENOUGH_TOKENS / float(workload["num_requests"] * mean))
     return min(_MOST_REPLICATIONS, max(1, needed))
-
-
-# Requests of a closed loop whose number is not given: so many a client, at least the prompts of MT-Bench.
-_ROUNDS, _PROMPTS = 4, 80
 
 
 def _workload(reading: Reading) -> dict[str, Any] | None:
@@ -222,10 +214,6 @@ def _mean_length(reading: Reading, facts: GivenAcceptance, k: int) -> float | No
         return max(1.0, float(gap_ms) / point.on)
     reading.missing("acceptance", "not given")
     return None
-
-
-# Of rounds with a match, where a source counts only all rounds: n-gram on MT-Bench (this corpus, arXiv 2604.26469).
-_MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
 def _acceptance(reading: Reading, keys: dict[str, Any], facts: GivenAcceptance, k: int, mean: float) -> dict[str, Any]:

@@ -17,6 +17,10 @@ from draftcast.scenarios.evidence.point import EvidencePoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.yaml_text import yaml_beside
 
+NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
+_COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
+_NODE = 8  # GPUs
+
 
 @dataclass
 class Reading:
@@ -37,10 +41,6 @@ class Reading:
 
     def missing(self, name: str, why: str) -> None:
         self.reasons += (f"{name}: {why}",)
-
-
-_NODE = 8  # GPUs
-NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
 
 
 def model_name(name: str) -> str | None:
@@ -150,9 +150,6 @@ def _parallelism(reading: Reading) -> dict[str, Any]:
     if 1 < size != ranks:
         keys["expert_parallel_size"] = size
     return keys | {"enable_expert_parallel": True} if experts else keys
-
-
-_COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 
 
 def flags_of(point: EvidencePoint) -> dict[str, Any]:

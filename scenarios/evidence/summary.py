@@ -31,6 +31,14 @@ JUDGED_TIERS = ("A",)
 """Steady loads. Bursts and loads beyond 512 are far less well known, and the summary shows them apart."""
 Residuals = dict[str, dict[str, list[float]]]
 """By stratum, by source."""
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+KINDS = (
+    *("A, dense, vLLM", "A, dense, SGLang", "A, dense", "A, experts"),
+    *(f"B, {model}, {load}" for load in ("burst", "concurrency") for model in ("dense", "experts")),
+    "C",
+)
+"""The rows of the summary: what the points of each have in common."""
+SHIPPED = "forecasts.csv"
 
 
 @dataclass(frozen=True)
@@ -59,15 +67,6 @@ class Signs:
     def share(self) -> float:
         """NaN without points."""
         return self.right / self.points if self.points else float("nan")
-
-
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-KINDS = (
-    *("A, dense, vLLM", "A, dense, SGLang", "A, dense", "A, experts"),
-    *(f"B, {model}, {load}" for load in ("burst", "concurrency") for model in ("dense", "experts")),
-    "C",
-)
-"""The rows of the summary: what the points of each have in common."""
 
 
 def by_kind(forecasts: Sequence[Forecast]) -> dict[str, list[Forecast]]:
@@ -207,9 +206,6 @@ def coverage(strata: Residuals, judged: Iterable[str] | None = None, stratum: st
     shares, reaches, errors, points = zip(*by_source, strict=True)
     widths = float(np.median(reaches)), float(np.median(errors))
     return IntervalCoverage(float(np.mean(shares)), *widths, sum(points), len(by_source))
-
-
-SHIPPED = "forecasts.csv"
 
 
 @functools.cache
