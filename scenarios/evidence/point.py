@@ -16,7 +16,6 @@ from draftcast.files import json_lines, read_text
 from draftcast.frozen import Faults, Frozen, Many, NonEmpty, Positive, Probability, wrong
 from draftcast.scenarios.schema.load import one_line
 
-Tier = Literal["A", "B", "C"]
 Throughput = Literal["output_tok_s", "total_tok_s", "req_s", "per_request_decode_tok_s"]
 MetricName = Literal[Throughput, "tpot_ms", "itl_ms", "e2e_ms", "e2e_s", "speedup"]
 RATES: tuple[MetricName, ...] = (*get_args(Throughput), "speedup")
@@ -74,7 +73,7 @@ class EvidencePoint(Frozen):
     source: NonEmpty
     url: str
     date: str
-    tier: Tier
+    tier: Literal["A", "B", "C"]
     engine: NonEmpty
     engine_version: str
     model: NonEmpty | None = None

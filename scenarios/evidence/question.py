@@ -26,8 +26,6 @@ _ENOUGH_TOKENS = 100_000  # of outputs of all replications together: chance then
 _MOST_REPLICATIONS = 8
 # Requests of a closed loop whose number is not given: so many a client, at least the prompts of MT-Bench.
 _ROUNDS, _PROMPTS = 4, 80
-# Of rounds with a match, where a source counts only all rounds: n-gram on MT-Bench (this corpus, arXiv 2604.26469).
-_MATCHED_RATES = (0.5996, 0.4083, 0.2996, 0.2335, 0.1808)
 
 
 def scenarios_of(point: EvidencePoint) -> Reading:
@@ -235,7 +233,7 @@ def _acceptance(reading: Reading, keys: dict[str, Any], facts: GivenAcceptance, 
     elif drafts and accepted and emitted:
         share = min(1.0, float(drafts) / (float(emitted) - float(accepted)))
     else:
-        matched = list(continued(_MATCHED_RATES, k))
+        matched = list(continued(NAMES["matched_rates"], k))
         share = min(1.0, (mean - 1) / sum(matched))
         reading.assumed["acceptance"] = f"{sum(matched):.2f} accepted tokens in a round with a match"
         of_drafts = {"rates": matched}

@@ -17,7 +17,7 @@ from draftcast.scenarios.evidence.point import EvidencePoint
 from draftcast.scenarios.schema import Scenario
 from draftcast.yaml_text import yaml_beside
 
-NAMES: dict[str, dict[str, Any]] = yaml_beside(__file__, "names.yaml")
+NAMES: dict[str, Any] = yaml_beside(__file__, "names.yaml")
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 _NODE = 8  # GPUs
 

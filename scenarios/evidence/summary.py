@@ -19,7 +19,7 @@ import numpy as np
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.evidence.forecast import Forecast, ForecastSide
 from draftcast.scenarios.evidence.point import EvidencePoint, points
-from draftcast.scenarios.evidence.settings import Reading, model_name
+from draftcast.scenarios.evidence.settings import NAMES, Reading, model_name
 
 BELOW, ABOVE = 0.95, 1.05
 """Measured speed-ups outside these bounds have a sign that a forecast should meet."""
@@ -31,12 +31,8 @@ JUDGED_TIERS = ("A",)
 """Steady loads. Bursts and loads beyond 512 are far less well known, and the summary shows them apart."""
 Residuals = dict[str, dict[str, list[float]]]
 """By stratum, by source."""
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
-KINDS = (
-    *("A, dense, vLLM", "A, dense, SGLang", "A, dense", "A, experts"),
-    *(f"B, {model}, {load}" for load in ("burst", "concurrency") for model in ("dense", "experts")),
-    "C",
-)
+ENGINES: dict[str, str] = NAMES["engines"]
+KINDS: list[str] = NAMES["kinds"]
 """The rows of the summary: what the points of each have in common."""
 SHIPPED = "forecasts.csv"
 

@@ -28,7 +28,6 @@ from draftcast.sim.acceptance.model import AcceptanceModel, Rates, check_drafts
 
 BINS = 128
 _REQUIRED = {"constant": "alpha", "per_position": "rates", "ngram": "match_probability"}
-Persistence = Annotated[float, Field(ge=-1, lt=1, allow_inf_nan=False)]
 _TINY = 1e-12
 _Rounds = tuple[FloatArray, FloatArray, list[FloatArray]]
 """[bins, states, states]: P(state of the next round's start | this one's), the same times the drafts accepted between,
@@ -111,7 +110,7 @@ class Chain(AcceptanceModel):
     contrast: Annotated[float, Field(ge=0, le=50, allow_inf_nan=False)] | None = None
     good_share: Probability | None = None
     # Lag-1 autocorrelation, by output token, of good and bad or of matched and not.
-    persistence: Persistence | None = None
+    persistence: Annotated[float, Field(ge=-1, lt=1, allow_inf_nan=False)] | None = None
     # Text searches: share of the output positions that match (None: every round drafts).
     match_probability: Probability | None = None
     # Suffix decoding: the proposal is as long as the match, geometric with this mean (None: always k).

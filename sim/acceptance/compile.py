@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from draftcast.errors import ScenarioError
-from draftcast.sim.acceptance import compiled
 from draftcast.sim.acceptance.chain import BINS, Chain, Factors
-from draftcast.sim.acceptance.compiled import MAX_K, PARAMS, AcceptanceArrays
+from draftcast.sim.acceptance.compiled import KIND_RATES, KIND_TRACE, MAX_K, PARAMS, AcceptanceArrays
 from draftcast.sim.acceptance.model import AcceptanceModel, Trace, check_drafts
 from draftcast.sim.compiled.random_streams import Stream, request_keys, request_uniforms
 
@@ -39,7 +38,7 @@ def compile_acceptance(
     classes = np.asarray(class_id, dtype=np.int16)
     n = len(classes)
     kinds = np.array([model.kind for model in models], dtype=np.int64)
-    is_trace = kinds == compiled.KIND_TRACE
+    is_trace = kinds == KIND_TRACE
     prompts = np.zeros(n, np.int64) if prompt_tokens is None else np.asarray(prompt_tokens)
     factors = [(model.factors if isinstance(model, Chain) else None) or Factors() for model in models]
     most = max(len(of_class.context) + len(of_class.output_position) for of_class in factors)
@@ -81,7 +80,7 @@ def compile_acceptance(
                 params["stationary"][:, c] = replayed.missed_share(k)
                 if (params["confidence"] >= 0.0).any():
                     conditional[first[c], :k] = replayed.conditional(k)
-    draws_matches = ((kinds != compiled.KIND_RATES) & ~(is_trace & (params["stationary"][0] == 1.0))).any()
+    draws_matches = ((kinds != KIND_RATES) & ~(is_trace & (params["stationary"][0] == 1.0))).any()
     return AcceptanceArrays(
         kind=kinds,
         conditional=conditional,

@@ -122,9 +122,8 @@ def _affine(params: Record, profile: AffineProfile, config: EngineConfig) -> Ste
     p = params[0]
     p["affine"] = 1
     p["host_fixed_s"] = profile.overhead_s
-    for fit, seconds in ((p["fit_target"], profile.target), (p["fit_draft"], profile.draft)):
-        for name in fit.dtype.names:
-            fit[name] = getattr(seconds, name)
+    p["fit_target"] = tuple(getattr(profile.target, name) for name in st.TARGET_FIT.names or ())
+    p["fit_draft"] = tuple(getattr(profile.draft, name) for name in st.DRAFT_FIT.names or ())
     search, method = profile.ngram, config.method
     p["fit_search_fraction"] = search.fraction_of_target
     p["search_step_s"], p["search_seq_s"], p["search_token_s"] = search.step_s, search.sequence_s, search.token_s

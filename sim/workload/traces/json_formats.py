@@ -25,10 +25,10 @@ Records of other tools, an object per request: AIPerf's ``profile_export.jsonl``
 ``requests.successful`` of a GuideLLM report (0.6 to 0.8; one benchmark after the other).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ ARRIVAL_KEYS = ("arrival_s", "arrival_time_s", "timestamp_s", "timestamp")
 CONVERSATIONS = ("conversations", "messages")
 SHAREGPT = (*PROMPT_KEYS, *CONVERSATIONS)
 TURN_KEYS = ("tokens", "num_tokens", "token_count")
+Value = TypeVar("Value")
 ASSISTANT = {"gpt", "assistant", "bot", "model", "chatgpt"}
 
 
@@ -194,28 +195,23 @@ def read_vllm_bench(trace: TraceText) -> RequestTable:
     timed = True
     offset_s = 0.0
     for run in trace.json_entries():
-        inputs = _values(run, "input_lens")
-        outputs = _values(run, "output_lens", len(inputs))
+        prompts = _values(run, "input_lens", run.tokens)
+        outputs = _values(run, "output_lens", run.tokens, len(prompts))
         timed = timed and "start_times" in run.values
-        starts = _values(run, "start_times", len(inputs)) if timed else [0.0] * len(inputs)
-        counts = [
-            (run.tokens(f"input_lens[{i}]", prompt), run.tokens(f"output_lens[{i}]", output))
-            for i, (prompt, output) in enumerate(zip(inputs, outputs, strict=True))
-        ]
-        starts_s = [run.seconds(f"start_times[{i}]", start) for i, start in enumerate(starts)]
+        starts_s = _values(run, "start_times", run.seconds, len(prompts)) if timed else [0.0] * len(prompts)
         # a failed request may have never started: start_time 0.0 stands for "none", so it must not set the origin
-        real = [start for start, (_, output) in zip(starts_s, counts, strict=True) if output] or [0.0]
+        real = [start_s for start_s, output in zip(starts_s, outputs, strict=True) if output] or [0.0]
         first_s, span_s = min(real), max(real) - min(real)
-        for start_s, (prompt, output) in zip(starts_s, counts, strict=True):
+        for start_s, prompt, output in zip(starts_s, prompts, outputs, strict=True):
             rows.append((run.line, prompt, output, offset_s + max(start_s - first_s, 0.0)))
         offset_s += span_s + span_s / max(len(real) - 1, 1)
     return table_of_rows(trace, rows, timed=timed)
 
 
-def _values(run: Entry, key: str, length: int | None = None) -> list[Any]:
+def _values(run: Entry, key: str, read: Callable[[str, Any], Value], length: int | None = None) -> list[Value]:
     if key not in run.values:
         raise run.error("missing field; write the file with vllm bench serve --save-detailed", key)
     values = run.items(key, "must be a list with one value per request")
     if length not in (None, len(values)):
         raise run.error(f"must have {length} values as input_lens has", key, value=f"{len(values)} values")
-    return values
+    return [read(f"{key}[{i}]", value) for i, value in enumerate(values)]
