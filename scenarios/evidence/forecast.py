@@ -122,10 +122,8 @@ def _in_terms_of(point: EvidencePoint, figures: dict[str, float]) -> float:
         return 1e3 * figures[f"{part}_{metric.removesuffix('_ms')}_s"]
     if unit.startswith("tok/s/user"):
         return 1 / figures["mean_tpot_s"]
-    if metric in ("e2e_s", "e2e_ms") and _DURATION.search(point.note):
-        figure = figures["duration_s"]
-    else:
-        figure = figures[NAMES["metrics"][metric]]
+    is_duration = metric in ("e2e_s", "e2e_ms") and _DURATION.search(point.note)
+    figure = figures["duration_s" if is_duration else NAMES["metrics"][metric]]
     if unit.startswith("tok/s/GPU"):
         figure /= point.num_gpus or point.tp or 1
     return 1e3 * figure if metric == "e2e_ms" else figure

@@ -49,9 +49,9 @@ def scenarios_of(point: EvidencePoint) -> Reading:
         if figure is None and not has_ratio:
             continue
         side = Reading(point, reading.assumed)
-        drafting = _drafting(side, spec, facts, engine) if name == "on" or spec.is_on else ({}, None)
+        drafting = _drafting(side, spec, facts, engine) if name == "on" or spec.is_on else {}
         if drafting is not None:
-            setattr(reading, name, _scenario(side, raw, *drafting))
+            setattr(reading, name, _scenario(side, raw, drafting))
         reading.reasons = tuple(dict.fromkeys(reading.reasons + side.reasons))
     return reading
 
@@ -61,10 +61,8 @@ def _longest(lengths: dict[str, Any]) -> int:
     return sum(int(v if isinstance(v, int) else v.get("high", v.get("max", 0))) for v in lengths.values())
 
 
-def _scenario(
-    reading: Reading, raw: dict[str, Any], spec: dict[str, Any], acceptance: dict[str, Any] | None
-) -> Scenario | None:
-    engine, workload = raw["engine"] | {"speculative_config": spec or None}, raw["workload"]
+def _scenario(reading: Reading, raw: dict[str, Any], drafting: dict[str, Any]) -> Scenario | None:
+    engine, workload = raw["engine"] | {"speculative_config": drafting.get("speculative_config")}, raw["workload"]
     window, length = load_model(engine["model"]).max_position_embeddings, engine.get("max_model_len")
     if length is None:
         length = min(window, max(_ASSUMED_WINDOW, _longest(workload["lengths"])))
@@ -76,7 +74,7 @@ def _scenario(
     if not engine.get("enable_chunked_prefill", True) and (tokens or length) < length:
         engine["max_num_batched_tokens"] = length
     statistics = {"replications": _replications(workload), "warmup": "none"}
-    values = raw | {"engine": engine, "acceptance": acceptance, "statistics": statistics}
+    values = raw | {"engine": engine, "acceptance": drafting.get("acceptance"), "statistics": statistics}
     try:
         scenario = load_scenario(values)
         if scenario.engine.version.startswith("sglang") and scenario.engine.gpu_memory_utilization is None:
@@ -128,9 +126,7 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
     return load | {"temperature": point.temperature or 0.0}
 
 
-def _drafting(
-    reading: Reading, spec: Spec, facts: GivenAcceptance, engine: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any] | None] | None:
+def _drafting(reading: Reading, spec: Spec, facts: GivenAcceptance, engine: dict[str, Any]) -> dict[str, Any] | None:
     """``speculative_config`` and ``acceptance``; None and reasons where a part is not known."""
     k, flags = spec.k, flags_of(reading.point)
     named = (spec.method or "").lower().replace("-", "_")
@@ -161,7 +157,9 @@ def _drafting(
     if method in ("draft_model", "pard"):
         keys |= _draft_model(reading, spec, method)
     mean = _mean_length(reading, facts, k)
-    return None if mean is None or reading.reasons else (keys, _acceptance(reading, keys, facts, k, mean))
+    if mean is None or reading.reasons:
+        return None
+    return {"speculative_config": keys, "acceptance": _acceptance(reading, keys, facts, k, mean)}
 
 
 def _head(reading: Reading, spec: Spec, model: str, method: str) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from numba import njit
 from numpy.typing import NDArray
 
 from draftcast.calibration.profile.interpolation import AttentionGrid, never_falling
-from draftcast.calibration.profile.measured import MeasuredTimes
 from draftcast.calibration.profile.roofline import Origin, soft_max_scalar
 from draftcast.kernels.arrays import FloatArray, record_type
 
@@ -259,22 +258,12 @@ def shared_seconds(
     return max(together, serial_kv_s * rounded / seqs)
 
 
-def measured_launches(
-    kind: Any,
-    times: MeasuredTimes,
-    prefill: AttentionGrid,
-    decode: AttentionGrid,
-    dtypes: tuple[str, str],
-    **heads: int,
-) -> FloatArray | None:
-    """Grid of the measured launches as ratios to `shared_seconds`, flat; None where none were measured.
+def measured_launches(kind: Any, rows: FloatArray, prefill: AttentionGrid, decode: AttentionGrid) -> FloatArray | None:
+    """Grid of the measured launches as ratios to `shared_seconds`, flat; None where all were over unequal contexts.
 
     Axes: the prompt's chunk, its earlier tokens + `PREFIX_OFFSET`, decoding sequences, their context. The tails of
-    ``kind`` are taken from launches over unequal contexts.
+    ``kind`` are taken from launches over unequal contexts. ``rows``: of `MeasuredTimes.launches`.
     """
-    rows = times.launches(dtypes[0], dtypes[1], **heads)
-    if rows is None:
-        return None
     m, k, longest, batch, context, seconds = rows.T
     of_prompt = m > 0
     prefill_s = np.zeros(len(rows))

@@ -461,8 +461,8 @@ class OperatorTables:
         if self.profile.measured is None or of_prompts is None or of_decodes is None:
             return None
         decode["verify_measured"] = bool(of_decodes.measured[1:].any())
-        dtypes = (self.wide_dtype, self.kv_dtype)
-        return at.measured_launches(decode, self.profile.measured, of_prompts, of_decodes, dtypes, **heads)
+        launches = self.profile.measured.launches(self.wide_dtype, self.kv_dtype, **heads)
+        return None if launches is None else at.measured_launches(decode, launches, of_prompts, of_decodes)
 
 
 def split(seconds: FloatArray, origins: IntArray | Origin) -> FloatArray:

@@ -139,9 +139,7 @@ PARAMS = record_type(
     ("prompt_excess", "f8"),
 )
 
-AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = (
-    int(plan) for plan in DraftPlan if plan != DraftPlan.NONE
-)
+_, AUTOREGRESSIVE, PARALLEL, HEADS, CONTEXT_BLOCK, HOST_SEARCH, DEVICE_SEARCH = map(int, DraftPlan)
 SLIDING, CHUNKED, TOP_K = range(len(WINDOWS))
 # How a pass runs: eagerly; compiled, but beyond the captured sizes; graphs with attention between them; one graph.
 EAGER, UNCAPTURED, PIECEWISE_GRAPHS, FULL_GRAPH = range(4)

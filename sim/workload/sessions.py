@@ -45,11 +45,12 @@ def draw_sessions(workload: Workload, seed: int, n: int, max_model_len: int | No
     Raises ScenarioError: see `draw_requests`.
     """
     classes = workload.classes or (DEFAULT_CLASS,)
+    limit = MAX_TOKENS if max_model_len is None else max_model_len
     parts = []
     for entry in classes:
         lengths, system = entry.lengths or workload.lengths, entry.system_prompt or workload.system_prompt
         assert lengths is not None
-        parts.append((entry.sessions or workload.sessions, lengths, system.tokens if system else 0, max_model_len))
+        parts.append((entry.sessions or workload.sessions, lengths, limit - (system.tokens if system else 0)))
     weights = np.array([entry.share / mean_requests(*part) for entry, part in zip(classes, parts, strict=True)])
     mean = float(1.0 / weights.sum())
     count = int(np.ceil(1.1 * n / mean)) + 8
@@ -88,17 +89,12 @@ def _slower(arrivals: Any, factor: float) -> Any:
 
 
 def draw_requests(
-    turns_u: FloatArray,
-    keys: dict[Stream, UInt64Array],
-    sessions: Sessions | None,
-    lengths: Lengths,
-    system_tokens: int,
-    max_model_len: int | None,
+    turns_u: FloatArray, keys: dict[Stream, UInt64Array], sessions: Sessions | None, lengths: Lengths, most_tokens: int
 ) -> tuple[IntArray, IntArray, IntArray, FloatArray, BoolArray]:
     """The requests of sessions, one for each of ``turns_u`` (f8[n] in [0, 1)); ``keys`` of each by stream.
 
     Returns the session, prompt, output and think_s of each request, as in `DrawnSessions`, and of each session whether
-    it ends at ``max_model_len``: before the request that, with its answer, exceeds it; its first request stays.
+    it ends at ``most_tokens``: before the request that, with its answer, exceeds it; its first request stays.
 
     Raises ScenarioError: more than `MAX_REQUESTS` in a session.
     """
@@ -127,20 +123,19 @@ def draw_requests(
     context = np.cumsum(added + output)  # All that the session has said when a request is answered.
     first = np.cumsum(counts) - counts
     context -= (context - added - output)[first][session]
-    limit = MAX_TOKENS if max_model_len is None else max_model_len
-    stays = (number == 0) | (context + system_tokens <= limit)
+    stays = (number == 0) | (context <= most_tokens)
     ends = np.bincount(session[stays], minlength=n) < counts
     return session[stays], (context - output)[stays], output[stays], think_s[stays], ends
 
 
 @lru_cache(maxsize=256)
-def mean_requests(sessions: Sessions | None, lengths: Lengths, system_tokens: int, max_model_len: int | None) -> float:
-    """Of a session, as far as ``max_model_len`` lets it go on; from evenly spread turns."""
+def mean_requests(sessions: Sessions | None, lengths: Lengths, most_tokens: int) -> float:
+    """Of a session, as far as ``most_tokens`` let it go on; from evenly spread turns."""
     if sessions is None:
         return 1.0
     turns_u = (np.arange(SAMPLE) + 0.5) / SAMPLE
     keys = {stream: request_keys(0, stream, SAMPLE) for stream in STREAMS}
-    session, *_ = draw_requests(turns_u, keys, sessions, lengths, system_tokens, max_model_len)
+    session, *_ = draw_requests(turns_u, keys, sessions, lengths, most_tokens)
     return len(session) / SAMPLE
 
 
