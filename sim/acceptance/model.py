@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, PrivateAttr
 
 from draftcast.calibration.acceptance.references import continued
 from draftcast.errors import ScenarioError
-from draftcast.frozen import Count, Faults, Frozen, Nodes, NonEmpty, Probability, Width, wrong
+from draftcast.frozen import Count, Faults, Frozen, Many, Nodes, NonEmpty, Probability, Width, wrong
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.sim.acceptance.compiled import KIND_RATES, KIND_TRACE, MAX_K, PARAMS
 
@@ -31,9 +31,7 @@ def _non_increasing(rates: tuple[float, ...]) -> tuple[float, ...]:
     return rates
 
 
-Rates = Annotated[
-    tuple[Probability, ...], Field(strict=False, min_length=1, max_length=MAX_K), AfterValidator(_non_increasing)
-]
+Rates = Annotated[Many[Probability], Field(max_length=MAX_K), AfterValidator(_non_increasing)]
 
 
 class AcceptanceModel(Frozen):
@@ -120,7 +118,7 @@ class Tree(AcceptanceModel):
     model: Literal["tree"]
     rates: Rates | None = None
     alpha: Probability | None = None
-    widths: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=MAX_K)] | None = None
+    widths: Annotated[Many[Count], Field(max_length=MAX_K)] | None = None
     tree_width: Width | None = None
     max_tree_nodes: Nodes | None = None
     min_tree_width: Width | None = None

@@ -5,10 +5,9 @@ profiling pass over ``max_num_batched_tokens``. vLLM measures that pass; here it
 per cent of the memory: ``num_gpu_blocks`` from a real server's log should be given where there is one.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftcast.calibration.profile.engines import is_since, since
 from draftcast.calibration.profile.hardware import HardwareSpec
@@ -244,7 +243,7 @@ def _stage_budget(
         left = blocks * per_token * block_size
     without = None
     if draft is not None or k > 0:
-        off = dataclasses.replace(config, method=METHODS["none"], num_speculative_tokens=0)
+        off = replace(config, method=METHODS["none"], num_speculative_tokens=0)
         without = _stage_budget(off, model, None, hardware, stage)
     return MemoryBudget(
         usable_bytes=usable,

@@ -4,10 +4,9 @@ Facts of vLLM are those of vLLM 0.32 (`config/speculative.py`: slots and lookahe
 scheduling).
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Literal, Self
 
@@ -101,9 +100,7 @@ class Method:
         At most ``max_nodes`` (0: all) are verified, or as many with ``narrowest``, because SGLang pads its rows.
         """
         assert self.growth
-        return dataclasses.replace(
-            self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes, min_tree_width=narrowest
-        )
+        return replace(self, is_tree=True, tree_width=width, max_tree_nodes=max_nodes, min_tree_width=narrowest)
 
 
 def by_rule(rule: SlotRule, k: int) -> int:

@@ -408,7 +408,6 @@ class OperatorTables:
             kind[name] += indexer[name]
         for name in ("p", "origin", "grid"):
             kind[name] = indexer[name]
-        kind["is_prefill"] = phase == "prefill"
 
     def _kind(
         self, family: str, dtype: str, heads: dict[str, int] | None, count: int, work: tuple[float, float, float]

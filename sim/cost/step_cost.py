@@ -21,7 +21,7 @@ from draftcast.files import picked
 from draftcast.kernels.arrays import FloatArray, IntArray
 from draftcast.kernels.model import heads
 from draftcast.kernels.model.spec import WINDOWS, ModelSpec
-from draftcast.kernels.work import layers
+from draftcast.kernels.work.layers import LinearLayer
 from draftcast.sim.cost import attention_time as at
 from draftcast.sim.cost import engine_config
 from draftcast.sim.cost import step_time as st
@@ -319,16 +319,16 @@ def _fill_draft(
     cost: StepCost, target: OperatorTables, model: ModelSpec, head: ModelSpec, sizes: tuple[int, ...]
 ) -> StepCost:
     config, method = target.config, target.config.method
-    tp, k = config.draft_tensor_parallel_size, config.num_speculative_tokens
+    tp, k, seqs = config.draft_tensor_parallel_size, config.num_speculative_tokens, config.max_num_seqs
     # Its grids are appended to the target's: both share the list.
     device = replace(target, tp=tp, dtype=config.draft_weight_dtype, kv_dtype=config.draft_kv_dtype)
     if config.lockstep_ranks > 1 and head.is_moe:
         # A head's experts are those of the target's layers, only fewer: their share of the time at a usual size.
-        usual = np.array([config.max_num_seqs])
+        usual = np.array([seqs])
         cost.params[0]["draft_experts"] = device.routed(head, usual).sum() / target.routed(model, usual).sum()
     last_row = config.max_num_batched_tokens
     per_request = max(k + method.block_rows_beyond_k, k, method.tree_width)
-    last_next = min(config.max_num_seqs * per_request, max(last_row, config.max_num_seqs))
+    last_next = min(seqs * per_request, max(last_row, seqs))
     p, launches, constants = cost.params[0], device.launches(head), config.generation.constants
     p["draft_launch_s"] = device.eager_launches(head) * constants.eager_launch_s.value
     pieces_s = head.num_hidden_layers * constants.piecewise_layer_s.value
@@ -343,23 +343,19 @@ def _fill_draft(
     choice = device.top_k if method.is_tree and method.tree_width > 1 else device.argmax
     logits = _padded_table(lambda rows: device.lm_head(head, rows) + choice(head, rows), last_next)
     if method.plan == DraftPlan.HEADS:
-        first = _padded_table(lambda rows: device.matrices(head, rows, "context"), config.max_num_seqs)
-        serial = _padded_table(lambda rows: device.model_pass(head, rows), config.max_num_seqs)
-        return cost._replace(draft_first=first, draft_serial=serial + logits[: config.max_num_seqs + 1])
+        first = _padded_table(lambda rows: device.matrices(head, rows, "context"), seqs)
+        serial = _padded_table(lambda rows: device.model_pass(head, rows), seqs)
+        return cost._replace(draft_first=first, draft_serial=serial + logits[: seqs + 1])
     if method.plan == DraftPlan.CONTEXT_BLOCK:
-        keys_values = layers.LinearLayer(
-            "context_kv", head.hidden_size, head.kv_elements_per_layer(tp), head.num_hidden_layers
-        )
+        projection = LinearLayer("context_kv", head.hidden_size, head.kv_elements_per_layer(tp), head.num_hidden_layers)
         first = _padded_table(
-            lambda rows: device.matrices(head, rows, "context") + device.linear(keys_values, rows), last_row, sizes
+            lambda rows: device.matrices(head, rows, "context") + device.linear(projection, rows), last_row, sizes
         )
     else:
         first = _padded_table(lambda rows: device.model_pass(head, rows, "context"), last_row, sizes)
     if head.markov_rank:
         # One step of the sequential head per draft position: its matrix, then a choice over the vocabulary.
-        serial = _padded_table(
-            lambda rows: device.matrices(head, rows, "position") + device.argmax(head, rows), config.max_num_seqs
-        )
+        serial = _padded_table(lambda rows: device.matrices(head, rows, "position") + device.argmax(head, rows), seqs)
         cost = cost._replace(draft_serial=serial)
     following = _padded_table(lambda rows: device.model_pass(head, rows), last_next, sizes)
     return cost._replace(draft_first=first, draft_next=following, draft_logits=logits)
