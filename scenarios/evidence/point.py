@@ -24,6 +24,14 @@ Tokens = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=0, le=10**9)]
 
 
+def _without_null(value: Any) -> Any:
+    """A null, or a section that holds nothing, says what an absent key says."""
+    if not isinstance(value, Mapping):
+        return value
+    inside = {key: _without_null(item) for key, item in value.items()}
+    return {key: item for key, item in inside.items() if item is not None and item != {}}
+
+
 class Spec(Frozen):
     """How the engine speculated; ``none`` (or no method) without, ``tree`` where more than one branch is drafted."""
 
@@ -117,10 +125,7 @@ class EvidencePoint(Frozen):
             return None
         return on / off if self.metric in RATES else off / on
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_for_null(cls, data: Any) -> Any:
-        return _without_null(data)
+    _nothing_for_null = model_validator(mode="before")(_without_null)
 
     def faults(self) -> Faults:
         if self.off is None and self.on is None and self.ratio is None and self.ratio_range is None:
@@ -132,14 +137,6 @@ class EvidencePoint(Frozen):
         for key in self.assumed:
             if key.split(".", maxsplit=1)[0] not in type(self).model_fields:
                 yield wrong("assumed", key, "names no field of the row")
-
-
-def _without_null(value: Any) -> Any:
-    """A null, or a section that holds nothing, says what an absent key says."""
-    if not isinstance(value, Mapping):
-        return value
-    inside = {key: _without_null(item) for key, item in value.items()}
-    return {key: item for key, item in inside.items() if item is not None and item != {}}
 
 
 def points(*paths: Path) -> tuple[EvidencePoint, ...]:

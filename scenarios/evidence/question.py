@@ -93,8 +93,7 @@ def _scenario(reading: Reading, raw: dict[str, Any], drafting: dict[str, Any]) -
 def _replications(workload: dict[str, Any]) -> int:
     output = workload["lengths"]["output_tokens"]
     mean = output if isinstance(output, int) else output.get("mean", (output.get("low", 0) + output.get("high", 0)) / 2)
-    needed = math.ceil(_ENOUGH_TOKENS / float(workload["num_requests"] * mean))
-    return min(_MOST_REPLICATIONS, max(1, needed))
+    return min(_MOST_REPLICATIONS, max(1, math.ceil(_ENOUGH_TOKENS / float(workload["num_requests"] * mean))))
 
 
 def _workload(reading: Reading) -> dict[str, Any] | None:

@@ -234,6 +234,5 @@ def scorecard(forecasts: Sequence[Forecast], side: ForecastSide) -> list[Score]:
             chosen = [f for f in members if engine in ("", f.point.engine)]
             score = errors(chosen, side)
             assert score is not None
-            covered = coverage(strata, {f.point.source for f in chosen}, stratum)
-            scores.append(Score(stratum, engine, score, covered))
+            scores.append(Score(stratum, engine, score, coverage(strata, {f.point.source for f in chosen}, stratum)))
     return scores

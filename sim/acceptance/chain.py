@@ -215,8 +215,7 @@ class Chain(AcceptanceModel):
 
     def lag_covariance(self, k: int, lag: int) -> float:
         """Covariance of the drafts accepted in two rounds of k, ``lag`` rounds apart, over all requests' rounds."""
-        mean = float(self.unconditional(k).sum())
-        return _over_rounds(self, check_drafts(k), lag).product - mean**2
+        return _over_rounds(self, check_drafts(k), lag).product - float(self.unconditional(k).sum()) ** 2
 
     def between_requests(self, k: int) -> float:
         """Variance of the drafts that requests accept in a round of k, each request counted once."""

@@ -52,8 +52,7 @@ def tree_rates(
     levels = np.repeat(np.arange(depth), [drafted.size for drafted in counts])
     chance, nodes = np.concatenate(probabilities), np.concatenate(counts)
     likeliest = np.argsort(-chance, kind="stable")  # of equals the upper level first: a parent before its children
-    taken = np.minimum(np.cumsum(nodes[likeliest]), max_nodes or np.inf)
-    verified = np.diff(taken, prepend=0.0)
+    verified = np.diff(np.minimum(np.cumsum(nodes[likeliest]), max_nodes or np.inf), prepend=0.0)
     rates = np.bincount(levels[likeliest], chance[likeliest] * verified, depth)
     return np.asarray(np.minimum.accumulate(np.minimum(rates, 1.0)), dtype=np.float64)
 
@@ -98,14 +97,11 @@ def rates_in_another_tree(
     """
     if measured == wanted:
         return tuple(rates[:depth])
-
-    def mean(alpha: float) -> float:
-        return float(tree_rates(alpha, len(rates), *measured, growth=growth).sum())
-
     low, high = 0.0, 1.0
     for _ in range(_BISECTIONS):
         alpha = (low + high) / 2.0
-        low, high = (alpha, high) if mean(alpha) <= sum(rates) else (low, alpha)
+        mean = tree_rates(alpha, len(rates), *measured, growth=growth).sum()
+        low, high = (alpha, high) if mean <= sum(rates) else (low, alpha)
     before = tree_rates(high, len(rates), *measured, growth=growth)[:depth]
     after = tree_rates(high, depth, *wanted, growth=growth)
     scale = np.divide(after, before, out=np.zeros(depth), where=before > 0.0)

@@ -163,8 +163,7 @@ class EngineConfig:
     def window_cap(self) -> int:
         """Most blocks a request must find in a window group to be admitted (vLLM's admission cap)."""
         slides = WINDOWS[self.window_kind] == "sliding"
-        in_flight = self.depth * self.max_num_batched_tokens
-        tokens = min(self.sliding_window - slides + in_flight, self.max_model_len)
+        tokens = min(self.sliding_window - slides + self.depth * self.max_num_batched_tokens, self.max_model_len)
         return -(-tokens // self.block_size) + slides
 
     @property

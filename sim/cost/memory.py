@@ -106,8 +106,7 @@ def memory_budget(
             fit into the blocks.
         ModelError: a degree does not divide the heads.
     """
-    stages = range(config.pipeline_parallel_size)
-    budgets = (_stage_budget(config, model, draft, hardware, stage) for stage in stages)
+    budgets = (_stage_budget(config, model, draft, hardware, stage) for stage in range(config.pipeline_parallel_size))
     # All stages have as many blocks as the one with the fewest (vLLM 0.32); of a given number the fullest counts.
     budget = min(budgets, key=lambda b: (b.num_gpu_blocks, -(b.weight_bytes + b.draft_weight_bytes + b.kv_cache_bytes)))
     needed = budget.blocks_of(config.max_model_len) + 1  # one block stays empty, as in vLLM
@@ -166,8 +165,7 @@ def _weight_bytes(model: ModelSpec, dtype: str, tp: int, config: EngineConfig, s
     stages = config.pipeline_parallel_size
     if stage is None or stages == 1:
         return whole
-    groups = ("embedding", "ngrams", "lm_head")
-    embedding, ngrams, lm_head = (model.weight_bytes(dtype, tp, (group,)) for group in groups)
+    embedding, ngrams, lm_head = (model.weight_bytes(dtype, tp, (part,)) for part in ("embedding", "ngrams", "lm_head"))
     layers = stage_layers(model.num_hidden_layers, stages)[stage] / model.num_hidden_layers
     first, last = stage == 0, stage == stages - 1
     head = embedding if model.tie_word_embeddings else lm_head
@@ -197,8 +195,7 @@ def _stage_budget(
     own_layers = stage_layers(model.num_hidden_layers, stages)[stage]
     layers = own_layers + (draft.num_hidden_layers if draft is not None else 0)
     graphs = cuda_graph_bytes(layers, config.max_num_seqs, k, given_graph_sizes(config), config.cudagraph_mode)
-    one_rank = tp * stages * config.data_parallel_size == 1
-    non_torch = _NON_TORCH_BYTES if one_rank else _NON_TORCH_PARALLEL_BYTES
+    non_torch = _NON_TORCH_BYTES if tp * stages * config.data_parallel_size == 1 else _NON_TORCH_PARALLEL_BYTES
     rest = activations + graphs + non_torch
     beside = rest if engine.memory_beside else 0.0 if is_since(config.version, engine.graphs_counted_since) else graphs
     left = usable - weights - draft_weights - (rest - beside) - max(0.0, beside - (hardware.memory_bytes - usable))

@@ -186,8 +186,7 @@ class OperatorTables:
         if self.dcp > 1 and not model.is_mla:
             table += self._context_parallel(model, rows)
         if fused := self._fused_quantisation(model):
-            seconds = table.sum(axis=1, keepdims=True)
-            table *= 1.0 - fused / np.maximum(seconds, fused)
+            table *= 1.0 - fused / np.maximum(table.sum(axis=1, keepdims=True), fused)
         return table
 
     def _fused_quantisation(self, model: ModelSpec) -> float:
@@ -211,8 +210,7 @@ class OperatorTables:
         """
         ranks = self.tp * self.dp
         groups = min(self.config.expert_groups, ranks)  # a draft may have a degree of its own
-        matrices = layers.linear_layers(model, self.tp, ranks // groups)
-        routed = [layer for layer in matrices if layer.num_experts]
+        routed = [layer for layer in layers.linear_layers(model, self.tp, ranks // groups) if layer.num_experts]
         if not routed:
             return np.zeros((len(rows), 3))
         table = self._experts(routed, rows)
@@ -367,8 +365,7 @@ class OperatorTables:
         if sparse and model.is_mla:
             flops *= max(shape["heads"], _SPARSE_HEADS) / shape["heads"]
             flops *= _SPARSE_PROMPT if phase == "prefill" else 1.0
-        work = (flops / dcp, float(key.bytes) / dcp, float(row.bytes))
-        kind = self._kind(family, self.kv_dtype, heads, count, work)
+        kind = self._kind(family, self.kv_dtype, heads, count, (flops / dcp, float(key.bytes) / dcp, float(row.bytes)))
         if kind["grid"] >= 0 and dcp > 1:
             at.stretch_contexts(self.grids[-1], dcp)
         kind["window"] = window
@@ -448,8 +445,7 @@ class OperatorTables:
         _, heads = layer_shape(model, "decode", self.tp)
         kernel = self.hardware.attention_kernel
         # FlashAttention 2 takes no narrow KV cache; FlashInfer is vLLM's next choice (platforms/cuda.py) and SGLang's.
-        is_sglang = self.generation.engine == "sglang"
-        if kernel == "flash_attention_2" and (is_sglang or KV_BYTES[self.kv_dtype] < 2.0):
+        if kernel == "flash_attention_2" and (self.generation.engine == "sglang" or KV_BYTES[self.kv_dtype] < 2.0):
             kernel = "separate"
         pair_s = float(prefill["qkv_s"])
         at.fill_launch(decode, kernel, self.hardware.multiprocessors, heads["heads"], heads["kv_heads"], pair_s)

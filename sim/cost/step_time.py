@@ -70,13 +70,11 @@ TIMES = record_type(
     ("waits_s", "f8"),  # the part of target_s in which the device waits for them
 )
 
-TARGET_FIT, DRAFT_FIT = (
-    record_type(*((name, "f8") for name in names.split()))
-    for names in (
-        "fixed_s row_s kv_token_s sequence_s query_kv_s prefill_query_kv_s logit_row_s",
-        "fixed_s pass_s row_s draft_token_s kv_token_s",
-    )
+_FITS = (
+    "fixed_s row_s kv_token_s sequence_s query_kv_s prefill_query_kv_s logit_row_s",
+    "fixed_s pass_s row_s draft_token_s kv_token_s",
 )
+TARGET_FIT, DRAFT_FIT = (record_type(*((name, "f8") for name in names.split())) for names in _FITS)
 
 # Scalars of a StepCost.
 PARAMS = record_type(
@@ -357,9 +355,7 @@ def _draft_block(cost: StepCost, f: Record, rows: float, kv: float, times: float
 
 
 @njit(cache=True, error_model="numpy", inline="always")
-def _draft_seconds(
-    cost: StepCost, f: Record, decode: KvSums, prompts: KvSums, new_prefill: float, out: Record
-) -> float:
+def _draft_seconds(cost: StepCost, f: Record, decode: KvSums, prompts: KvSums, new_prefill: float, out: Record) -> None:
     p = cost.params[0]
     plan = p.plan
     seqs = f.draft_seqs
@@ -415,7 +411,7 @@ def _draft_seconds(
     elif plan >= HOST_SEARCH and (seqs > 0.0 or f.propose_tokens > 0.0):
         seconds = p.search_step_s + p.search_seq_s * seqs + p.search_token_s * f.propose_tokens
         _book(out, EXTRAPOLATED, seconds)
-    return seconds
+    out.draft_s = seconds
 
 
 @njit(cache=True, error_model="numpy")
@@ -506,10 +502,9 @@ def fill_times(cost: StepCost, f: Record, new_prefill: float, out: Record) -> No
         _target_seconds(cost, f, decode, prompts, new_prefill, out)
         launched_s = p.draft_host_s * max(f.draft_passes, 1.0)  # while the device runs the target
         out.host_s += launched_s if p.host_hides else max(launched_s - out.target_s, 0.0)
-        sample = _add_table(cost.logits, f.logit_rows, 1.0, out)
-        out.sample_s = _with_overhead(sample, out.verify_s, 0.0, out)
+        out.sample_s = _with_overhead(_add_table(cost.logits, f.logit_rows, 1.0, out), out.verify_s, 0.0, out)
         before = (out.by_origin_s[0], out.by_origin_s[1], out.by_origin_s[2])
-        out.draft_s = _draft_seconds(cost, f, decode, prompts, new_prefill, out)
+        _draft_seconds(cost, f, decode, prompts, new_prefill, out)
         if p.drafts_ahead > 0.0:
             out.draft_s = _shown_ahead(cost, f, before, out)
     excess = p.prompt_excess if f.prefill_tokens > 0.0 else p.decode_excess

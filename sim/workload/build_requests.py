@@ -228,8 +228,7 @@ def _arrival_times(
         assert n is not None
         return np.zeros(n)
     if isinstance(arrivals, TraceArrivals):
-        entry = (workload.classes or (DEFAULT_CLASS,))[0]
-        table = traces[arrivals, entry.record]
+        table = traces[arrivals, (workload.classes or (DEFAULT_CLASS,))[0].record]
         if not table.has_arrivals:
             message = "the trace has no arrival times; choose other arrivals (such as poisson) and empirical lengths"
             raise TraceError(message, file=table.source_file, key="workload.arrivals.process", value=arrivals.process)

@@ -184,8 +184,7 @@ def _read_records(
     for entry in entries:
         prompt, output = (entry.tokens(key, value_at(entry.values, key)) for key in lengths)
         start = next((key for key in starts if value_at(entry.values, key) is not None), starts[0])
-        at_s = entry.seconds(start, value_at(entry.values, start)) / per_second
-        rows.append((entry.line, prompt, output, at_s))
+        rows.append((entry.line, prompt, output, entry.seconds(start, value_at(entry.values, start)) / per_second))
     return table_of_rows(trace, rows)
 
 
