@@ -29,9 +29,11 @@ _PAGE = Template(Path(__file__).with_name("page.html").read_text("utf-8"))
 
 
 def make_console() -> Console:
-    """Standard output; wide enough for the tables when it is a file or a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
+    """Standard output, texts as they are; wide enough for the tables when it is a file or a pipe."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
 
 
 def make_table(rows: Rows, *, title: str = "", caption: str = "", sections: Collection[int] = ()) -> Table:

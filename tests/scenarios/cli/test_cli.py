@@ -25,6 +25,7 @@ import draftcast
 from draftcast.calibration.acceptance.metrics import read_metrics
 from draftcast.errors import InputError
 from draftcast.scenarios.cli import main as cli
+from draftcast.scenarios.cli.options import QuestionOptions
 from draftcast.scenarios.compare import comparison as comparison_module
 from draftcast.scenarios.compare import verdict
 from draftcast.scenarios.compare.capacity import CapacityEstimate
@@ -36,7 +37,7 @@ from draftcast.scenarios.schema import Scenario
 from draftcast.scenarios.schema.describe import commented_scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.run_report import ENGINE, capacity_line, cutover_line
-from draftcast.scenarios.show.tables import show
+from draftcast.scenarios.show.tables import make_table, show
 from draftcast.sim.statistics.intervals import Estimate, replication_interval
 from draftcast.sim.workload.traces import read_trace
 
@@ -603,3 +604,11 @@ def test_policies_none_of_which_keeps_up_end_with_4() -> None:
     done = CliRunner().invoke(cli.app, ["compare", "default", *overload])
     assert done.exit_code == 4, done.output
     assert "No policy has figures" in done.stdout
+
+
+def test_text_in_square_brackets_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """A path may hold it; rich takes it for a colour, and ``:fire:`` for a picture."""
+    name = "/models/a[b]c:fire:"
+    parts = (f"{name} on h100-sxm", make_table([["model"], [name]], title=name))
+    QuestionOptions(scenario="default").print_answer(load_scenario(), dict, parts)
+    assert capsys.readouterr().out.count(name) == 3
