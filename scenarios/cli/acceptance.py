@@ -58,6 +58,11 @@ class SearchOptions:
         return default if low is None else low, default if high is None else high
 
 
+# Which methods an option of `measure` goes with, by the first word of its name.
+_METHODS = {"prompt": ("ngram",), "suffix": ("suffix", "arctic"), "head": ("arctic",)}
+_METHODS |= dict.fromkeys(("num", "model"), ("ngram", "suffix"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     max_model_len: int | None = None
@@ -82,15 +87,9 @@ def measure(
     from draftcast.calibration.acceptance import measure as matchers
 
     # Options of the other methods are refused, not ignored.
-    suffix = {name: value for name, value in vars(search).items() if name.startswith("suffix_")}
-    allowed: dict[str, tuple[tuple[str, ...], Any]]
-    allowed = {name: (("suffix", "arctic"), value) for name, value in suffix.items()}
-    allowed |= {name: (("ngram",), value) for name, value in vars(search).items() if name not in suffix}
-    allowed |= {"head_rates": (("arctic",), head_rates)}
-    allowed |= {"num_speculative_tokens": (("ngram", "suffix"), num_speculative_tokens)}
-    allowed |= {"model": (("ngram", "suffix"), None if model == "ngram" else model)}
-    for name, (methods, value) in allowed.items():
-        option = f"--{name.replace('_', '-')}"
+    given = {**vars(search), "head_rates": head_rates, "num_speculative_tokens": num_speculative_tokens}
+    for name, value in {**given, "model": None if model == "ngram" else model}.items():
+        option, methods = f"--{name.replace('_', '-')}", _METHODS[name.partition("_")[0]]
         if value is not None and method not in methods:
             raise InputError(f"only with --method {' or '.join(methods)}", file=option, value=value)
         if value is None and name == {"ngram": "num_speculative_tokens", "arctic": "head_rates"}.get(method):
@@ -99,7 +98,7 @@ def measure(
     output.check()
     requests = matchers.read_token_log(tokens)
     settings = {name: value for name, value in vars(sampling).items() if value is not None}
-    keys = {name.removeprefix("suffix_"): value for name, value in suffix.items() if value is not None}
+    keys = {name.removeprefix("suffix_"): value for name, value in vars(search).items() if value is not None}
     with progress_bar("measuring"):
         if method == "arctic":
             measured = matchers.measure_arctic(requests, head, matchers.ARCTIC._replace(**keys), **settings)

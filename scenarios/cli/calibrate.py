@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import date
 from pathlib import Path
@@ -182,7 +182,14 @@ def calibrate_device(device: Literal["cpu", "cuda"], profile: ProfileOptions, ti
                 print(f"draftcast: note: the calibration took {took}", file=sys.stderr)
     answer = {"operators": _operator_rows(result), "noise": result.noise, "left_out": result.left_out}
     answer["written"] = str(result.folder)
-    print_lines(profile.as_json, answer, _profile_lines(answer, "points", _noise_lines(result.noise)))
+    noise = result.noise
+    notes = (
+        "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
+        "interpolation on the points held out",
+        f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "
+        f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}",
+    )
+    print_lines(profile.as_json, answer, _profile_lines(answer, "points", notes))
 
 
 def _budget_seconds(text: str) -> float:
@@ -196,15 +203,6 @@ def _checked(names: Sequence[str], choices: tuple[str, ...], option: str) -> tup
     if unknown := [value for value in names if value not in choices]:
         raise InputError(f"unknown; known: {', '.join(choices)}", file=option, value=unknown[0])
     return tuple(value for value in choices if value in names)
-
-
-def _noise_lines(noise: Mapping[str, Any]) -> list[str]:
-    return [
-        "interval: 95 % interval of the median over the median, the middle one of the points; median and p90: error of "
-        "interpolation on the points held out",
-        f"host: {noise['quiet_bursts']:.0%} of {noise['bursts']} bursts on a quiet machine; fixed loop p90 "
-        f"{noise['spin']['p90_over_median']:.2f} of its median, drift {noise['spin']['drift']:+.1%}",
-    ]
 
 
 def _operator_rows(result: "RunnerResult") -> list[dict[str, Any]]:
@@ -299,6 +297,7 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     from draftcast.calibration.importers.formats import read, write_profile
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.calibration.profile.load import FIT, MANIFEST, TABLE
+    from draftcast.calibration.profile.measured import parts_of
     from draftcast.kernels.model.catalog import load_model
     from draftcast.kernels.model.dtypes import weight_dtype
 
@@ -317,10 +316,7 @@ def calibrate_import(source: str, profile: ProfileOptions, path: Path | None, sy
     line = _command(("--import", source), ("", path and path.name), *options.items(), ("--out", out.name))
     name = profile.name or out.resolve().name
     write_profile(out, timings, device, name=name, date=date.today().isoformat(), command=line)
-    rows = [
-        {"operator": operator, "dtype": weights, "kv_dtype": kv_dtype, "points": len(points)}
-        for (operator, weights, kv_dtype), points in timings.table.groupby(["operator", "dtype", "kv_dtype"])
-    ]
+    rows = [{**part._asdict(), "points": len(points)} for part, points in parts_of(timings.table)]
     answer = {"operators": rows, "left_out": dict(timings.left_out), "written": str(out)}
     print_lines(profile.as_json, answer, _profile_lines(answer, "rows"))
 

@@ -10,7 +10,7 @@ JSON on standard output; progress, notes and errors go to standard error. Heavy 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,15 +23,11 @@ from draftcast.files import check_new, picked, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
-from draftcast.scenarios.cli.cutover import cutover
-from draftcast.scenarios.cli.evidence import evidence
-from draftcast.scenarios.cli.options import Commands, ScenarioOptions
-from draftcast.scenarios.cli.plan import plan
-from draftcast.scenarios.cli.recommend import recommend
-from draftcast.scenarios.cli.simulate import compare, simulate
-from draftcast.scenarios.cli.sweep import sweep
+from draftcast.scenarios.cli.decide import cutover, plan, recommend
+from draftcast.scenarios.cli.options import EXAMPLES, Commands, ScenarioOptions
+from draftcast.scenarios.cli.simulate import compare, simulate, sweep
 from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
-from draftcast.scenarios.cli.validate import validate
+from draftcast.scenarios.cli.validate import evidence, validate
 
 app = Commands(
     name="draftcast",
@@ -93,23 +89,10 @@ def schema_of(command: str) -> dict[str, Any]:
     return {"title": f"draftcast {command} --json", "$defs": answers["$defs"], **answers["commands"][command]}
 
 
-# In the order of use, with an example each.
-EXAMPLES: dict[Callable[..., None], str] = {
-    simulate: "draftcast simulate default --rates 10,30,50 --set slo.tpot_ms=20",
-    cutover: "draftcast cutover default --over acceptance",
-    recommend: "draftcast recommend default --rates 20..60:3",
-    plan: "draftcast plan default --rate 100 --slo 'ttft:p95<500ms;tpot:p95<30ms' --hardware h100-sxm,a100-80g",
-    compare: "draftcast compare default --policies fixed,goodput,bandit",
-    sweep: "draftcast sweep default --grid rate=10,20 --grid k=0,1,3 --out sweep",
-    serve: "draftcast serve default --port 8000 --speed 10",
-    evidence: "draftcast evidence --tier A --device H100 --engine vllm",
-    init: "draftcast init my.yaml",
-    validate: "draftcast validate my.yaml --live runs/off",
-    calibrate: "draftcast calibrate --device cpu --budget 10m --out my-profile",
-    schema: "draftcast schema > scenario.schema.json",
-}
-for command, example in EXAMPLES.items():
-    app.command(epilog=f"Example: {example}")(command)
+# In the order of use.
+COMMANDS = simulate, cutover, recommend, plan, compare, sweep, serve, evidence, init, validate, calibrate, schema
+for command in COMMANDS:
+    app.command(epilog=f"Example: {EXAMPLES[command.__name__]}")(command)
 app.add_typer(acceptance.app, name="acceptance")
 app.add_typer(profile.app, name="profile")
 app.add_typer(live.app, name="live")

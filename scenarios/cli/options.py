@@ -19,7 +19,7 @@ import yaml
 
 from draftcast.errors import InputError
 from draftcast.files import read_text
-from draftcast.scenarios.cli.terminal import print_json
+from draftcast.scenarios.cli.terminal import print_lines
 
 if TYPE_CHECKING:
     from draftcast.scenarios.compare.metric import Price
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 OPTIONS: dict[str, dict[str, Any]] = yaml.load(
     Path(__file__).with_name("options.yaml").read_text("utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 )
+EXAMPLES: dict[str, str] = OPTIONS.pop("examples")
 
 
 def complete_scenario(incomplete: str) -> list[str]:
@@ -137,15 +138,10 @@ class QuestionOptions(ScenarioOptions):
 
     def print_answer(self, scenario: Scenario, summary: Callable[[], Mapping[str, Any]], parts: Iterable[Any]) -> None:
         """The answer as one JSON object, with what it is calibrated to, or as its tables and sentences."""
-        from draftcast.scenarios.show.tables import make_console
-
-        if self.as_json:
-            correction = scenario.correction
-            print_json({**summary(), **({"correction": correction.model_dump(mode="json")} if correction else {})})
-            return
-        console = make_console()
-        for part in filter(None, parts):
-            console.print(part, soft_wrap=isinstance(part, str))
+        data = summary() if self.as_json else {}
+        if scenario.correction is not None:
+            data = {**data, "correction": scenario.correction.model_dump(mode="json")}
+        print_lines(self.as_json, data, filter(None, parts))
 
 
 def option_groups(command: Callable[..., None]) -> Callable[..., None]:

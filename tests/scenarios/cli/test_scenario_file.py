@@ -155,7 +155,7 @@ def test_the_shell_completes_a_command_line() -> None:
     assert done.stdout.split() == ["engine.watermark="], done.stderr
 
 
-@pytest.mark.parametrize("command", [command.__name__ for command in cli.EXAMPLES])
+@pytest.mark.parametrize("command", [command.__name__ for command in cli.COMMANDS])
 def test_help_shows_an_example(command: str) -> None:
     shown = CliRunner().invoke(cli.app, [command, "--help"]).stdout
     assert f"Example: draftcast {command}" in shown
