@@ -24,6 +24,7 @@ OFF = ("off", "none", None)
 # What tells one alternative of a section from another; of others their distribution.
 _KIND = {"arrivals": "process", "acceptance": "model"}
 SHORT: dict[str, str] = NAMES["short"]  # short names that are one key of a scenario; ``SPECIAL`` are more than one
+SPECIAL: dict[str, list[str]] = NAMES["special"]
 
 
 def changed_keys(base: Scenario, scenario: Scenario) -> Changes:
@@ -176,13 +177,3 @@ def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
 
 _LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
 _LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
-_RATE = "workload.arrivals.request_rate_rps"
-SPECIAL = {
-    "rate": (_RATE, "workload.arrivals.time_scale"),
-    "concurrency": ("workload.arrivals.concurrency", _RATE),
-    "policy": ("policy",),
-    "acceptance": ("acceptance",),
-    "method": ("engine.speculative_config.method",),
-    "k": ("engine.speculative_config.num_speculative_tokens",),
-}
-"""The other short names, and the keys that each replaces, its own first."""

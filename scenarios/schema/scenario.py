@@ -121,9 +121,8 @@ class Scenario(Frozen):
     @classmethod
     def elsewhere(cls, key: str) -> str | None:
         """The section an unknown top-level key belongs to, e.g. ``engine.max_num_seqs``."""
-        sections: dict[str, type[Frozen]]
-        sections = {"engine": Engine, "engine.speculative_config": SpeculativeConfig, "workload": Workload}
-        sections |= {"cluster": ClusterSpec, "slo": Slo, "statistics": Statistics}
+        sections: dict[str, type[Frozen]] = {"engine": Engine, "engine.speculative_config": SpeculativeConfig}
+        sections |= {"workload": Workload, "cluster": ClusterSpec, "slo": Slo, "statistics": Statistics}
         # One that has the very key comes before one whose key is spelled alike.
         for section, model in sorted(sections.items(), key=lambda item: key not in item[1].model_fields):
             if near := nearest_key(key, model.model_fields):

@@ -91,8 +91,7 @@ def load_words(scenario: Scenario) -> str:
     arrivals = scenario.workload.arrivals
     if arrivals.process == "closed_loop":
         return "with 1 client" if arrivals.concurrency == 1 else f"with {arrivals.concurrency} clients"
-    rate = getattr(arrivals, "request_rate_rps", None)
-    return f"at {rate:g} req/s" if rate is not None else "under this load"
+    return f"at {scenario.rate_rps:g} req/s" if scenario.rate_rps is not None else "under this load"
 
 
 def run_table(scenario: Scenario, point: RatePoint) -> Table:
@@ -185,13 +184,12 @@ def status_line(scenario: Scenario, side: Side) -> str:
 def vllm_bench_result(scenario: Scenario, run: RunResult) -> dict[str, Any]:
     """The first replication of ``scenario`` as ``vllm bench serve --save-result --save-detailed`` would write it."""
     arrivals = scenario.workload.arrivals
-    rate = getattr(arrivals, "request_rate_rps", None)
     return vllm_result(
         run.replications[0],
         run.requests[run.requests["replication"] == 0],
         model_id=scenario.engine.model,
         date=datetime.datetime.now().strftime("%Y%m%d-%H%M%S"),
-        request_rate=math.inf if rate is None else rate,
+        request_rate=math.inf if scenario.rate_rps is None else scenario.rate_rps,
         burstiness=getattr(arrivals, "burstiness", 1.0),
         max_concurrency=getattr(arrivals, "concurrency", None),
     )
@@ -279,8 +277,6 @@ def latency_figure(
         colours: of the runs; `colour_of` where None.
         latencies: of `LATENCIES`, a panel each, side by side; the legend stands above where there are several.
     """
-    import plotly.graph_objects as go
-
     shares = np.linspace(0.0, 1.0, POINTS)
     colours = colours or {name: colour_of(name, list(runs)) for name in runs}
     longest = dict.fromkeys((latency for latency, _, _ in latencies), 0.0)
@@ -298,7 +294,6 @@ def latency_figure(
             place = {"xaxis": f"x{panel}", "showlegend": panel == "", "hovertemplate": hover}
             traces.append({"type": "scatter", "mode": "lines", "x": x, "y": 100 * shares} | line | place)
     layout = plots.look(height=300, legend=len(latencies) > 1)
-    layout["margin"] |= MARGIN
     layout["yaxis"] = KNOWN_Y | {"title": {"text": "requests, %"}}
     limits = []
     for index, (latency, heading, scale) in enumerate(latencies):
@@ -312,14 +307,18 @@ def latency_figure(
             x = limit * scale / 1e3
             across = {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{panel}", "yref": "y domain"}
             limits.append(across | {"line": {"color": LIMIT, "dash": "dot", "width": 1.5}})
-    # One call that checks all of it: adding traces and axes one by one takes ten times as long.
-    return go.Figure({"data": traces, "layout": layout | {"shapes": limits}})
+    return _drawn(traces, layout | {"shapes": limits})
+
+
+def _drawn(traces: Sequence[Mapping[str, Any]], layout: dict[str, Any]) -> Any:
+    """In one call that checks all of it: adding traces and axes one by one takes ten times as long."""
+    import plotly.graph_objects as go
+
+    return go.Figure({"data": traces, "layout": layout | {"margin": layout["margin"] | MARGIN}})
 
 
 def timeline_figure(shown: Timeline) -> Any:
     """Waiting and running requests, and the KV cache's use where it was recorded."""
-    import plotly.graph_objects as go
-
     levels: list[tuple[str, Any, str, str]] = [
         ("waiting", shown.waiting, PARTS["queue"], "requests"),
         ("running", shown.running, ON, "requests"),
@@ -328,7 +327,6 @@ def timeline_figure(shown: Timeline) -> Any:
         levels.append(("KV cache", 100 * shown.kv_usage, PARTS["prefill"], "%"))
     rows = len(levels)
     layout = plots.look(height=110 * rows + 40, legend=False)
-    layout["margin"] |= MARGIN
     layout["xaxis"] = KNOWN_X | {"anchor": f"y{rows}", "title": {"text": "time, s"}}
     traces = []
     for row, (name, values, colour, unit) in enumerate(levels):
@@ -342,13 +340,11 @@ def timeline_figure(shown: Timeline) -> Any:
             "domain": [max(top - (1 + 2 * GAP) / rows + 2 * GAP, 0), top],
             "title": {"text": f"{name}, %" if unit == "%" else name},
         }
-    return go.Figure({"data": traces, "layout": layout})
+    return _drawn(traces, layout)
 
 
 def time_figure(runs: Mapping[str, RunResult]) -> Any:
     """Where a mean request's time goes: stacked seconds by part, one bar a run."""
-    import plotly.graph_objects as go
-
     names = list(runs)[::-1]
     traces = []
     for part, colour in PARTS.items():
@@ -358,9 +354,9 @@ def time_figure(runs: Mapping[str, RunResult]) -> Any:
         traces.append(bar | {"hovertemplate": "%{x:.3g} s<extra>" + part.replace("_", " ") + "</extra>"})
     layout = plots.look(height=150 + 44 * len(names))
     layout |= {"barmode": "stack", "legend": layout["legend"] | {"traceorder": "normal"}}
-    layout["margin"] |= MARGIN | {"t": 64}
+    layout["margin"]["t"] = 64
     layout |= {"xaxis": KNOWN_X | {"title": {"text": "seconds of a mean request"}}, "yaxis": KNOWN_Y}
-    return go.Figure({"data": traces, "layout": layout})
+    return _drawn(traces, layout)
 
 
 def colour_of(name: str, names: Sequence[str]) -> str:

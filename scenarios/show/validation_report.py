@@ -184,8 +184,7 @@ def head(validation: Validation) -> list[str]:
     if spec is None and config is not None:  # drafts were counted, and what the server ran is not known
         spec = config.model_dump(mode="json", exclude_defaults=True)
     runs = _fitted_runs(profile)
-    front_end = validation.front_end
-    ends = (front_end.request_s, front_end.output_s, front_end.output_sequence_s, front_end.turnaround_s)
+    ends = picked(validation.front_end, "request_s output_s output_sequence_s turnaround_s").values()
     shown = ", ".join(f"{end_s * 1e3:.2f}" for end_s in ends)
     return [
         f"run {question.live.folder}: {len(question.table)} requests, {json.dumps(spec) if spec else 'no speculation'}",
