@@ -177,7 +177,6 @@ def _names(text: str | None, option: str) -> list[str]:
 
 def _sizes(text: str | None) -> list[int]:
     names = _names(text, "--tp")
-    for name in names:
-        if not name.isdigit() or int(name) < 1:
-            raise InputError("must be whole numbers from 1, separated by commas", file="--tp", value=name)
+    if unfit := [name for name in names if not name.isdigit() or int(name) < 1]:
+        raise InputError("must be whole numbers from 1, separated by commas", file="--tp", value=unfit[0])
     return [int(name) for name in names]

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,8 +130,6 @@ def checkpoint(
     as_json: bool = False,
 ) -> None:
     """Write checkpoints of random weights with a known greedy text and drafts of a chosen acceptance."""
-    from dataclasses import replace
-
     from draftcast.calibration.live.checkpoint import TARGET, draft_folder, write_testbed
     from draftcast.calibration.profile.hardware import load_hardware
     from draftcast.kernels.model.catalog import load_model

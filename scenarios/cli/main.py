@@ -60,7 +60,7 @@ def serve(
 
 def init(file: Path = Path("scenario.yaml"), as_json: bool = False) -> None:
     """Write a scenario file to edit: the default scenario with a comment at every key (-: standard output)."""
-    from draftcast.scenarios.schema.describe import commented_scenario
+    from draftcast.scenarios.schema.changes import commented_scenario
 
     if str(file) == "-":
         if as_json:

@@ -55,7 +55,7 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Keys of a scenario up to the equals sign; behind it models, devices and nothing else."""
-    from draftcast.scenarios.schema.describe import scenario_keys
+    from draftcast.scenarios.schema.changes import scenario_keys
 
     key, equals, value = incomplete.partition("=")
     if equals:

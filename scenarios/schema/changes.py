@@ -1,19 +1,25 @@
-"""What a scenario changes in another one, as few keys: for links, commands and comparisons; and changes by short name.
+"""A scenario's keys, dotted as ``--set`` takes them: all there are, those that differ, and changes by short name.
 
 The changes are what ``load_scenario(base, overrides=assignments(...))`` makes of the base: a scenario with the same
-hash. Keys are dotted as ``--set`` takes them.
+hash. All keys are also shown as a file of the default with a comment at every key.
 """
 
 import json
 import shlex
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
 
 from draftcast.errors import InputError, ScenarioError
-from draftcast.scenarios.schema import Scenario
+from draftcast.frozen import Frozen
+from draftcast.scenarios.schema import Scenario, load
 from draftcast.scenarios.schema.load import missing_acceptance, to_mapping, with_rate, with_values, without_speculation
 from draftcast.scenarios.schema.raw import NAMES, value_at
+from draftcast.scenarios.schema.speculation import UNTIMED
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.acceptance.compiled import KIND_BESIDE_HEAD
 from draftcast.sim.acceptance.model import Tree
@@ -21,6 +27,7 @@ from draftcast.yaml_text import parse_yaml
 
 Changes = dict[str, Any]
 OFF = ("off", "none", None)
+_WIDTH = 100  # of the comments in a scenario file
 # What tells one alternative of a section from another; of others their distribution.
 _KIND = {"arrivals": "process", "acceptance": "model"}
 SHORT: dict[str, str] = NAMES["short"]  # short names that are one key of a scenario; ``SPECIAL`` are more than one
@@ -177,3 +184,55 @@ def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
 
 _LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
 _LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
+
+
+def _models(annotation: Any) -> list[type[Frozen]]:
+    """The sections that a field may hold, also inside unions."""
+    if isinstance(annotation, type) and issubclass(annotation, Frozen):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
+
+
+def scenario_keys(model: type[BaseModel] = Scenario, before: str = "") -> Iterator[str]:
+    """Every dotted key that ``--set`` takes, those inside lists left out."""
+    for key, field in model.model_fields.items():
+        yield f"{before}{key}"
+        if not str(field.annotation).startswith("tuple"):
+            for inner in _models(field.annotation):
+                yield from scenario_keys(inner, f"{before}{key}.")
+
+
+def commented_scenario() -> str:
+    """The default scenario as YAML: keys that it leaves out stand as comments with the value they have then."""
+    name = load.DEFAULT_SCENARIO
+    data = parse_yaml(load.embedded_scenarios()[name], name)
+    head = (
+        "# A draftcast scenario. A key behind # is left out and shown with its default; remove the # to set it.",
+        f"# The other values are those of the bundled scenario {name}, whose file gives their sources.",
+    )
+    return "\n".join([*head, *_section(Scenario, data, "")]) + "\n"
+
+
+def _section(model: type[BaseModel], data: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for key, field in model.model_fields.items():
+        if UNTIMED in field.metadata or (key not in data and field.is_required()):
+            continue
+        inner = _models(field.annotation)
+        if not indent:
+            yield ""
+        about = field.description or (inner[0].__doc__ if len(inner) == 1 else None) or ""
+        first = " ".join(about.split("\n\n")[0].split()).replace("``", "")
+        yield from textwrap.wrap(first, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        value = data.get(key)
+        if key not in data:
+            yield f"{indent}# {key}: {_flow(field.get_default(call_default_factory=True))}"
+        elif isinstance(value, dict) and len(inner) == 1:
+            yield f"{indent}{key}:"
+            yield from _section(inner[0], value, f"{indent}  ")
+        else:
+            yield f"{indent}{key}: {_flow(value)}"
+
+
+def _flow(value: Any) -> str:
+    plain = value.model_dump(mode="json", exclude_none=True) if isinstance(value, BaseModel) else value
+    return yaml.safe_dump([plain], default_flow_style=True, sort_keys=False, width=10**6).strip()[1:-1]

@@ -110,9 +110,8 @@ class Engine(Frozen):
         """How a replica is spread over its GPUs, as ``TP8 PP2 EP``."""
         sizes = self.pipeline_parallel_size, self.data_parallel_size, self.decode_context_parallel_size
         others = (f"{name}{size}" for name, size in zip(("PP", "DP", "DCP"), sizes, strict=True) if size > 1)
-        parts = [f"TP{self.tensor_parallel_size}", *others]
         experts = [f"EP{self.expert_parallel_size or ''}"] if self.enable_expert_parallel else []
-        return " ".join([*parts, *experts])
+        return " ".join([f"TP{self.tensor_parallel_size}", *others, *experts])
 
     @property
     def groups_experts(self) -> bool:

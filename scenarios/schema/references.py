@@ -21,7 +21,6 @@ from draftcast.kernels.model.catalog import is_bundled_model
 from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.schema.raw import NAMES, sections
 
-ReferenceKind = Literal["trace", "model", "hardware", "profile", "policy"]
 # What is read of a folder: a model's config, a profile's fit, and the manifest with its table's checksum.
 _IN_A_FOLDER = ("config.json", FIT, MANIFEST)
 
@@ -30,7 +29,7 @@ _IN_A_FOLDER = ("config.json", FIT, MANIFEST)
 class _Reference:
     """One name in a raw scenario."""
 
-    kind: ReferenceKind
+    kind: Literal["trace", "model", "hardware", "profile", "policy"]
     section: dict[str, Any]
     key: str
     dotted: str  # the whole key, for messages

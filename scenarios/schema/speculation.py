@@ -28,8 +28,7 @@ MAX_SPECULATIVE_TOKENS = 64
 _SUPPORT = yaml_beside(__file__, "support.yaml")
 RESEARCH: dict[str, str] = _SUPPORT["research"]
 """Methods that are simulated for every engine, though none has a command for them, and why none has."""
-LACKS: dict[tuple[str, str], dict[str, Any]]
-LACKS = {(engine, method): lack for engine, lacks in _SUPPORT["lacks"].items() for method, lack in lacks.items()}
+LACKS: dict[str, dict[str, dict[str, Any]]] = _SUPPORT["lacks"]
 
 _Entry = Annotated[tuple[int, int, int], Field(strict=False)]
 Schedule = Annotated[tuple[_Entry, ...], Field(strict=False, min_length=1)]
@@ -37,7 +36,7 @@ Schedule = Annotated[tuple[_Entry, ...], Field(strict=False, min_length=1)]
 
 def cannot_run(engine: str, number: tuple[int, ...], method: str) -> str | None:
     """Why a version of an engine cannot run a method; None where it can, or nothing is known."""
-    lack = LACKS.get((engine, method))
+    lack = LACKS.get(engine, {}).get(method)
     if lack is None or [*number] < lack.get("since", []) or ("until" in lack and [*number] >= lack["until"]):
         return None
     return str(lack["why"])
@@ -95,9 +94,7 @@ class SpeculativeConfig(Frozen):
     @property
     def resolved_method(self) -> str:
         """The simulator's method name: vLLM's inference when ``method`` is absent, ``parallel_drafting`` folded in."""
-        method = self.method
-        if method is None:
-            method = "ngram" if self.model in ("ngram", "[ngram]") else "draft_model"
+        method = self.method or ("ngram" if self.model in ("ngram", "[ngram]") else "draft_model")
         if method in MTP_METHODS:
             method = "mtp"
         return PARALLEL.get(method, method) if self.parallel_drafting else method

@@ -151,9 +151,8 @@ def settings_table(answers: Sequence[Cutover]) -> Table:
     head = ["setting", "verdict", f"cutover, {unit}", "interval", f"step-level estimate, {unit}"]
     rows = [[*head, "limits below: on / off", "limits above: on / off"]]
     for answer in answers:
-        crossing, places = answer.crossing, (answer.lower, answer.upper)
+        crossing, places, step_level = answer.crossing, (answer.lower, answer.upper), answer.estimate
         where = [number(crossing.best), f"{number(crossing.low)} to {number(crossing.high)}"]
-        step_level = answer.estimate
         estimated = "-" if step_level is None else "none" if math.isnan(step_level) else number(step_level)
         limits = [f"{place.on.limit} / {place.off.limit}" if place else "-" for place in places]
         shown = where if answer.verdict == "crosses" else ["-", "-"]
@@ -165,8 +164,7 @@ def points_table(answer: Cutover) -> Table:
     """One row per point that was simulated: the advantage and the figures behind it."""
     name, factor = _compared(answer)
     confidence = answer.crossing.confidence
-    has_errors = answer.prediction is not None
-    advantage, word = ("advantage, sampling noise", "with all errors") if has_errors else ("advantage", "")
+    advantage, word = ("advantage, sampling noise", "with all errors") if answer.prediction else ("advantage", "")
     rows = [[answer.unit, advantage, f"{name} on", f"{name} off", "replications x requests", word]]
     for probe, run in zip(answer.probes, answer.paired_runs, strict=True):
         sides = (probe.bases, probe.gains) if answer.metric.less_is_better else (probe.gains, probe.bases)
@@ -209,8 +207,7 @@ def contour_lines(speedups: SpeedupMap) -> list[str]:
         if speedups.against == "k":
             where, cells = f"k={number(at)}", speedups.rows[speedups.ys.index(at)]
         else:
-            where = f"At {number(at)} {unit}"
-            cells = tuple(row[speedups.xs.index(at)] for row in speedups.rows)
+            where, cells = f"At {number(at)} {unit}", tuple(row[speedups.xs.index(at)] for row in speedups.rows)
         is_whole = all(cell.advantage is not None or cell.sign for cell in cells)
         outcome = {
             "crosses": f"break-even {crossing_text(crossing, over)}" if crossing.kind == "crosses" else "",

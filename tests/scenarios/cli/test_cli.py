@@ -34,7 +34,7 @@ from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.run_directory import make_manifest
 from draftcast.scenarios.run.simulate import RunResult, State, front_end_work_s
 from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.describe import commented_scenario
+from draftcast.scenarios.schema.changes import commented_scenario
 from draftcast.scenarios.schema.load import load_scenario
 from draftcast.scenarios.show.run_report import ENGINE, capacity_line, cutover_line
 from draftcast.scenarios.show.tables import make_table, show

@@ -24,7 +24,7 @@ from draftcast.scenarios.cli import main as cli
 from draftcast.scenarios.cli.live import print_run
 from draftcast.scenarios.cli.main import schema_of
 from draftcast.scenarios.cli.options import complete_device, complete_key, complete_scenario
-from draftcast.scenarios.schema.describe import commented_scenario, scenario_keys
+from draftcast.scenarios.schema.changes import commented_scenario, scenario_keys
 from draftcast.scenarios.schema.load import embedded_scenarios, load_scenario, scenario_hash
 
 
