@@ -7,7 +7,7 @@ hash. All keys are also shown as a file of the default with a comment at every k
 import json
 import shlex
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -111,7 +111,7 @@ def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
         _needs_speculation(scenario, "method", values["method"])
         plain["engine.speculative_config.method"] = values["method"]
     result = with_values(scenario, plain) if plain else scenario
-    for name, change in _LOAD.items():
+    for name, change in (("rate", with_rate), ("concurrency", _concurrency), ("policy", _policy)):
         if name in values:
             result = change(result, values[name])
     if is_off:
@@ -180,10 +180,6 @@ def equal_acceptance(scenario: Scenario, value: Any) -> dict[str, Any]:
 def _needs_speculation(scenario: Scenario, key: str, value: Any) -> None:
     if scenario.speculative_config is None:
         raise ScenarioError("there is no engine.speculative_config to change", key=key, value=value)
-
-
-_LOAD: dict[str, Callable[[Scenario, Any], Scenario]]
-_LOAD = {"rate": with_rate, "concurrency": _concurrency, "policy": _policy}
 
 
 def _models(annotation: Any) -> list[type[Frozen]]:
