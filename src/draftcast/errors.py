@@ -12,6 +12,7 @@ DraftcastError
 """
 
 import reprlib
+from dataclasses import KW_ONLY, dataclass
 from typing import Self
 
 
@@ -34,6 +35,7 @@ class _Shortened(reprlib.Repr):
 
 _SHORTENED = _Shortened()
 _MOST_CHARACTERS = 2000
+_MISSING = object()
 
 
 def shown(value: object) -> str:
@@ -46,40 +48,25 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+@dataclass(eq=False, repr=False)
 class DraftcastError(Exception):
-    """Root of every error that draftcast raises on purpose.
+    """Root of every error that draftcast raises on purpose."""
 
-    Args:
-        message: what is wrong and what is allowed, without the place.
-        file: the file the input came from, or a name such as ``--set``.
-        line: 1-based line number in ``file``.
-        key: dotted key or field name.
-        value: the offending value, shown by `shown`.
-    """
+    message: str  # what is wrong and what is allowed, without the place
+    _: KW_ONLY
+    file: str | None = None  # the file the input came from, or a name such as ``--set``
+    line: int | None = None  # 1-based line number in ``file``
+    key: str | None = None  # dotted key or field name
+    value: object = _MISSING  # the offending value, shown by `shown`
 
-    _MISSING = object()
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        file: str | None = None,
-        line: int | None = None,
-        key: str | None = None,
-        value: object = _MISSING,
-    ) -> None:
-        self.message = message
-        self.file = file
-        self.line = line
-        self.key = key
-        self.value = value
-        where = file
-        if line is not None:
-            where = f"{file}:{line}" if file is not None else f"line {line}"
-        offending = [cut(key, 200)] if key is not None else []
-        if value is not self._MISSING:
-            offending.append(shown(value))
-        super().__init__(": ".join(filter(None, [where, " = ".join(offending), message])))
+    def __post_init__(self) -> None:
+        where = self.file
+        if self.line is not None:
+            where = f"{self.file}:{self.line}" if self.file is not None else f"line {self.line}"
+        offending = [cut(self.key, 200)] if self.key is not None else []
+        if self.value is not _MISSING:
+            offending.append(shown(self.value))
+        super().__init__(": ".join(filter(None, [where, " = ".join(offending), self.message])))
 
 
 class InputError(DraftcastError):
