@@ -15,9 +15,8 @@ from draftcast.errors import InputError
 
 Record = TypeVar("Record")
 _NEEDED = {"tuple_type": "must be a list", "dict_type": "must be a mapping", "dataclass_type": "must be a mapping"}
-_BOOL = "tag:yaml.org,2002:bool"
-_FLOAT = "tag:yaml.org,2002:float"
-_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_TAG = "tag:yaml.org,2002:"
+_READ_ANOTHER_WAY = ("bool", "float", "timestamp")
 
 
 # PyYAML builds nodes on the C stack with libyaml and dies where Python raises; no file of ours nests ten levels.
@@ -46,12 +45,12 @@ class _Dumper(yaml.SafeDumper):
 
 for _class in (_Loader, _FastLoader, _Dumper):
     _class.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in rules if tag not in (_BOOL, _FLOAT, _TIMESTAMP)]
+        first: [(tag, pattern) for tag, pattern in rules if tag.removeprefix(_TAG) not in _READ_ANOTHER_WAY]
         for first, rules in _class.yaml_implicit_resolvers.items()
     }
-    _class.add_implicit_resolver(_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+    _class.add_implicit_resolver(f"{_TAG}bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
     _class.add_implicit_resolver(
-        _FLOAT,
+        f"{_TAG}float",
         re.compile(
             r"^[-+]?(?:(?:\d[\d_]*)?\.\d[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*\.?(?:[eE][-+]?\d+)"
             r"|\d[\d_]*\.|\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
@@ -63,7 +62,7 @@ for _class in (_Loader, _FastLoader, _Dumper):
 def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
     lines: dict[Any, int] = {}
     for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
+        if key_node.tag == f"{_TAG}merge":
             continue
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
@@ -86,12 +85,10 @@ def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
 _PLAIN = ("null", "bool", "int", "float", "str", "seq", "map", "merge")
 for _class in (_Loader, _FastLoader):
     _class.yaml_constructors = {
-        tag: built
-        for tag, built in _class.yaml_constructors.items()
-        if tag is None or tag.removeprefix("tag:yaml.org,2002:") in _PLAIN
+        tag: built for tag, built in _class.yaml_constructors.items() if tag is None or tag.removeprefix(_TAG) in _PLAIN
     }
     _class.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-    _class.add_constructor("tag:yaml.org,2002:int", _integer)
+    _class.add_constructor(f"{_TAG}int", _integer)
 
 
 def _check_size(text: str) -> None:
