@@ -37,9 +37,8 @@ from draftcast.kernels.arrays import FloatArray
 from draftcast.scenarios.compare.model_error import model_error
 from draftcast.scenarios.run.deployment import cached_deployment
 from draftcast.scenarios.run.simulate import measure, serve
-from draftcast.scenarios.schema import Scenario
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.scenarios.schema.correction import MEASURED_DEGREES, PLAUSIBLE
-from draftcast.scenarios.schema.load import with_values
 from draftcast.sim.cost import step_time as st
 from draftcast.sim.statistics.intervals import normal_quantile, student_t
 

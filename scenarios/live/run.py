@@ -27,8 +27,7 @@ from draftcast.kernels.extras import require
 from draftcast.kernels.model.catalog import load_model
 from draftcast.scenarios.compare.serve_command import served_models, speculative_config_json, vllm_flags
 from draftcast.scenarios.run.workload_spec import workload_spec
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import to_mapping
+from draftcast.scenarios.schema import Scenario, to_mapping
 from draftcast.sim.acceptance.chain import Chain
 from draftcast.sim.workload.arrivals import ClosedLoopArrivals
 from draftcast.sim.workload.build_requests import build_requests

@@ -196,13 +196,12 @@ class _Sweep:
         rates = RATE_SHARES if self.plan.rates_rps is None else self.plan.rates_rps
         judged = len(self.plan.concurrencies) + len(rates)
         waiting = self.loads("calibration")
-        count, done = len(waiting), 0
-        for kind in ("concurrency", "rate"):
-            for load in self.loads(kind):
-                while waiting and (count - len(waiting)) * judged <= done * count:
-                    yield "calibration", waiting.pop(0)
-                yield kind, load
-                done += 1
+        count = len(waiting)
+        loads = ((kind, load) for kind in ("concurrency", "rate") for load in self.loads(kind))
+        for done, kind_and_load in enumerate(loads):
+            while waiting and (count - len(waiting)) * judged <= done * count:
+                yield "calibration", waiting.pop(0)
+            yield kind_and_load
         yield from (("calibration", load) for load in waiting)
 
     def run_in_turn(self) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftcast.errors import InputError
+from draftcast.files import picked
 from draftcast.kernels.arrays import IntArray
 from draftcast.scenarios.run.deployment import Deployment, cached_deployment
 from draftcast.scenarios.run.simulate import build_replicas, front_end_work_s
@@ -128,8 +129,7 @@ class LiveEngine:
         blocks = (replica.config.num_gpu_blocks - 1) * len(replica.ranks)
         return {
             **counts,
-            "num_running": replica.num_running,
-            "num_waiting": replica.num_waiting,
+            **picked(replica, "num_running num_waiting"),
             "kv_cache_usage": 1.0 - counts["free_blocks"] / blocks,
             "num_drafts": int(rounds.sum()),
             "num_draft_tokens": self._draft_tokens + int(self._rows["draft_tokens"][self._active].sum()),

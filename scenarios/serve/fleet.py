@@ -81,8 +81,6 @@ class _Link:
         self.alive = True
         self.load = 0  # requests that have not ended
         self.counted = asyncio.Event()
-        self.reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
 
     async def connect(self) -> None:
         self.reader, self._writer = await asyncio.open_connection(sock=self.socket, limit=_LINE_BYTES)

@@ -204,20 +204,17 @@ def validate(
 
 def _notes(question: ReplayQuestion, steps: StepTimes | None) -> tuple[str, ...]:
     live, manifest = question.live, question.live.manifest
-    notes = []
-    if not live.complete:
-        notes.append(f"the run is incomplete: {manifest['incomplete_reason']}")
-    if left_out := len(live.requests) - len(question.table):
-        notes.append(f"{left_out} of {len(live.requests)} requests were not answered and are left out on both sides")
-    if steps is None:
-        notes.append("no server log: only what the client saw is compared, and step time is not told from scheduling")
-    if not question.from_server:
-        notes.append("the server did not tell its configuration: the scenario's is taken")
-    profile = question.deployment.profile
-    if isinstance(profile, AffineProfile) and profile.front_end is None:
-        notes.append(f"profile {profile.name} has no front end measured: the forecast's client is at the engine itself")
-    if (late := manifest["client"].get("lateness_p99_s") or 0.0) > 0.01:
-        notes.append(f"the client sent late, by {late * 1e3:.0f} ms at p99; forecast and run begin at the sending")
-    if (others := manifest["noise"].get("others_cores") or 0.0) > _MANY_OTHERS:
-        notes.append(f"other processes used {others:.2f} cores of the server's machine meanwhile")
-    return tuple(notes)
+    profile, left_out = question.deployment.profile, len(live.requests) - len(question.table)
+    late_s = manifest["client"].get("lateness_p99_s") or 0.0
+    others = manifest["noise"].get("others_cores") or 0.0
+    at_engine = isinstance(profile, AffineProfile) and profile.front_end is None
+    notes = {
+        f"the run is incomplete: {manifest['incomplete_reason']}": not live.complete,
+        f"{left_out} of {len(live.requests)} requests were not answered and are left out on both sides": left_out > 0,
+        "no server log: only what the client saw is compared, and step time is not told from scheduling": steps is None,
+        "the server did not tell its configuration: the scenario's is taken": not question.from_server,
+        f"profile {profile.name} has no front end measured: the forecast's client is at the engine itself": at_engine,
+        f"the client sent late, by {late_s * 1e3:.0f} ms at p99; forecast and run begin at the sending": late_s > 0.01,
+        f"other processes used {others:.2f} cores of the server's machine meanwhile": others > _MANY_OTHERS,
+    }
+    return tuple(note for note, holds in notes.items() if holds)

@@ -28,8 +28,7 @@ from draftcast.scenarios.run.deployment import Deployment, deploy, with_excess
 from draftcast.scenarios.run.measured_run import answered_requests, counted_acceptance, piece_gaps
 from draftcast.scenarios.run.simulate import replicate
 from draftcast.scenarios.run.timeline import Timeline
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values
+from draftcast.scenarios.schema import Scenario, with_values
 from draftcast.sim.cluster.cluster import ClosedLoop
 from draftcast.sim.compiled.itl_histogram import itl_histogram
 from draftcast.sim.compiled.random_streams import replication_seed
@@ -187,10 +186,8 @@ def forecast(question: ReplayQuestion, assumptions: Assumptions) -> list[Replay]
     cost = with_excess(question.deployment.cost, assumptions.decode_excess, assumptions.prompt_excess)
     deployment = dataclasses.replace(question.deployment, cost=cost)
     table, loop = question.table, question.loop
-    if loop is None:
-        table = dataclasses.replace(table, arrival_s=table.arrival_s + front_end.request_s)
-    else:
-        table = dataclasses.replace(table, arrival_s=np.zeros(len(table)), has_arrivals=False)
+    arrival_s = table.arrival_s + front_end.request_s if loop is None else np.zeros(len(table))
+    table = dataclasses.replace(table, arrival_s=arrival_s, has_arrivals=loop is None)
     replays = []
     for number in range(scenario.statistics.replications):
         seed = replication_seed(scenario.statistics.seed, number)
