@@ -170,13 +170,12 @@ def plan_settings(session: Session) -> PlanSettings:
             sizes = _several(session, View.CAPACITY_TP, (str(degree),), DEGREES)
             arguments["tensor_parallel_sizes"] = list(map(int, sizes))
         prices = _prices(session, arguments["hardware"])
-    changed = {f"--{view.rpartition('.')[2]}": session.views[view] for view in OPTIONS if view in session.views}
-    options = list(itertools.chain(*changed.items()))
+    options = [(f"--{view.rpartition('.')[2]}", session.views[view]) for view in OPTIONS if view in session.views]
     if View.CAPACITY_METHODS in session.views:
-        options += [word for method in arguments["methods"] for word in ("--method", method)]
+        options += [("--method", method) for method in arguments["methods"]]
     if len(prices) == len(arguments["hardware"]):
-        options += [word for name, price in prices.items() for word in ("--price", _price_text(name, price))]
-    return PlanSettings(arguments, prices, options)
+        options += [("--price", _price_text(name, price)) for name, price in prices.items()]
+    return PlanSettings(arguments, prices, list(itertools.chain(*options)))
 
 
 def _write(session: Session, view: View, default: str, read: Callable[[str], Any], text: str) -> None:

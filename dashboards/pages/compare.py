@@ -10,12 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from draftcast.dashboards.session.answers import SimulateAnswer, answer, answers, together
-from draftcast.dashboards.session.session import ScenarioPair, Session, View, literal, short
+from draftcast.dashboards.session.session import MOST_RUNS, ScenarioPair, Session, View, literal, short
 from draftcast.dashboards.session.uploads import MEASURED
 from draftcast.dashboards.widgets import tiles
 from draftcast.dashboards.widgets.controls import WORDS, button, label_of, uploader, view_choice
 from draftcast.dashboards.widgets.page import Html, Report, cannot_run, html_table, upload_again
-from draftcast.dashboards.widgets.tiles import Pair, SettingColumn, TileFigure, column_of
 from draftcast.errors import InputError, cut
 from draftcast.scenarios.compare.comparison import Difference
 from draftcast.scenarios.compare.slo_answer import measured_requests
@@ -28,8 +27,8 @@ from draftcast.sim.output.metrics import summarise
 
 FIGURES = (
     *(figure._replace(label=f"{tile.title} {figure.label}") for tile in tiles.LATENCY_TILES for figure in tile.figures),
-    TileFigure("request_throughput", "throughput", "req/s"),
-    TileFigure("output_throughput", "token goodput", "tok/s"),
+    tiles.TileFigure("request_throughput", "throughput", "req/s"),
+    tiles.TileFigure("output_throughput", "token goodput", "tok/s"),
     *tiles.THROUGHPUT_TILE.figures,
 )
 LETTERS = "ABCDEF"
@@ -45,17 +44,13 @@ class ComparedRun:
 
     letter: str
     about: str
-    column: SettingColumn
+    column: tiles.SettingColumn
     requests: pd.DataFrame
     run: SimulateAnswer | MeasuredRun
 
     @property
     def name(self) -> str:
         return f"{self.letter} · {self.about}"
-
-    @property
-    def colour(self) -> str:
-        return COLOURS[LETTERS.index(self.letter)]
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,9 @@ class RunComparison:
 
     entries: Sequence[ComparedRun]
     reference: ComparedRun
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, tiles.Pair]
 
-    def change(self, entry: ComparedRun, figure: TileFigure) -> Difference | None:
+    def change(self, entry: ComparedRun, figure: tiles.TileFigure) -> Difference | None:
         """Of a run to the reference; None for the reference itself, and where there is none."""
         return self.pairs[entry.letter].change(figure.name) if entry is not self.reference else None
 
@@ -89,9 +84,9 @@ class RunComparison:
         runs = {}
         for entry in self.entries:
             changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
-            run_hash = entry.run.hash if isinstance(entry.run, SimulateAnswer) else None
-            runs[entry.letter] = {"about": entry.about, "hash": run_hash, "figures": entry.column.figures} | {
-                "differences": changes if entry is not self.reference else None
+            runs[entry.letter] = {
+                **{"about": entry.about, "hash": getattr(entry.run, "hash", None), "figures": entry.column.figures},
+                "differences": changes if entry is not self.reference else None,
             }
         keys = changed.to_dict("records") if changed is not None else []
         return {"reference": self.reference.letter, "changed_keys": keys, "runs": runs}
@@ -102,8 +97,7 @@ def render(session: Session, report: Report) -> None:
     entries = _entries(session, current)
     report.badge([entry.run.run.summary["figures"] for entry in entries if isinstance(entry.run, SimulateAnswer)])
     by_letter = {entry.letter: entry for entry in entries}
-    letters = LETTERS[: 1 + len(session.runs) + len(session.measured)]
-    names = {letter: f"{letter} · not available" for letter in letters}
+    names = {letter: f"{letter} · not available" for letter in LETTERS[: MOST_RUNS - session.room]}
     names |= {entry.letter: entry.name for entry in entries}
     _runs(session, names, by_letter)
     reference = entries[0]
@@ -142,7 +136,7 @@ def _entries(session: Session, current: SimulateAnswer) -> list[ComparedRun]:
             upload_again(name)
             continue
         run = read_measured_run(folder, slo)
-        column = SettingColumn(summarise([run.figures], current.scenario.statistics.confidence), [run.figures])
+        column = tiles.SettingColumn(summarise([run.figures], current.scenario.statistics.confidence), [run.figures])
         entries.append(ComparedRun(letter, f"measured: {name}", column, run.requests, run))
     return entries
 
@@ -150,7 +144,7 @@ def _entries(session: Session, current: SimulateAnswer) -> list[ComparedRun]:
 def _simulated_entry(letter: str, about: str, run: SimulateAnswer) -> ComparedRun:
     # No request's latency describes a load that the setting does not hold.
     requests = measured_requests(run.run) if run.side.has_figures else run.run.requests[:0]
-    return ComparedRun(letter, about, column_of(run.scenario, run.side), requests, run)
+    return ComparedRun(letter, about, tiles.column_of(run.scenario, run.side), requests, run)
 
 
 def about(question: ScenarioPair, run: ScenarioPair) -> str:
@@ -178,13 +172,13 @@ def _change(key: str, value: Any) -> str:
     return f"{name}={short(value_text(value))}"
 
 
-def _pair(entry: ComparedRun, reference: ComparedRun, confidence: float) -> Pair:
+def _pair(entry: ComparedRun, reference: ComparedRun, confidence: float) -> tiles.Pair:
     """A run and the reference; simulated ones over the requests that both measure."""
     column, other = entry.column, reference.column
     if isinstance(entry.run, SimulateAnswer) and isinstance(reference.run, SimulateAnswer):
         one, two = together(entry.run, reference.run)
-        column, other = column_of(entry.run.scenario, one), column_of(reference.run.scenario, two)
-    return Pair(column, reference.letter, other, confidence)
+        column, other = tiles.column_of(entry.run.scenario, one), tiles.column_of(reference.run.scenario, two)
+    return tiles.Pair(column, reference.letter, other, confidence)
 
 
 def _runs(session: Session, names: Mapping[str, str], by_letter: Mapping[str, ComparedRun]) -> None:
@@ -247,14 +241,10 @@ def _pairing(comparison: RunComparison, measured: Collection[str]) -> Iterator[s
     reference = comparison.reference.letter
     simulated = [letter for letter in comparison.pairs if not {letter, reference} & {*measured}]
     paired = [letter for letter in simulated if comparison.pairs[letter].is_paired]
-    if paired:
-        what = "the same arrivals, lengths and draft tokens on both sides"
-        yield f"Paired by replication with {reference}: {', '.join(paired)} ({what})."
-    if others := [letter for letter in simulated if letter not in paired]:
-        why = "another load, seed, or number of requests or replications: no interval, and neither better nor worse"
-        yield f"Not paired with {reference}: {', '.join(others)} ({why})."
-    if measured:
-        yield "A measured run is one run: its differences have no interval and no verdict."
+    others = [letter for letter in simulated if letter not in paired]
+    for kind, letters in (("paired", paired), ("others", others), ("measured", measured)):
+        if letters:
+            yield WORDS["pairing"][kind].format(reference=reference, runs=", ".join(letters))
 
 
 def _differences_table(comparison: RunComparison) -> str:
@@ -276,11 +266,11 @@ def _differences_table(comparison: RunComparison) -> str:
 
 
 def _pictures(report: Report, comparison: RunComparison) -> None:
-    colours = {entry.name: entry.colour for entry in comparison.entries}
-    ratios = {}
-    for entry in comparison.entries:
-        if entry is not comparison.reference:
-            changes = [(figure.label, comparison.change(entry, figure)) for figure in FIGURES]
-            ratios[entry.name] = [(label, getattr(change, "ratio", None)) for label, change in changes]
+    colours = {entry.name: COLOURS[LETTERS.index(entry.letter)] for entry in comparison.entries}
+    others = [entry for entry in comparison.entries if entry is not comparison.reference]
+    ratios = {
+        entry.name: [(figure.label, getattr(comparison.change(entry, figure), "ratio", None)) for figure in FIGURES]
+        for entry in others
+    }
     report.figure("ratios", ratio_figure(ratios, colours), reference=literal(comparison.reference.name))
     report.latencies({entry.name: entry.requests for entry in comparison.entries}, colours)

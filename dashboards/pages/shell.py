@@ -10,10 +10,9 @@ from typing import Any
 import streamlit as st
 
 from draftcast.dashboards.pages import capacity, compare, cutover, start, sweep, trust, what_if
+from draftcast.dashboards.session import uploads
 from draftcast.dashboards.session.link import PAGE, PAGES, bases, current_session, link_in_browser, write_link
 from draftcast.dashboards.session.session import NUM_REQUESTS, SCENARIO, ScenarioPair, Session
-from draftcast.dashboards.session.uploads import SCENARIO as SCENARIO_FILE
-from draftcast.dashboards.session.uploads import forget_receipts
 from draftcast.dashboards.widgets import controls
 from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
@@ -48,8 +47,6 @@ def _draw() -> None:
         session.go,
         options=PAGES,
         format_func=lambda name: f":material/{controls.WORDS['icons'][name]}: {name.capitalize()}",
-        label_visibility="collapsed",
-        required=True,
     )
     st.title(session.page.capitalize(), anchor=False)
     st.caption(controls.WORDS["pages"][session.page])
@@ -75,7 +72,7 @@ def sidebar(session: Session) -> None:
         if changed := len(session.question.link_changes):
             reset = f"Reset {changed} changed key{'s' if changed > 1 else ''}"
             controls.button(reset, "undo", _open, session, session.question.base, width="stretch")
-        controls.uploader(session, SCENARIO_FILE)
+        controls.uploader(session, uploads.SCENARIO)
         if session.page != "start":  # which has them among its steps
             st.subheader("SLO", help="A request is good when it meets every bound that is given.")
             controls.slo_controls(session)
@@ -88,4 +85,4 @@ def sidebar(session: Session) -> None:
 
 def _open(session: Session, base: str) -> None:
     session.ask(ScenarioPair.opening(base))
-    forget_receipts()
+    uploads.forget_receipts()

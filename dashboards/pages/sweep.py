@@ -266,8 +266,7 @@ def editor(session: Session, text: str) -> None:
             with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
                 offered = list(dict.fromkeys([*SPECIAL, *SHORT, name]))
                 write_name, look = partial(rename, index), filled("sweep.axis", number=index + 1)
-                extra = {"options": offered, "accept_new_options": True}
-                control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, **extra)
+                control(st.selectbox, f"sweep.axis.{index}", name, write_name, look, options=offered)
                 write_values, look = partial(replace, index, name), filled("sweep.values", number=index + 1)
                 control(st.text_input, f"sweep.values.{index}", values, write_values, look)
                 key, others = f"sweep.remove.{index}", [*rows[:index], *rows[index + 1 :]]

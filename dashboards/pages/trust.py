@@ -71,12 +71,9 @@ def _coverage(report: Report, current: SimulateAnswer) -> None:
         report.figure("coverage", coverage_figure(covered))
     except HardwareError:
         measured = [name for name in hardware_names() if has_profile(load_hardware(name))]
-        st.warning(
-            f"No measured profile of {literal(current.scenario.hardware)} is in use: its times are those of another "
-            "device or of assumed efficiencies, at the rates of its data sheet. "
-            f"Measured: {', '.join(measured)}. `draftcast calibrate` measures your own.",
-            icon=":material/map:",
-        )
+        device = literal(current.scenario.hardware)
+        text = WORDS["trust"]["no profile"].format(device=device, measured=", ".join(measured))
+        st.warning(text, icon=":material/map:")
 
 
 _open = st.cache_resource(max_entries=8, show_spinner=False)(profile_view.open_profile)
@@ -166,15 +163,9 @@ def _scorecard(report: Report, current: SimulateAnswer) -> None:
     if near is None:
         verdict_line(f"No measured speed-up is like this scenario ({stratum}).", tone="worse", points=0)
     else:
-        text = (
-            f"{near.errors.median:.0%} off at the median: speed-ups of settings like this one ({stratum}), at "
-            f"{near.errors.points} points that {near.errors.sources} sources measured on GPUs."
-        )
+        text = WORDS["trust"]["like this"].format(errors=near.errors, stratum=stratum)
         verdict_line(text, bold=text.index(":"), points=near.errors.points, sources=near.errors.sources)
-    st.caption(
-        f"Steady loads, measured {evidence_report.measured_when(forecasts)}. Each source counts once; intervals are "
-        "judged with their own source held out. Marked: forecasts like this scenario's."
-    )
+    st.caption(WORDS["trust"]["evidence"].format(when=evidence_report.measured_when(forecasts)))
     st.caption("Relative errors of the forecast speed-up")
     st.html(tables.pop("speedup"))
     groups = {"others": (OFF, [f for f in forecasts if f.stratum != stratum]), "like this scenario": (ON, like)}

@@ -3,7 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -82,10 +82,6 @@ def long_answer(key: Hashable, text: str, make: Callable[..., T]) -> T:
     return result
 
 
-class _NobodyLooks(Exception):
-    """Ends a search that no page asks for any more."""
-
-
 _beside = ThreadPoolExecutor(1, "beside-page")
 _running: dict[Hashable, Future[Any]] = {}
 _asked_at: dict[Hashable, dict[int, float]] = {}  # when each session asked last for a key that is worked on
@@ -109,11 +105,11 @@ def beside_page(session: Session, key: Hashable, make: Callable[..., T]) -> T | 
         return answer
     _asked_at.setdefault(key, {})[id(session)] = time.monotonic()
     future = _running.get(key)
-    if future is None or (future.done() and isinstance(future.exception(), _NobodyLooks)):
+    if future is None or (future.done() and isinstance(future.exception(), CancelledError)):
 
         def progress(_share: float) -> None:
             if time.monotonic() - max(_asked_at[key].copy().values(), default=0.0) > _PATIENCE_S:
-                raise _NobodyLooks
+                raise CancelledError  # no page asks for it any more
 
         _running[key] = _beside.submit(LONG.get, key, partial(make, progress=progress))
     elif future.done():

@@ -28,8 +28,7 @@ from draftcast.scenarios.cutover.search import Cutover, CutoverQuestion, cutover
 from draftcast.scenarios.evidence.summary import errors, shipped_forecasts
 from draftcast.scenarios.run.fluid import FluidModel
 from draftcast.scenarios.run.kept import AnswerCache
-from draftcast.scenarios.schema import Scenario
-from draftcast.scenarios.schema.load import with_values, without_speculation
+from draftcast.scenarios.schema import Scenario, with_values, without_speculation
 from draftcast.scenarios.show.cutover_report import advantage_figure, headline
 from draftcast.sim.progress import Progress
 from draftcast.sim.statistics.crossing import Probe
