@@ -66,17 +66,15 @@ def open_input(path: str | Path, kind: type[InputError] = InputError) -> Iterato
 def read_bytes(path: str | Path, kind: type[InputError] = InputError) -> bytes:
     """The whole of an input file. Raises ``kind`` as of `open_input`; CapacityError when memory does not hold it."""
     with open_input(path, kind) as file:
-        size = os.fstat(file.fileno()).st_size
-        pieces, total = [], 0
+        size, data = os.fstat(file.fileno()).st_size, bytearray()
         # Text, objects made of it and the bytes themselves stand in memory side by side.
         if size > _PIECE_BYTES:
             check_memory(4 * size, "reading it", file=str(path))
         while piece := file.read(_PIECE_BYTES):
-            pieces.append(piece)
-            total += len(piece)
-            if total > size:  # gzip: a small file may hold more than any memory
-                check_memory(3 * total, "reading it", file=str(path))
-        return b"".join(pieces)
+            data += piece
+            if len(data) > size:  # gzip: a small file may hold more than any memory
+                check_memory(3 * len(data), "reading it", file=str(path))
+        return bytes(data)
 
 
 def read_text(path: str | Path, kind: type[InputError] = InputError) -> str:
