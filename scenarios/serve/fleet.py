@@ -249,18 +249,18 @@ class Fleet:
     def _count(
         self, replica: int, now_s: float, pieces: list[tuple[Answer, int]], done: list[tuple[Answer, list[float]]]
     ) -> None:
-        self.metrics.add(replica, generation_tokens=sum(tokens for _, tokens in pieces))
+        self.metrics.record(replica, generation_tokens=sum(tokens for _, tokens in pieces))
         for answer, _ in pieces:
             if answer.first_s:
-                self.metrics.observe(replica, inter_token_latency_seconds=now_s - answer.last_s)
+                self.metrics.record(replica, inter_token_latency_seconds=now_s - answer.last_s)
             else:
                 answer.first_s = now_s
-                self.metrics.add(replica, prompt_tokens=answer.prompt_tokens)
-                self.metrics.observe(replica, time_to_first_token_seconds=now_s - answer.sent_s)
+                ttft_s = now_s - answer.sent_s
+                self.metrics.record(replica, prompt_tokens=answer.prompt_tokens, time_to_first_token_seconds=ttft_s)
             answer.last_s = now_s
         for answer, times_s in done:
             queue_s, prefill_s, decode_s = (time_s / self.speed for time_s in times_s)
-            self.metrics.observe(
+            self.metrics.record(
                 replica,
                 e2e_request_latency_seconds=now_s - answer.sent_s,
                 request_time_per_output_token_seconds=(now_s - answer.first_s) / max(answer.tokens - 1, 1),

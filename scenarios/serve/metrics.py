@@ -30,25 +30,21 @@ class ServerMetrics(Collector):
         self._model, self._configs = model, engines
         self._engine_metrics = _WORDS["scheduler"] | (_WORDS["speculation"] if speculates else {})
         keep: dict[str, Any] = {"registry": self.registry}
-        self._histograms = {
+        self._metrics: dict[str, Histogram | Counter] = {
             name: Histogram(f"vllm:{name}", text, LABELS, buckets=_WORDS["buckets"][buckets], **keep)
             for name, (text, buckets) in _WORDS["histograms"].items()
         }
         counters = _WORDS["counters"].items()
-        self._counters = {name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in counters}
+        self._metrics |= {name: Counter(f"vllm:{name}", text, LABELS, **keep) for name, text in counters}
         self._ended = Counter("vllm:request_success", "Requests that ended.", (*LABELS, "finished_reason"), **keep)
         self.registry.register(self)
-        self._labelled = cache(lambda metric, engine: metric.labels(model, engine))
+        self._labelled = cache(lambda name, engine: self._metrics[name].labels(model, engine))
 
-    def observe(self, engine: int, **values: float) -> None:
-        """One value for each histogram named."""
+    def record(self, engine: int, **values: float) -> None:
+        """One value for each histogram named, more for each counter named."""
         for name, value in values.items():
-            self._labelled(self._histograms[name], engine).observe(value)
-
-    def add(self, engine: int, **values: int) -> None:
-        """More for each counter named."""
-        for name, value in values.items():
-            self._labelled(self._counters[name], engine).inc(value)
+            metric = self._labelled(name, engine)
+            (metric.inc if isinstance(metric, Counter) else metric.observe)(value)
 
     def end(self, engine: int, reason: str) -> None:
         """A request has ended."""
@@ -87,7 +83,7 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
     for row, late_s in zip(requests.itertuples(), work_s, strict=True):
         replica = int(row.replica)
         decode_s, prefill_s = row.finish_s - row.first_token_s, row.first_token_s - row.first_scheduled_s
-        metrics.observe(
+        metrics.record(
             replica,
             time_to_first_token_seconds=row.first_token_s - row.arrival_s,
             request_time_per_output_token_seconds=decode_s / max(row.output_tokens - 1, 1),
@@ -98,15 +94,14 @@ def run_text(scenario: Scenario, run: RunResult) -> bytes:
             request_decode_time_seconds=decode_s,
             request_prompt_tokens=row.prompt_tokens,
             request_generation_tokens=row.output_tokens,
+            prompt_tokens=row.prompt_tokens,
+            generation_tokens=row.output_tokens,
         )
-        metrics.add(replica, prompt_tokens=row.prompt_tokens, generation_tokens=row.output_tokens)
         metrics.end(replica, "length")
     rates = np.array([value for name, value in figures.items() if name.startswith("acceptance_rate_position_")])
     shares = rates / max(float(rates.sum()), 1e-9)  # figures leave the warm-up out, counters do not
-    columns = {"num_preemptions": "preemptions", "cached_tokens": "cached_tokens", "looked_up_tokens": "prompt_tokens"}
-    columns |= {"num_accepted": "num_accepted_tokens"} | {name: name for name in ("num_drafts", "num_draft_tokens")}
     for replica, rows in requests.groupby("replica"):
-        counts = {name: int(rows[column].sum()) for name, column in columns.items()}
+        counts = {name: int(rows[column].sum()) for name, column in _WORDS["columns"].items()}
         per_position = (shares * counts["num_accepted"]).round().tolist()
         metrics.counts[int(replica)] = counts | {"accepted_per_position": per_position}
     return generate_latest(metrics.registry)
