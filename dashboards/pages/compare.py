@@ -194,9 +194,8 @@ def _runs(session: Session, names: Mapping[str, str], by_letter: Mapping[str, Co
                 if index > 0:
                     button(f"Remove {letter}", "close", session.remove_run, index - 1, key=f"remove-{letter}")
         with st.container(horizontal=True):
-            hint = "It stays as it is when the run on What-if changes."
             for label, run in offers.items():
-                button(label, "add", session.add_run, run, disabled=session.room <= 0, help=hint)
+                button(label, "add", session.add_run, run, disabled=session.room <= 0, help=WORDS["help"]["added"])
         with st.expander("Measured runs"):
             uploader(session, MEASURED)
 

@@ -77,8 +77,7 @@ class _Page:
         st.subheader("Advantage of speculation", anchor="advantage")
         words = ("cutover", self.over, self.metric)
         asked = " ".join([self.current.hash, *words])
-        help = "Simulates both sides near the cutover, up to 1,000,000 requests; takes ten to thirty seconds."
-        if not asked_for(self.session, View.CUTOVER_ASKED, asked, "Find the cutover", help):
+        if not asked_for(self.session, View.CUTOVER_ASKED, asked, "Find the cutover", WORDS["help"]["cutover"]):
             st.caption(f"Searches for the {AXIS_WORDS[self.over]} at which speculation stops paying.")
             return
         question = CutoverQuestion(self.current.scenario, self.over, self.metric)
@@ -136,8 +135,7 @@ class _Page:
     def map(self, against: str, label: str, view: View) -> None:
         words = ("map", against, self.over, self.metric)
         asked, text = " ".join([self.current.hash, *words]), f"Map {AXIS_WORDS[self.over]} against {label}"
-        help = "Simulates both sides of every cell, up to 900,000 requests; takes about twenty seconds."
-        if not asked_for(self.session, view, asked, text, help):
+        if not asked_for(self.session, view, asked, text, WORDS["help"]["map"]):
             return
         question = CutoverQuestion(self.current.scenario, self.over, self.metric, budget_requests=MAP_REQUESTS)
         values = MAP_ACCEPTANCES if against == "acceptance" else ()

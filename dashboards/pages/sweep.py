@@ -121,8 +121,7 @@ def _run(session: Session, key: str, grid: SweepGrid) -> SweepResult | None:
         with st.container(horizontal=True, vertical_alignment="center"):
             label = "Resume" if job is not None and job.stopping.is_set() else f"Run {cells} cells"
             button(label, "play_arrow", _start, session, key, grid, key="sweep.start", type="primary")
-            reused = "Cells that this session has computed are reused."
-            st.caption(f"{cells} cells of {replications} replications each. {reused}")
+            st.caption(WORDS["help"]["cells"].format(cells=cells, replications=replications))
     if job is not None and job.error is not None:
         cannot_run(session, job.error)
     # The folder is the session's own business.

@@ -131,8 +131,7 @@ def _sweep(report: Report, name: str, sweep: SweepSummary) -> None:
     first, verdict, *rest = sweep.head()
     st.subheader(literal(name), anchor=False)
     verdict_line(verdict, held=sweep.held, of=sweep.of)
-    continuation = sweep.known_continuation
-    text = f"{continuation.checked_tokens:,} tokens compared with the known text, {continuation.wrong_tokens} wrong."
+    text = WORDS["trust"]["continuation"].format(counts=sweep.known_continuation)
     lines = [first, *rest, text, bars_line(), *([f"Made by {sweep.command}."] if sweep.command else [])]
     with st.expander(f"Checks and tables of {literal(name)}"):
         st.caption("  \n".join(map(literal, lines)))

@@ -52,10 +52,6 @@ class StepEstimate:
     advantages: tuple[Prediction, ...]  # the same with the errors of the model
     here: Prediction
 
-    @property
-    def word(self) -> str:
-        return "overloaded" if self.here.advantage is None else BY_SIGN[self.here.sign]
-
     @functools.cached_property
     def cutover_rps(self) -> float | None:
         """First rate from which speculation is slower; None: none up to the capacity, or slower from the start."""
@@ -174,7 +170,8 @@ def card(scenario: Scenario, estimate: StepEstimate | None, verdict: Verdict | N
     if verdict is not None:
         word, advantage = verdict.word, verdict.advantage
     elif estimate is not None:
-        word, advantage = estimate.word, estimate.here.advantage
+        advantage = estimate.here.advantage
+        word = "overloaded" if advantage is None else BY_SIGN[estimate.here.sign]
     if advantage is not None:
         facts.append(("Advantage in mean E2E latency", *_advantage(advantage)))
     if estimate is not None:
