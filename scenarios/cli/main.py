@@ -23,11 +23,15 @@ from draftcast.files import check_new, picked, write_text
 from draftcast.kernels.extras import require
 from draftcast.scenarios.cli import acceptance, live, profile
 from draftcast.scenarios.cli.calibrate import calibrate
-from draftcast.scenarios.cli.decide import cutover, plan, recommend
+from draftcast.scenarios.cli.cutover import cutover
+from draftcast.scenarios.cli.evidence import evidence
 from draftcast.scenarios.cli.options import EXAMPLES, Commands, ScenarioOptions
-from draftcast.scenarios.cli.simulate import compare, simulate, sweep
+from draftcast.scenarios.cli.plan import plan
+from draftcast.scenarios.cli.recommend import recommend
+from draftcast.scenarios.cli.simulate import compare, simulate
+from draftcast.scenarios.cli.sweep import sweep
 from draftcast.scenarios.cli.terminal import print_json, print_lines, run_script
-from draftcast.scenarios.cli.validate import evidence, validate
+from draftcast.scenarios.cli.validate import validate
 
 app = Commands(
     name="draftcast",

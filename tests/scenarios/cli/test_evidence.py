@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from draftcast.errors import InputError
+from draftcast.scenarios.cli.evidence import PointFilter
 from draftcast.scenarios.cli.main import app
-from draftcast.scenarios.cli.validate import PointFilter
 
 
 def test_every_filter_narrows_the_points() -> None:
