@@ -223,28 +223,27 @@ def _matcher(rules: Mapping[str, str], file: str) -> Callable[[str], bool]:
     Paths count from ``layers.`` on: what stands before differs between engines. ``rules`` come with the key that each
     stands under, for errors.
     """
-    paths, patterns = set(), []
+    paths, patterns = set[str](), list[re.Pattern[str]]()
     for rule, key in rules.items():
         whole = rule.removeprefix("re:")
         text = re.sub(r"^.*?(?=layers\b)", "", whole)
         if rule.startswith("re:"):
             for pattern in (text, whole):
                 with suppress(re.error):
-                    patterns.append(re.compile(pattern).pattern)
+                    patterns.append(re.compile(pattern))
                     break
             else:
                 raise ModelError("a regular expression is needed behind re:", file=file, key=key, value=rule)
         elif any(sign in text for sign in "*?["):
-            patterns += [fnmatch.translate(text), fnmatch.translate(f"{text}.*")]
+            patterns += [re.compile(fnmatch.translate(glob)) for glob in (text, f"{text}.*")]
         elif text.startswith("layers.") or text == "lm_head":
             paths.add(text)
         else:
-            patterns.append(f".*{re.escape(text)}")
-    any_pattern = re.compile("|".join(f"(?:{text})" for text in patterns)) if patterns else None
+            patterns.append(re.compile(f".*{re.escape(text)}"))
 
     def names(path: str) -> bool:
         pieces = path.split(".")
         held = any(".".join(pieces[:end]) in paths for end in range(1, len(pieces) + 1))
-        return held or (any_pattern is not None and any_pattern.match(path) is not None)
+        return held or any(pattern.match(path) for pattern in patterns)
 
     return names

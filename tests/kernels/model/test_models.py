@@ -1330,6 +1330,10 @@ INT4 = ("int4", 0.5 + 2 / 128)
                                                                        "input_tensors": {"dtype": "int8"}},
                       "layer_quant_config": {"*o_proj": {"weight": {"dtype": "int4"}}, "*attn*": {"weight": None}}},
          {"attention_out": ("int4", 0.5), "dense_mlp": ("int8", 1.0)}),
+        # Expressions that cannot stand in one: flags within, a name of a group twice
+        ("Qwen3-8B", _groups({"targets": ["re:(?i).*MLP.*", "re:.*(?P<part>[qkv])_proj", "re:.*(?P<part>o)_proj"],
+                              "weights": FP8, "input_activations": FP8}),
+         dict.fromkeys(("attention", "attention_out", "dense_mlp"), ("fp8", 1.0))),
     ],
 )  # fmt: skip
 def test_each_kind_of_matrix_has_the_format_that_the_checkpoint_gives_it(
