@@ -50,7 +50,7 @@ def cut(text: str, most: int) -> str:
 
 @dataclass(eq=False, repr=False)
 class DraftcastError(Exception):
-    """Root of every error that draftcast raises on purpose."""
+    """Root of every error that draftcast raises on purpose: what is wrong with which value, and where it came from."""
 
     message: str  # what is wrong and what is allowed, without the place
     _: KW_ONLY
