@@ -158,7 +158,12 @@ def profiles_of(device: str) -> tuple[str, ...]:
 
 def assumed_profile(hardware: HardwareSpec) -> str:
     """Name of the assumed efficiencies; AMD's kernels reach other shares."""
-    return hardware.assumed_profile or ("default-amd" if hardware.vendor == "AMD" else "default")
+    name = hardware.assumed_profile or ("default-amd" if hardware.vendor == "AMD" else "default")
+    allowed = sorted(path.stem for path in PROFILE_FOLDER.glob("default*.yaml"))
+    if name not in allowed:
+        message = f"must be assumed efficiencies: {', '.join(allowed)}; set in the file of device {hardware.name}"
+        raise HardwareError(message, key="assumed_profile", value=name)
+    return name
 
 
 def usual_profile(hardware: HardwareSpec) -> str:

@@ -4,11 +4,9 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from draftcast.errors import InputError
 from draftcast.scenarios.schema import Scenario
-from draftcast.yaml_text import yaml_beside
 
 
 @dataclass(frozen=True)
@@ -30,11 +28,18 @@ class Metric:
         return values if all(map(math.isfinite, values)) else []
 
 
-_WORDS: Mapping[str, Any] = yaml_beside(__file__, "sentences.yaml")
-METRICS: Mapping[str, Metric] = {name: Metric(name, **words) for name, words in _WORDS["metrics"].items()}
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("e2e", "mean_e2el_s", True, "mean end-to-end latency", "mean E2E", "s"),
+        Metric("tpot", "mean_tpot_s", True, "mean time per output token", "mean TPOT", "ms", 1e3),
+        Metric("token_goodput", "output_throughput", False, "token goodput", "token goodput", "tok/s", 1.0, True),
+        Metric("slo_goodput", "request_goodput", False, "SLO goodput", "SLO goodput", "req/s"),
+    )
+}
 E2E = METRICS["e2e"]
 # At equal GPUs the cost of a token is the inverse of the tokens delivered; the price decides what that is in money.
-COST = Metric("cost", **_WORDS["cost"])
+COST = Metric("cost", "output_throughput", False, "output tokens per money", "tokens per money", "tok", 1.0, True)
 
 
 def check_slo(metric: str, scenario: Scenario) -> None:

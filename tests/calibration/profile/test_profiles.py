@@ -297,6 +297,12 @@ def test_assumed_efficiencies_go_by_vendor() -> None:
             assert own.seconds_of(family, "bf16")(work) > other.seconds_of(family, "bf16")(work)
 
 
+def test_assumed_efficiencies_that_are_none_are_refused_by_the_device_s_key() -> None:
+    device = dataclasses.replace(load_hardware("mi355x"), assumed_profile="h200")
+    with pytest.raises(HardwareError, match=r"assumed_profile = 'h200': .*default-cdna4; set in .* mi355x"):
+        load_profile(None, device)
+
+
 @pytest.mark.parametrize("device", ["mi350x", "mi355x"])
 def test_a_device_s_file_may_name_its_assumed_efficiencies(device: str) -> None:
     """CDNA 4's kernels reach more of its memory than those of MI300X do of theirs."""
