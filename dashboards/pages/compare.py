@@ -85,7 +85,9 @@ class RunComparison:
         for entry in self.entries:
             changes = {figure.name: self.change(entry, figure) for figure in FIGURES}
             runs[entry.letter] = {
-                **{"about": entry.about, "hash": getattr(entry.run, "hash", None), "figures": entry.column.figures},
+                "about": entry.about,
+                "hash": entry.run.hash if isinstance(entry.run, SimulateAnswer) else None,
+                "figures": entry.column.figures,
                 "differences": changes if entry is not self.reference else None,
             }
         keys = changed.to_dict("records") if changed is not None else []

@@ -18,7 +18,15 @@ from draftcast.dashboards.widgets.page import Report, banner, cannot_run
 from draftcast.errors import InputError
 
 FOLDER = Path(__file__).parents[1]
-DRAWN_BY = dict(zip(PAGES, (start, what_if, cutover, capacity, sweep, compare, trust), strict=True))
+DRAWN_BY = {
+    "start": start,
+    "what-if": what_if,
+    "cutover": cutover,
+    "capacity": capacity,
+    "sweep": sweep,
+    "compare": compare,
+    "trust": trust,
+}
 """The module of each page, whose ``render`` raises InputError where there is no answer."""
 
 

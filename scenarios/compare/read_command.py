@@ -207,18 +207,20 @@ def _read_vllm(plain: Sequence[str], flags: Words) -> ReadCommand:
         raise ScenarioError(message, file=FILE, key="block-size", value=block_size)
     if "speculative-config" in documents:
         engine["speculative_config"] = documents["speculative-config"]
-    compilation = _mapping(documents.get("compilation-config") or {}, "compilation-config")
-    for key, value in sorted(compilation.items(), key=lambda item: item[0] == "cudagraph_capture_sizes"):
+    largest = None
+    for key, value in _mapping(documents.get("compilation-config") or {}, "compilation-config").items():
         if key in ("cudagraph_mode", "max_cudagraph_capture_size"):
             engine[key] = value
-        elif key == "cudagraph_capture_sizes":  # after the others: they decide over the largest
+        elif key == "cudagraph_capture_sizes":
             sizes = value if isinstance(value, list) else [value]
             if not all(type(size) is int for size in sizes):
                 raise ScenarioError("must be whole numbers", file=FILE, key=key, value=value)
-            engine["max_cudagraph_capture_size"] = largest = max(sizes, default=0)
+            largest = max(sizes, default=0)
             assumed.append(f"of the command's {key} the largest, {largest}, is taken, with vLLM's own sizes up to it")
         else:
             unread.append(f"--compilation-config.{key}")
+    if largest is not None:  # whatever stands beside it, the sizes decide
+        engine["max_cudagraph_capture_size"] = largest
     if level == 0 and "cudagraph_mode" not in engine:
         engine["enforce_eager"] = True  # neither compiled nor in CUDA graphs
     elif level not in (None, 2, 3):  # 2 is the default, and 3 the same

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,8 +34,14 @@ TARGET = 0.05
 BUDGET_REQUESTS = 1_000_000
 PREDICTED_POINTS = 80  # points at which the probability that speculation is better is looked at
 CutoverVerdict = Literal["crosses", "always pays", "never pays", "no difference", "more than once", "cannot tell"]
-# Of each kind of crossing, in the order of both lists.
-_WORDS: dict[CrossingKind, CutoverVerdict] = dict(zip(get_args(CrossingKind), get_args(CutoverVerdict), strict=True))
+_WORDS: dict[CrossingKind, CutoverVerdict] = {
+    "crosses": "crosses",
+    "always": "always pays",
+    "never": "never pays",
+    "even": "no difference",
+    "more than once": "more than once",
+    "unclear": "cannot tell",
+}
 
 
 @dataclass(frozen=True)

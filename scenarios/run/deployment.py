@@ -182,7 +182,8 @@ def _load_policy(scenario: Scenario, config: PolicySpec) -> Policy:
     if config.name == "slo_aware":
         tpot_s, classes = parameters.get("tpot_s"), len(scenario.request_classes)
         if "tpot_s" not in parameters:
-            limits = [getattr(scenario.slo_of(entry.name), "tpot_ms", None) for entry in scenario.request_classes]
+            slos = [scenario.slo_of(entry.name) for entry in scenario.request_classes]
+            limits = [slo.tpot_ms if slo is not None else None for slo in slos]
             if not any(limits):
                 message = "needs slo.tpot_ms, or policy.parameters.tpot_s"
                 raise ScenarioError(message, key="policy.name", value="slo_aware")
