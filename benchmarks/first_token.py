@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from draftcast.errors import InputError
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
 from draftcast.scenarios.evidence.summary import grouped
@@ -31,8 +32,13 @@ def timed() -> Iterator[tuple[EvidencePoint, Scenario, str]]:
         name = next((name for name in FIGURES if name in point.more), None)
         question = scenarios_of(point)
         scenario = question.off if point.off is not None else question.on
-        if name is not None and scenario is not None and question.is_expressed:
-            yield point, scenario, name
+        if name is None or scenario is None or not question.is_expressed:
+            continue
+        try:
+            cached_deployment(scenario)
+        except InputError:  # `draftcast evidence` lists it with the reason
+            continue
+        yield point, scenario, name
 
 
 def forecast_ms(scenario: Scenario, name: str) -> float:

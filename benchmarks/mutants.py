@@ -127,6 +127,7 @@ def main(
     outcomes: dict[str, list[str]] = {"killed": [], "SURVIVED": [], "not judged": []}
     with tempfile.TemporaryDirectory(prefix="draftcast-mutants-") as temporary:
         folder, copied = Path(temporary, "original"), Path(temporary, "mutant")
+        folder.mkdir()
         checkout(source, folder)
         packages = sorted(path.name for path in (folder / "tests/sim").iterdir() if path.is_dir())
         packages = [name for name in packages if not package or name in package]

@@ -116,3 +116,9 @@ def test_the_workflow_runs_the_gate_and_the_versions_agree() -> None:
     assert {"run": ".ci/run"} in jobs["gate"]["steps"]
     assert jobs["publish"]["needs"] == ["gate", "build"]
     assert read("CITATION.cff")["version"] == draftcast.__version__
+
+
+def test_mutants_are_drawn_from_a_copy_of_the_checkout() -> None:
+    command = [sys.executable, "benchmarks/mutants.py", "--mutants", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {"seed": 0, "mutants": 0, "killed": [], "survived": [], "not judged": []}
