@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftcast.sim.output.results import TIME_COLUMNS, engine_figures
+from draftcast.sim.output.results import TIME_COLUMNS, engine_figures, requests_frame
 
 
 @pytest.fixture
@@ -25,6 +25,16 @@ def test_a_request_waits_until_it_is_scheduled(served: Any) -> None:
     assert requests["time_queue_s"].tolist() == [0.0, 1.5]
     assert requests["time_prefill_s"].tolist() == requests["time_verify_s"].tolist() == [1.0, 1.0]
     assert requests[list(TIME_COLUMNS)].sum(axis=1).tolist() == [2.0, 3.5]
+
+
+def test_the_way_from_the_client_to_the_engine_is_waiting(served: Any) -> None:
+    """Arrivals are the client's, a quarter and an eighth of a second before the engine has the requests."""
+    late_s = np.array([0.25, 0.125])
+    requests = requests_frame(served.replicas, served.table, np.zeros(2, np.int32), slice(2), late_s)
+    assert requests["arrival_s"].tolist() == [-0.25, 0.375]
+    assert requests["time_queue_s"].tolist() == [0.25, 1.625]
+    waited_s = (requests["finish_s"] - requests["arrival_s"]).tolist()
+    assert requests[list(TIME_COLUMNS)].sum(axis=1).tolist() == waited_s == [2.25, 3.625]
 
 
 def test_engine_figures_by_hand(served: Any) -> None:
