@@ -90,6 +90,8 @@ class HardwareSpec(Section):
         attends = family.startswith(("attention", "mla", "dsa")) and dtype != "fp32"
         if dtype == "mxfp4" and "fp4" in self.peak_flops and self.compute_capability < 12:
             dtype = "fp8"  # its inputs are rounded to 8 bits: on Blackwell's servers (FlashInfer) and on MI355X
+        if dtype == "mxfp8" and self.vendor == "NVIDIA" and "fp4" not in self.peak_flops:
+            dtype = "bf16"  # units that scale groups came with those for fp4; before them vLLM's Marlin expands it
         sustained = self.large_product_share / USUAL_SHARE
         computed = ("bf16" if attends else COMPUTE_DTYPE.get(dtype, dtype), "bf16", "fp16", "fp32")
         peak = next(self.peak_flops[name] for name in computed if name in self.peak_flops)

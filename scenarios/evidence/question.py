@@ -30,7 +30,8 @@ _ROUNDS, _PROMPTS = 4, 80
 
 def scenarios_of(point: EvidencePoint) -> Reading:
     """The scenarios of a point; never raises."""
-    reading = Reading(point, dict(point.assumed))
+    reading = Reading.of(point)
+    point = reading.point
     engine, hardware = read_engine(reading)
     workload = _workload(reading)
     if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
@@ -99,10 +100,10 @@ def _replications(workload: dict[str, Any]) -> int:
 def _workload(reading: Reading) -> dict[str, Any] | None:
     point = reading.point
     kind, value, count = point.load.kind, point.load.value, point.load.num_prompts
-    lengths = read_lengths(reading)
+    lengths, pages = read_lengths(reading), reading.pages
     if value is None and not (kind == "burst" and count is not None):
         reading.missing("load.value", "not given")
-    if reading.reasons:
+    if lengths is None or reading.reasons:
         return None
     stated = re.match(r"\d+(\.\d+)?", str(flags_of(point).get("request_rate")))
     rate: Any = value if kind == "rate" else float(stated[0]) if stated and kind == "concurrency" else math.inf
@@ -116,12 +117,19 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
         elif kind == "batch" and count is None and re.search(r"fixed|static", point.dataset or ""):
             requests = clients
         else:
-            requests = count or max(_PROMPTS, _ROUNDS * clients)
+            requests = count or pages.get("prompts_a_client", 0) * clients or max(_PROMPTS, _ROUNDS * clients)
         clients = min(clients, requests)
         arrivals = {"process": "closed_loop", "concurrency": clients}
     if point.temperature is None:
         reading.assumed["temperature"] = "0, as vLLM's and SGLang's load clients send"
     load = {"arrivals": arrivals, "num_requests": requests, "lengths": lengths, "max_model_len_action": "clip"}
+    prompt, share = lengths["prompt_tokens"], pages.get("cached_share", {}).get(kind, 0)
+    if share and isinstance(prompt, int):
+        # A text at the start of all prompts: the first request reads it, and the others find it in the cache.
+        cached = min(round(share * prompt), prompt - 1)
+        load |= {"lengths": lengths | {"prompt_tokens": prompt - cached}}
+        load |= {"system_prompt": {"tokens": cached, "variants": 1}}
+        reading.assumed["input_tokens"] = f"{cached} of {prompt} in the prefix cache, as the source's pages say"
     return load | {"temperature": point.temperature or 0.0}
 
 

@@ -6,7 +6,7 @@ Names are looked up, never guessed: what stands neither in ``names.yaml`` nor in
 import re
 import shlex
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
@@ -20,6 +20,7 @@ from draftcast.yaml_text import yaml_beside
 NAMES: dict[str, Any] = yaml_beside(__file__, "names.yaml")
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 _NODE = 8  # GPUs
+_OF_PAGES = ", as the source's pages say"
 
 
 @dataclass
@@ -31,6 +32,17 @@ class Reading:
     reasons: tuple[str, ...] = ()
     off: Scenario | None = None
     on: Scenario | None = None
+
+    @classmethod
+    def of(cls, point: EvidencePoint) -> Self:
+        """Of the row with what its source's pages say otherwise."""
+        row = pages_of(point).get("row", {})
+        assumed = {name: f"{value}{_OF_PAGES}" for name, value in row.items()}
+        return cls(point.model_copy(update=row), point.assumed | assumed)
+
+    @property
+    def pages(self) -> dict[str, Any]:
+        return pages_of(self.point)
 
     @property
     def is_expressed(self) -> bool:
@@ -59,7 +71,15 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     model = _model(reading)
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
-    return keys | _parallelism(reading) | _flags(reading), hardware
+    of_pages = reading.pages.get("engine", {})
+    reading.assumed |= {f"flags.{key}": f"{value}{_OF_PAGES}" for key, value in of_pages.items()}
+    return keys | _parallelism(reading) | of_pages | _flags(reading), hardware
+
+
+def pages_of(point: EvidencePoint) -> dict[str, Any]:
+    """What a source's own pages say of its rows beside them (``sources`` of ``names.yaml``)."""
+    said = (facts for name, facts in NAMES["sources"].items() if re.search(name, f"{point.source} {point.id}"))
+    return {key: value for facts in said for key, value in facts.items()}
 
 
 def _model(reading: Reading) -> str | None:
@@ -272,8 +292,7 @@ def _random(reading: Reading, name: str, mean: float | None, stated: float | Non
     point = reading.point
     dataset = (point.dataset or "").lower()
     ratio = re.search(r"ratio[ =]*([\d.]+)", dataset)
-    of_source = (least for name, least in NAMES["range_ratios"].items() if re.search(name, point.source))
-    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else next(of_source, None)
+    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else pages_of(point).get("range_ratio")
     if lowest is None and point.engine == "sglang" and "random" in dataset and not re.search(r"\d/\d", dataset):
         lowest = 0.0
     if lowest is None or lowest == 1.0 or (mean is not None and stated is not None and abs(mean / stated - 1) < 0.02):

@@ -143,6 +143,10 @@ def test_ceilings_by_format_and_family() -> None:
     # Weight-only formats multiply in 16 bits, and so does fp8 without fp8 units.
     assert h100.ceilings("linear", "int4")[0] == h100.ceilings("moe", "mxfp4")[0] == bf16
     assert a100.ceilings("linear", "fp8")[0] == a100.peak_flops["bf16"]
+    # MXFP8 needs units that scale groups, which came with those for fp4.
+    assert h100.ceilings("moe", "mxfp8")[0] == bf16
+    for name in ("b200", "mi355x", "rtx-pro-6000"):
+        assert load_hardware(name).ceilings("moe", "mxfp8") == load_hardware(name).ceilings("moe", "fp8")
     # An fp8 cache is attended to in 16 bits; collectives cross the link.
     assert h100.ceilings("attention_decode", "fp8")[0] == bf16
     assert h100.ceilings("all_reduce", "bf16")[1] == h100.link_bandwidth_bytes_per_s

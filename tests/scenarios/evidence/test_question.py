@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from evidence_row import BASE
 
+from draftcast import simulate
 from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
@@ -291,6 +292,28 @@ def test_loads_as_arrivals() -> None:
     assert (static.arrivals.concurrency, static.num_requests) == (16, 16)
     kept = workload(load={"kind": "batch", "value": 4, "num_prompts": 80})
     assert (kept.arrivals.concurrency, kept.num_requests) == (4, 80)
+
+
+def test_what_a_sources_own_pages_say_of_its_rows() -> None:
+    """One batch again and again, whose prompts are in the prefix cache, under full CUDA graphs."""
+    row: dict[str, Any] = {"dataset": "fixed lengths, static batch", "input_tokens": 2048, "engine_version": "0.10.0"}
+    of_source = row | {"source": "ROCm/vllm dev-docker README", "load": {"kind": "batch", "value": 16}}
+    cached, other = asked(**of_source), asked(**row | {"load": {"kind": "batch", "value": 16}})
+    assert cached.off is not None
+    assert other.off is not None
+    assert (cached.off.engine.cudagraph_mode, other.off.engine.cudagraph_mode) == ("FULL", None)
+    assert "cache" in cached.assumed["input_tokens"]
+    assert "FULL" in cached.assumed["flags.cudagraph_mode"]
+    requests = simulate(cached.off).requests.groupby("replication").nth(-1)
+    assert set(requests["prompt_tokens"]) == {2048}
+    assert set(requests["cached_tokens"]) == {2032}  # whole blocks, and not the token whose logits are asked for
+    assert set(simulate(other.off).requests["cached_tokens"]) == {0}
+    misread = asked(id="recipes-dsv32-h20-tp8", gpu="H20", num_gpus=8, tp=8)
+    assert misread.off is not None
+    assert (misread.off.hardware, "pages" in misread.assumed["gpu"]) == ("h20-141g", True)
+    burst = asked(**of_source | {"load": {"kind": "burst", "value": 16}}).off
+    assert burst is not None
+    assert burst.workload.system_prompt is None
 
 
 def test_clients_that_send_at_a_rate_with_a_limit_are_a_rate_under_the_engine_s_limit() -> None:

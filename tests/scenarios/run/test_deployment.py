@@ -91,7 +91,7 @@ def test_windows_are_given_back_whatever_the_number_of_sequences() -> None:
 def test_a_step_gets_longer_by_the_seconds_of_a_correction(version: str) -> None:
     """Also where the engine's version has slower attention kernels than those that were timed."""
     cost = deployed(
-        "engine.model=DeepSeek-V3", "engine.tensor_parallel_size=8", f"engine.version={version}", OFF, "hardware=b200"
+        "engine.model=DeepSeek-V3.2", "engine.tensor_parallel_size=8", f"engine.version={version}", OFF, "hardware=b200"
     ).cost
     assert (cost.params[0]["decode_excess"] > 1.0) == (version == "vllm 0.20")
     for factor in (1.0, 1.5):

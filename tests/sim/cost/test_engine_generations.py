@@ -553,7 +553,7 @@ LINEAR, PLAIN = ("Qwen3-Next-80B-A3B-Instruct", False), ("Qwen3-30B-A3B", False)
     [
         ("vllm 0.7", None, (LATENT, LINEAR, PLAIN)),
         ("vllm 0.13", None, (LATENT, LINEAR, PLAIN)),
-        ("vllm 0.23", "vllm 0.24", (LATENT, PLAIN)),
+        ("vllm 0.23", "vllm 0.24", (SPARSE, (LATENT[0], False), PLAIN)),
         ("sglang 0.5.10", "sglang 0.5.11", (LATENT, PLAIN)),
     ],
 )
