@@ -227,12 +227,13 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
         for model in ("Qwen3-30B-A3B", "DeepSeek-V2-Lite")
     )
     asked = (scenario, sheet, experts, with_values(experts, {"hardware": "mi300x"}))
-    errors = [setting_error(each) for each in asked]
-    assert errors == sorted(set(errors))
+    timed, on_sheet, experts_timed, experts_on_sheet = (setting_error(each) for each in asked)
+    assert timed < min(on_sheet, experts_timed)
+    assert experts_timed < experts_on_sheet
     assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(SPREADS["strata"])
     assert stratum_of(cached_deployment(latent)) == stratum_of(cached_deployment(experts))
     assert setting_error(with_values(scenario, {"statistics.model_error": "none"})) == 0.0
-    assert setting_error(without_speculation(scenario)) < errors[0]
+    assert setting_error(without_speculation(scenario)) < timed
 
 
 def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
@@ -298,7 +299,11 @@ def without_chance(scenario: Scenario) -> dict[str, Estimate]:
     ],
     ids=["clients that think", "arrivals by time"],
 )  # fmt: skip
-def test_throughput_follows_the_steps_as_far_as_they_decide_it(scenario: Scenario, arrivals: dict[str, object]) -> None:
+def test_throughput_follows_the_steps_as_far_as_they_decide_it(
+    scenario: Scenario, arrivals: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A step a quarter longer moves the cut of the warm-up, and with it what arrives behind.
+    monkeypatch.setitem(SPREADS["strata"]["dense, measured"], "step", 0.06)
     asked = with_values(without_speculation(scenario), {"workload.arrivals": arrivals})
     found = without_chance(asked)["output_throughput"]
     reach = math.exp(NORMAL_95 * setting_error(asked))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from draftcast.scenarios.evidence.forecast import forecast_points
@@ -19,16 +20,17 @@ from draftcast.scenarios.evidence.summary import (
 
 
 def test_a_source_counts_once_however_many_points_it_has() -> None:
-    # Thirty sources of one point each have errors of 0.1 to 3.0, and n - 0.5 of them lie below the nth: 27 below 2.75.
-    # One more has a thousand small ones, so that n + 0.5 lie below the nth: 27.9 of 31 below 2.74.
+    # Thirty sources of one point each have errors of 0.1 to 3.0. Of definition 8 their quantile of 0.9 lies at place
+    # 0.9 (n + 1/3) + 1/3: numpy's ``median_unbiased``. One more source has a thousand small ones, which take one place.
     few = {str(number): [number / 10] for number in range(1, 31)}
-    assert spread(few) * DEVIATIONS == pytest.approx(2.75)
-    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx(2.74)
+    assert spread(few) * DEVIATIONS == pytest.approx(np.quantile(np.arange(1, 31) / 10, 0.9, method="median_unbiased"))
+    assert spread(few | {"many": [0.01] * 1000}) * DEVIATIONS == pytest.approx((0.9 * (31 + 1 / 3) + 1 / 3 - 1) / 10)
 
 
 def test_of_few_sources_the_worst_error_is_the_most() -> None:
-    # 7.2 of 8 sources are below 0.7 of the way from the seventh, of whom 6.5 are, to the eighth.
-    assert spread({str(number): [number / 10] for number in range(1, 9)}) * DEVIATIONS == pytest.approx(0.77)
+    # 0.9 (8 + 1/3) + 1/3 = 7.83: so far from the seventh to the eighth.
+    eight = {str(number): [number / 10] for number in range(1, 9)}
+    assert spread(eight) * DEVIATIONS == pytest.approx(0.7 + 0.1 * 5 / 6)
     assert spread({"a": [0.1], "b": [0.3]}) * DEVIATIONS == pytest.approx(0.3)
 
 
