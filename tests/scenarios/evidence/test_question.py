@@ -201,6 +201,12 @@ def test_flags_of_both_engines_and_of_command_lines() -> None:
         assert getattr(side.engine, key) == value
 
 
+def test_a_graph_mode_of_a_command_is_the_engine_s() -> None:
+    piecewise = asked(flags={"cudagraph_mode": "PIECEWISE"}).off
+    assert piecewise is not None
+    assert piecewise.engine.cudagraph_mode == "PIECEWISE"
+
+
 def test_a_tree_counts_its_root_among_its_draft_tokens() -> None:
     side = scenarios_of(ROWS["gpustack-qwen3-8b-h100-sweep-c4-tengyunw-s4-t4-d16"]).on
     assert side is not None
@@ -290,6 +296,8 @@ def test_loads_as_arrivals() -> None:
     assert (burst.arrivals.concurrency, burst.num_requests) == (500, 500)
     static = workload(dataset="fixed lengths, static batch", load={"kind": "batch", "value": 16})
     assert (static.arrivals.concurrency, static.num_requests) == (16, 16)
+    scripts = workload(source="InferenceX PR 1", load={"kind": "concurrency", "value": 64})
+    assert (scripts.arrivals.concurrency, scripts.num_requests) == (64, 640)
     kept = workload(load={"kind": "batch", "value": 4, "num_prompts": 80})
     assert (kept.arrivals.concurrency, kept.num_requests) == (4, 80)
 
