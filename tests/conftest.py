@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[COLLECTED] = [item.nodeid for item in items]
     places = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG_FILES)))
-    gc.freeze()  # nor through what was imported and collected, ever again
+    gc.freeze()  # what was imported and collected stays; the collector need not look through it
     gc.enable()
 
 

@@ -34,8 +34,8 @@ def scenarios_of(point: EvidencePoint) -> Reading:
     point = reading.point
     engine, hardware = read_engine(reading)
     workload = _workload(reading)
-    if not point.load.num_prompts and "load.num_prompts" not in reading.assumed:
-        reading.assumed["load.num_prompts"] = "not given"
+    if not point.load.num_prompts:
+        reading.assumed.setdefault("load.num_prompts", "not given")
     if workload is None or reading.reasons:
         return reading
     if "request_rate_rps" in workload["arrivals"] and point.load.kind == "concurrency":
@@ -116,8 +116,11 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
             clients = requests = count or clients
         elif kind == "batch" and count is None and re.search(r"fixed|static", point.dataset or ""):
             requests = clients
+        elif count is None and "prompts_a_client" in pages:
+            requests = pages["prompts_a_client"] * clients
+            reading.note({"load.num_prompts": requests})
         else:
-            requests = count or pages.get("prompts_a_client", 0) * clients or max(_PROMPTS, _ROUNDS * clients)
+            requests = count or max(_PROMPTS, _ROUNDS * clients)
         clients = min(clients, requests)
         arrivals = {"process": "closed_loop", "concurrency": clients}
     if point.temperature is None:
@@ -127,9 +130,9 @@ def _workload(reading: Reading) -> dict[str, Any] | None:
     if share and isinstance(prompt, int):
         # A text at the start of all prompts: the first request reads it, and the others find it in the cache.
         cached = min(round(share * prompt), prompt - 1)
-        load |= {"lengths": lengths | {"prompt_tokens": prompt - cached}}
-        load |= {"system_prompt": {"tokens": cached, "variants": 1}}
-        reading.assumed["input_tokens"] = f"{cached} of {prompt} in the prefix cache, as the source's pages say"
+        load["lengths"] = lengths | {"prompt_tokens": prompt - cached}
+        load["system_prompt"] = {"tokens": cached, "variants": 1}
+        reading.note({"input_tokens": f"{cached} of {prompt} in the prefix cache"})
     return load | {"temperature": point.temperature or 0.0}
 
 

@@ -5,6 +5,7 @@ Names are looked up, never guessed: what stands neither in ``names.yaml`` nor in
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,7 +21,6 @@ from draftcast.yaml_text import yaml_beside
 NAMES: dict[str, Any] = yaml_beside(__file__, "names.yaml")
 _COMMANDS = ("cmd", "server", "server_command", "backend_parameters")
 _NODE = 8  # GPUs
-_OF_PAGES = ", as the source's pages say"
 
 
 @dataclass
@@ -35,14 +35,18 @@ class Reading:
 
     @classmethod
     def of(cls, point: EvidencePoint) -> Self:
-        """Of the row with what its source's pages say otherwise."""
-        row = pages_of(point).get("row", {})
-        assumed = {name: f"{value}{_OF_PAGES}" for name, value in row.items()}
-        return cls(point.model_copy(update=row), point.assumed | assumed)
+        """Of the row with what its source's other pages say."""
+        row = cls(point).pages.get("row", {})
+        reading = cls(point.model_copy(update=row), dict(point.assumed))
+        reading.note(row)
+        return reading
 
     @property
     def pages(self) -> dict[str, Any]:
-        return pages_of(self.point)
+        """What the source's own pages say of its rows beside them (``sources`` of ``names.yaml``)."""
+        of_row = f"{self.point.source} {self.point.id}"
+        said = (facts for pattern, facts in NAMES["sources"].items() if re.search(pattern, of_row))
+        return {key: value for facts in said for key, value in facts.items()}
 
     @property
     def is_expressed(self) -> bool:
@@ -53,6 +57,10 @@ class Reading:
 
     def missing(self, name: str, why: str) -> None:
         self.reasons += (f"{name}: {why}",)
+
+    def note(self, values: Mapping[str, Any]) -> None:
+        """Say that these values, by field, are from the source's other pages."""
+        self.assumed |= {name: f"{value}, as the source's pages say" for name, value in values.items()}
 
 
 def model_name(name: str) -> str | None:
@@ -72,14 +80,8 @@ def read_engine(reading: Reading) -> tuple[dict[str, Any], str | None]:
     keys = {"model": model, **_version(reading), **_format(reading, model)}
     hardware = _device(reading)
     of_pages = reading.pages.get("engine", {})
-    reading.assumed |= {f"flags.{key}": f"{value}{_OF_PAGES}" for key, value in of_pages.items()}
+    reading.note({f"flags.{key}": value for key, value in of_pages.items()})
     return keys | _parallelism(reading) | of_pages | _flags(reading), hardware
-
-
-def pages_of(point: EvidencePoint) -> dict[str, Any]:
-    """What a source's own pages say of its rows beside them (``sources`` of ``names.yaml``)."""
-    said = (facts for name, facts in NAMES["sources"].items() if re.search(name, f"{point.source} {point.id}"))
-    return {key: value for facts in said for key, value in facts.items()}
 
 
 def _model(reading: Reading) -> str | None:
@@ -292,7 +294,7 @@ def _random(reading: Reading, name: str, mean: float | None, stated: float | Non
     point = reading.point
     dataset = (point.dataset or "").lower()
     ratio = re.search(r"ratio[ =]*([\d.]+)", dataset)
-    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else pages_of(point).get("range_ratio")
+    lowest = float(ratio[1]) if ratio else 0.0 if "uniform" in dataset else reading.pages.get("range_ratio")
     if lowest is None and point.engine == "sglang" and "random" in dataset and not re.search(r"\d/\d", dataset):
         lowest = 0.0
     if lowest is None or lowest == 1.0 or (mean is not None and stated is not None and abs(mean / stated - 1) < 0.02):

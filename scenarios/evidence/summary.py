@@ -136,9 +136,8 @@ def residuals(forecasts: Iterable[Forecast], side: ForecastSide) -> Residuals:
 def spread(by_source: Mapping[str, list[float]]) -> float:
     """Standard deviation that puts nine in ten errors inside; every source counts once.
 
-    Straight between errors, each in the middle of its weight; the quantile that Hyndman and Fan recommend (The American
-    Statistician 50(4), 1996, definition 8), whose median is right for few sources too. Split conformal prediction would
-    hold more: of ten sources it ends at the worst.
+    Straight between errors, each in the middle of its weight: the quantile that is right for few sources too (Hyndman
+    and Fan, The American Statistician 50(4), 1996, definition 8). Split conformal prediction ends at the worst of ten.
     """
     errors = np.concatenate([np.abs(of_source) for of_source in by_source.values()])
     weights = np.concatenate([np.full(len(of_source), 1.0 / len(of_source)) for of_source in by_source.values()])

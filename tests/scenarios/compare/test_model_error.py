@@ -227,13 +227,12 @@ def test_what_nobody_measured_is_less_sure(scenario: Scenario) -> None:
         for model in ("Qwen3-30B-A3B", "DeepSeek-V2-Lite")
     )
     asked = (scenario, sheet, experts, with_values(experts, {"hardware": "mi300x"}))
-    timed, on_sheet, experts_timed, experts_on_sheet = (setting_error(each) for each in asked)
-    assert timed < min(on_sheet, experts_timed)
-    assert experts_timed < experts_on_sheet
+    errors = [setting_error(each) for each in asked]
+    assert errors == sorted(set(errors))
     assert len({stratum_of(cached_deployment(each)) for each in asked}) == len(SPREADS["strata"])
     assert stratum_of(cached_deployment(latent)) == stratum_of(cached_deployment(experts))
     assert setting_error(with_values(scenario, {"statistics.model_error": "none"})) == 0.0
-    assert setting_error(without_speculation(scenario)) < timed
+    assert setting_error(without_speculation(scenario)) < errors[0]
 
 
 def test_profiles_of_one_gpu_that_disagree_are_inside_the_interval(
@@ -302,7 +301,7 @@ def without_chance(scenario: Scenario) -> dict[str, Estimate]:
 def test_throughput_follows_the_steps_as_far_as_they_decide_it(
     scenario: Scenario, arrivals: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A step a quarter longer moves the cut of the warm-up, and with it what arrives behind.
+    # Steps that are a quarter longer end the warm-up later, so that other arrivals are counted.
     monkeypatch.setitem(SPREADS["strata"]["dense, measured"], "step", 0.06)
     asked = with_values(without_speculation(scenario), {"workload.arrivals": arrivals})
     found = without_chance(asked)["output_throughput"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from draftcast import simulate
 from draftcast.kernels.model.heads import is_bundled_head
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
-from draftcast.scenarios.evidence.settings import Reading
+from draftcast.scenarios.evidence.settings import NAMES, Reading
 from draftcast.scenarios.run.deployment import cached_deployment
+from draftcast.scenarios.schema.engine import Engine
 
 ROWS = {point.id: point for point in points()}
 
@@ -296,8 +298,10 @@ def test_loads_as_arrivals() -> None:
     assert (burst.arrivals.concurrency, burst.num_requests) == (500, 500)
     static = workload(dataset="fixed lengths, static batch", load={"kind": "batch", "value": 16})
     assert (static.arrivals.concurrency, static.num_requests) == (16, 16)
-    scripts = workload(source="InferenceX PR 1", load={"kind": "concurrency", "value": 64})
-    assert (scripts.arrivals.concurrency, scripts.num_requests) == (64, 640)
+    scripts = asked(source="InferenceX PR 1", load={"kind": "concurrency", "value": 64})
+    assert scripts.off is not None
+    assert scripts.off.workload.num_requests == 640
+    assert scripts.assumed["load.num_prompts"].startswith("640, as")
     kept = workload(load={"kind": "batch", "value": 4, "num_prompts": 80})
     assert (kept.arrivals.concurrency, kept.num_requests) == (4, 80)
 
@@ -322,6 +326,18 @@ def test_what_a_sources_own_pages_say_of_its_rows() -> None:
     burst = asked(**of_source | {"load": {"kind": "burst", "value": 16}}).off
     assert burst is not None
     assert burst.workload.system_prompt is None
+
+
+def test_what_pages_say_is_of_shipped_rows_and_of_keys_that_count() -> None:
+    known = {"row", "engine", "range_ratio", "prompts_a_client", "cached_share"}
+    for pattern, facts in NAMES["sources"].items():
+        rows = [row for row in ROWS.values() if re.search(pattern, f"{row.source} {row.id}")]
+        assert rows, pattern
+        assert set(facts) <= known
+        EvidencePoint.model_validate({**BASE, **facts.get("row", {})})
+        assert set(facts.get("engine", {})) <= set(Engine.model_fields)
+        kinds = {row.load.kind for row in rows}
+        assert set(facts.get("cached_share", {})) <= kinds
 
 
 def test_clients_that_send_at_a_rate_with_a_limit_are_a_rate_under_the_engine_s_limit() -> None:
