@@ -23,10 +23,8 @@ from scipy.optimize import nnls
 
 from draftcast.calibration.profile import engines
 from draftcast.calibration.profile.hardware import load_hardware
-from draftcast.errors import InputError
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.model.catalog import load_model
-from draftcast.scenarios.compare.model_error import stratum_of
 from draftcast.scenarios.evidence.forecast import forecast_points
 from draftcast.scenarios.evidence.point import EvidencePoint, points
 from draftcast.scenarios.evidence.question import scenarios_of
@@ -58,7 +56,8 @@ def main() -> None:
         for name in FITTED
         if (constant := getattr(g.constants, name)) is not None
     }
-    members = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES) and is_timed(p)]
+    tried = [p for p in points() if p.tier in ("A", "C") and not p.id.startswith(HEADLINES)]
+    members = [entry.point for entry in forecast_points(tried) if entry.stratum == "dense, measured"]
     values, before = dict(stated), residuals(members, stated)
     current, held_out, shown = before, before, {}
     for _ in range(ROUNDS):
@@ -129,17 +128,6 @@ def stated_ratio(point: EvidencePoint) -> tuple[str, float]:
     version, model = scenario.engine.version, load_model(scenario.engine.model)
     generation = engines.generation_of(version, is_plain=not (model.is_moe or model.is_hybrid))
     return generation.step_ratio(version, model, scenario.engine.weight_dtype, load_hardware(scenario.hardware))
-
-
-def is_timed(point: EvidencePoint) -> bool:
-    question = scenarios_of(point)
-    scenario = question.off or question.on
-    if scenario is None or not question.is_expressed:
-        return False
-    try:
-        return stratum_of(deployment.cached_deployment(scenario)) == "dense, measured"
-    except InputError:
-        return False
 
 
 def residuals(members: list[EvidencePoint], values: Mapping[tuple[str, str], float]) -> pd.DataFrame:

@@ -103,7 +103,7 @@ def moe_rows(raw: pd.DataFrame, left_out: LeftOut, dtypes: dict[str, str] = MOE_
 
 def all_reduce_rows(raw: pd.DataFrame, left_out: LeftOut) -> pd.DataFrame:
     rows = known_rows(raw, "allreduce_dtype", ("bfloat16", "float16"), "all-reduce in", left_out)
-    columns = {"graph": rows["kernel_source"].str.endswith("_graph"), "message_bytes": rows["message_size"] * 2}
+    columns = {"graph": ~rows["kernel_source"].str.endswith("_eager"), "message_bytes": rows["message_size"] * 2}
     return launches(rows, "all_reduce", "bf16", ("num_gpus",), **columns)
 
 
@@ -172,7 +172,9 @@ FILES: dict[str, dict[str, Callable[[pd.DataFrame, LeftOut], pd.DataFrame]]] = {
         "mla_bmm": product_rows,
         "dsa_generation_module": partial(_sparse, names=FP8_SPARSE_MODELS, gemm_type="fp8_block"),
         "gdn": gdn_rows,
+        "custom_allreduce": all_reduce_rows,
     },
+    "trtllm": {"custom_allreduce": all_reduce_rows},
 }
 """By engine, those of `ENGINE` and then those of kernels that other engines have of their own: files without
 ``_perf.parquet``, each with what turns it into rows of the latency table and counts what it leaves out.
@@ -267,8 +269,8 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
 
 def newest_first(folder: Path, name: str) -> list[Path]:
     """Files ``name`` of the version folders below ``folder``."""
-    files = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*", file.parent.name)]
-    return sorted(files, key=lambda file: [int(part) for part in file.parent.name.split(".")], reverse=True)
+    files = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*(rc\d+)?", file.parent.name)]
+    return sorted(files, key=lambda file: [int(part) for part in re.findall(r"\d+", file.parent.name)], reverse=True)
 
 
 def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from draftcast.calibration.importers.aiconfigurator import read_aiconfigurator
+from draftcast.calibration.importers.aiter import read_aiter
 from draftcast.calibration.importers.llmservingsim import read_llmservingsim
 from draftcast.calibration.importers.table_file import ImportedTable
 from draftcast.calibration.importers.vidur import read_vidur
@@ -17,7 +18,7 @@ from draftcast.calibration.profile.table import checked_table, load_table, save_
 from draftcast.errors import HardwareError
 from draftcast.files import made, picked
 
-FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model", "tp", "dtype")}
+FORMATS = {"aiconfigurator": ("system",), "vidur": (), "llmservingsim": ("model", "tp", "dtype"), "aiter": ()}
 """What can be imported, and the options that it takes."""
 
 
@@ -39,6 +40,8 @@ def read(source: str, path: Path | None, hardware: HardwareSpec, **options: Any)
         return read_aiconfigurator(path, hardware, **chosen)
     if path is None:
         raise HardwareError(f"the path of {source}'s files is needed", key="path")
+    if source == "aiter":
+        return read_aiter(path, hardware)
     if source == "vidur":
         return _with_all_reduces(read_vidur(path), hardware)
     if "model" not in chosen:

@@ -13,7 +13,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.measured import ATTENTION, TablePart, parts_of
 from draftcast.calibration.profile.table import POINT, SHAPE_FIELDS, SHAPES
 from draftcast.kernels.arrays import FloatArray
-from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES
+from draftcast.kernels.model.dtypes import KV_BYTES, WEIGHT_BYTES, weight_dtype
 from draftcast.kernels.operators.registry import FACTS
 
 FLOOR_SHARE = {"moe": 0.7, "all_reduce": 0.8}
@@ -48,7 +48,7 @@ def _fetched_bytes(part: TablePart, rows: pd.DataFrame) -> FloatArray:
     """Bytes that no cache holds when a kernel starts: weights, and the KV of earlier steps, but no activations."""
     shape: dict[str, FloatArray] = {name: rows[name].to_numpy(np.float64) for name in SHAPE_FIELDS[part.operator]}
     if part.operator == "linear":
-        return shape["k"] * shape["n"] * WEIGHT_BYTES[part.dtype]
+        return shape["k"] * shape["n"] * WEIGHT_BYTES[weight_dtype(part.dtype)]
     if part.operator not in ATTENTION:
         return part.work(shape).bytes
     if part.operator == "gdn_prefill":

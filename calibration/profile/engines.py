@@ -176,6 +176,12 @@ class EngineGeneration(Section):
     # The most rows of a step whose shared experts run beside the routed ones, by version, on these vendors' devices.
     shared_experts_beside: dict[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
     beside_vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    own_all_reduces_since: str | None = None  # the version from which its all-reduces are those timed of it
+    # By GPUs and transformers' class of a model, the version from which FlashInfer's kernel, TensorRT-LLM's, runs its
+    # all-reduces with the residual and the norm behind them, of up to so many rows; by version, devices without.
+    fused_all_reduces: dict[Literal["Hopper", "Blackwell"], dict[str, str]] = field(default_factory=dict)
+    fused_rows: int = 0
+    unfused_devices: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Of models with linear attention layers: memory for states over memory for KV, each a pool of its own, and states
     # that room is kept for with a request's prefixes cached, by version; None: one pool.
     state_pool_ratio: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] | None = None
@@ -190,7 +196,7 @@ class EngineGeneration(Section):
     fp8_latents: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     packed_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
     no_wide_latents: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    block_ratio: dict[str, Ratio] = field(default_factory=dict)  # by device, fp8 by blocks over fp8 by tensors
+    block_ratio: dict[str, dict[str, Ratio]] = field(default_factory=dict)  # of fp8 by blocks, by version and device
     # By vendor, the version from which experts in fp8 by blocks run where ranks cut the blocks; else it does not start.
     cuts_blocks_since: dict[str, str] = field(default_factory=dict)
     # The most requests of a captured batch, where rows are not limited instead, by version: a GPU's GiB of memory below
@@ -221,7 +227,7 @@ class EngineGeneration(Section):
             kind = kinds[hardware.is_hopper]
             ratios[kind] = since(self.latent_ratio, version, {}).get(kind, 1.0)
         if model.weight_block is not None and weight_dtype == model.quantization:
-            ratios[BLOCKS] = self.block_ratio.get(hardware.name, 1.0)
+            ratios[BLOCKS] = since(self.block_ratio, version, {}).get(hardware.name, 1.0)
         return max(ratios.items(), key=itemgetter(1))
 
     def caches_in_fp8(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
@@ -262,6 +268,14 @@ class EngineGeneration(Section):
         most = by_class.get(model.architecture, by_class["any"])
         has_kernel = experts.bit_count() == 1 and experts <= groups * most
         return 0.0 if has_kernel or (groups == 1 and experts in self.choice_sizes) else constant.value
+
+    def fuses_all_reduces(self, version: str, model: ModelSpec, hardware: HardwareSpec) -> bool:
+        """Whether one kernel runs a model's all-reduces and the norms behind them."""
+        kind: Literal["Hopper", "Blackwell"] = "Hopper" if hardware.is_hopper else "Blackwell"
+        first = self.fused_all_reduces.get(kind, {}).get(model.architecture)
+        is_known = int(hardware.compute_capability) in (9, 10)
+        is_unfused = hardware.name in since(self.unfused_devices, version, ())
+        return is_known and not is_unfused and is_since(version, first)
 
     def shared_rows(self, version: str, vendor: str) -> int:
         """The most rows of a step whose shared experts run beside the routed ones."""

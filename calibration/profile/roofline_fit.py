@@ -245,10 +245,13 @@ def _sections(fits: Rooflines, hardware: HardwareSpec) -> dict[str, Any]:
     operators = {family: _plain(fit) for family, fit in default.operators.items()}
     for family in sorted({family for family, _ in fits}):
         by_dtype = {dtype: _plain(fit) for (of, dtype), fit in fits.items() if of == family}
-        main = "bf16" if "bf16" in by_dtype else min(by_dtype)
-        operators[family] = {**by_dtype.pop(main), **({"dtypes": by_dtype} if by_dtype else {})}
+        main = by_dtype.pop("bf16", None) or by_dtype.pop("fp32", None)
+        if main is None:  # nothing in a wide format was timed
+            assumed = {dtype: _plain(fit) for dtype, fit in default.operators[family].dtypes.items()}
+            main, by_dtype = operators[family], assumed | by_dtype
+        operators[family] = {**main, **({"dtypes": by_dtype} if by_dtype else {})}
     # A linear layer of vocabulary width. A copy: YAML writes an object that stands twice as a reference.
-    if any(family == "linear" for family, _ in fits):
+    if any(family == "linear" and dtype in ("bf16", "fp32") for family, dtype in fits):
         operators["lm_head"] = copy.deepcopy(operators["linear"])
     launch = {"cuda_graph_ceiling": default.cuda_graph_ceiling}
     collectives = {str(ranks): [list(point) for point in points] for ranks, points in default.all_reduce.items()}

@@ -28,7 +28,7 @@ OPERATORS = (
 )  # fmt: skip
 """Operator families a roofline profile must describe. Those of decode cover verify too."""
 
-FORMATS = ("fp32", "bf16", "fp16", "fp8", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")
+FORMATS = ("fp32", "bf16", "fp16", "fp8", "fp8_block", "int4", "mxfp4", "nvfp4", "mxfp8", "int8")
 Dtype = Annotated[str, OneOf("format", FORMATS)]
 
 
@@ -124,10 +124,14 @@ class RooflineProfile(Section):
         """Whether kernels were timed on this very device."""
         return self.measured is not None and self.timed_on is None
 
-    def times_for(self, engine: str) -> tuple[MeasuredTimes, ...]:
-        """The measured times of an engine's kernels, first those that are its own."""
-        of_engine, shared = self.of_engine.get(engine), self.measured
-        return tuple(times for times in (of_engine, shared) if times is not None)
+    def times(self, operator: str) -> bool:
+        """Whether its table holds times of an operator."""
+        return any(entry.operator == operator for entry in self.held_out)
+
+    def times_for(self, *engines: str) -> tuple[MeasuredTimes, ...]:
+        """The measured times of engines' own kernels, then of those that all share."""
+        tables = (*map(self.of_engine.get, engines), self.measured)
+        return tuple(times for times in tables if times is not None)
 
     def stretched_to(self, hardware: HardwareSpec) -> "RooflineProfile":
         """This device's kernels on another one of its kind: the same efficiencies, and times by the ratio of rooflines.

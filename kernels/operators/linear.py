@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 from draftcast.kernels.arrays import FloatArray
 from draftcast.kernels.extras import torch
-from draftcast.kernels.model.dtypes import E4M3_MAX, FP8_SCALE, WEIGHT_BYTES, activation_bytes, fp8_runs
+from draftcast.kernels.model.dtypes import E4M3_MAX, FP8_SCALE, WEIGHT_BYTES, activation_bytes, fp8_runs, weight_dtype
 from draftcast.kernels.operators.cost import Work, as_array, sizes_of
 from draftcast.kernels.operators.registry import Draw, Launch, Operator, Outputs, Shape, Tensors, implementations
 
@@ -81,7 +81,7 @@ LINEAR = Operator(
     name="linear",
     dtypes=("fp32", "bf16", "fp8"),
     work=lambda shape, dtype, _: linear_work(
-        shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[dtype], activation_bytes(dtype)
+        shape["m"], shape["k"], shape["n"], WEIGHT_BYTES[weight_dtype(dtype)], activation_bytes(dtype)
     ),
     draw_inputs=_draw_inputs,
     make_outputs=lambda inputs: {"y": _float_output(inputs, len(inputs["x"]), len(inputs["w"]))},
@@ -143,7 +143,7 @@ def moe_work(
 def _moe_shape_work(shape: Mapping[str, Any], dtype: str, kv_dtype: str) -> Work:
     """Gate and up, then down."""
     m, k, n, experts, top_k = sizes_of(shape, "m k n num_experts top_k")
-    weight, act = WEIGHT_BYTES[dtype], activation_bytes(dtype)
+    weight, act = WEIGHT_BYTES[weight_dtype(dtype)], activation_bytes(dtype)
     return moe_work(m, k, 2 * n, experts, top_k, weight, act).add(moe_work(m, n, k, experts, top_k, weight, act))
 
 

@@ -27,6 +27,7 @@ class LinearLayer(Matrix):
     """A `Matrix` with what it costs."""
 
     formats: tuple[tuple[str, tuple[str, float]], ...] = ()  # `ModelSpec.stored` of its group by checkpoint's format
+    in_blocks: bool = False  # whether what is in fp8 has a scale for each block of weights
 
     def stored(self, dtype: str) -> tuple[str, float]:
         """Format of its weights in a checkpoint of ``dtype``, and the bytes of one (group scales included)."""
@@ -52,7 +53,10 @@ def linear_layers(model: ModelSpec, tp: int = 1, expert_tp: int | None = None) -
     """
     model.check_tensor_parallel(tp)
     chosen = matrices(model, tp, expert_tp or tp)
-    return tuple(LinearLayer(**asdict(matrix), formats=_formats(model, matrix.group)) for matrix in chosen)
+    in_blocks = model.weight_block is not None
+    return tuple(
+        LinearLayer(**asdict(matrix), formats=_formats(model, matrix.group), in_blocks=in_blocks) for matrix in chosen
+    )
 
 
 def _formats(model: ModelSpec, group: str) -> tuple[tuple[str, tuple[str, float]], ...]:

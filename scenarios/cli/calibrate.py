@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class SourceOptions:
     device: Literal["cpu", "cuda"] | None = None
     engine_log: list[Path] | None = None
-    import_from: Literal["aiconfigurator", "vidur", "llmservingsim"] | None = None
+    import_from: Literal["aiconfigurator", "vidur", "llmservingsim", "aiter"] | None = None
 
     def chosen(self) -> str:
         """The option that is given. Raises InputError where none or several are."""

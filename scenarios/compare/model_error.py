@@ -60,10 +60,11 @@ class RelativeErrors:
 
 
 def stratum_of(deployment: Deployment) -> str:
-    """By the model, dense with plain attention or not, and whether kernels of the device were measured."""
+    """By the model, dense with plain attention or not, and whether the device's kernels, attention too, were timed."""
     profile, model = deployment.profile, deployment.model
     kind = "dense" if model.has_plain_attention and not model.is_moe else "experts or other attention"
-    return f"{kind}, {'measured' if profile.kind == 'affine' or profile.is_timed else 'not measured'}"
+    is_measured = profile.kind == "affine" or (profile.is_timed and profile.times("attention_decode"))
+    return f"{kind}, {'measured' if is_measured else 'not measured'}"
 
 
 def model_error(scenario: Scenario, deployment: Deployment) -> RelativeErrors:

@@ -353,6 +353,9 @@ def deploy(scenario: Scenario) -> Deployment:
     if timed_on is not None or (scenario.profile is None and not has_profile(hardware)):
         kernels = "assumed efficiencies at" if timed_on is None else f"those of {timed_on.name}, stretched by"
         assumed.append(f"no kernel was timed on {hardware.name}: {kernels} the rates of its data sheet")
+    elif scenario.profile is None and profile.kind == "roofline" and not profile.times("attention_decode"):
+        rates = "assumed efficiencies at the rates of its data sheet"
+        assumed.append(f"matrices and experts alone were timed on {hardware.name}: of other kernels {rates}")
     if spec is not None and spec.drafting in RESEARCH:
         assumed.append(f"no engine's release known here runs this: {RESEARCH[spec.drafting]}")
     assumed += _assumed_acceptance(scenario)

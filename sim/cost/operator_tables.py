@@ -104,12 +104,17 @@ class OperatorTables:
         return split(seconds, entry.origin)
 
     def measured(
-        self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], **group: int
-    ) -> FloatArray | None:
-        """Table of one launch of a measured operator; None when the profile measured nothing of the kind."""
+        self, operator: str, family: str, dtype: str, x: FloatArray | IntArray, key: tuple[int, ...], *engines: str,
+        **group: int,
+    ) -> FloatArray | None:  # fmt: skip
+        """Table of one launch of a measured operator; None when the profile measured nothing of the kind.
+
+        ``engines``: those whose own kernels count before those that all share; by default the config's.
+        """
         # Triton's kernels run experts in some formats, where they were timed.
         triton = operator == "moe" and dtype in self.config.triton_experts
-        tables, seconds = self.profile.times_for(self.generation.engine), self.profile.seconds_of(family, dtype)
+        tables = self.profile.times_for(*(engines or (self.generation.engine,)))
+        seconds = self.profile.seconds_of(family, dtype)
         for name in ("flashinfer", "") if triton else ("",):
             nearest = None
             for times in tables:
@@ -123,11 +128,17 @@ class OperatorTables:
         return None
 
     def linear(self, layer: layers.LinearLayer, rows: IntArray, family: str = "linear") -> FloatArray:
-        dtype, _ = layer.stored(self.dtype)
+        dtype = self._timed_as(layer, family)
         work = layer.work(rows, self.dtype).scale(layer.count)
         one = self.measured("linear", family, dtype, rows, (layer.k, layer.n))
         table = self.fitted(family, dtype, work, rows, layer.count) if one is None else layer.count * one
         return self._beside_routed(table, work, rows) if layer.group == "shared_experts" else table
+
+    def _timed_as(self, layer: layers.LinearLayer, family: str) -> str:
+        """The format of a layer's kernel: in blocks where the profile tells that from fp8 by tensors or rows."""
+        dtype, _ = layer.stored(self.dtype)
+        in_blocks = f"{dtype}_block"
+        return in_blocks if layer.in_blocks and in_blocks in self.profile.operators[family].dtypes else dtype
 
     def _beside_routed(self, shared: FloatArray, work: Work, rows: IntArray) -> FloatArray:
         """Shared experts of small steps run beside the routed ones, to whose time they add what they read."""
@@ -137,12 +148,14 @@ class OperatorTables:
         share = np.where(rows <= most, np.minimum(reading / seconds, 1.0), 1.0)
         return np.asarray(shared * share[:, None])
 
-    def all_reduce(self, rows: IntArray, row_bytes: float, launches: float) -> FloatArray:
-        """``launches`` equal all-reduces of ``row_bytes`` a row on each rank."""
+    def all_reduce(self, rows: IntArray, row_bytes: float, launches: float, *, fused: bool = False) -> FloatArray:
+        """``launches`` equal all-reduces of ``row_bytes`` a row on each rank; ``fused``: with the norms behind them."""
         if self.tp == 1 or launches == 0:
             return np.zeros((len(rows), 3))
         message = np.asarray(rows * row_bytes, dtype=np.float64)
-        table = self.measured("all_reduce", "all_reduce", self.wide_dtype, message, (), ranks=self.tp)
+        has_own = is_since(self.config.version, self.generation.own_all_reduces_since)
+        engines = ("trtllm",) * fused + (self.generation.engine if has_own else "",)
+        table = self.measured("all_reduce", "all_reduce", self.wide_dtype, message, (), *engines, ranks=self.tp)
         if table is not None:
             return launches * table
         if self.tp in self.profile.all_reduce:
@@ -165,8 +178,19 @@ class OperatorTables:
 
     def all_reduces(self, model: ModelSpec, rows: IntArray) -> FloatArray:
         """The all-reduces of a forward pass: of hidden states, and of the squares of queries and keys (`layers`)."""
-        chosen = layers.all_reduces(model, self.act_bytes)
-        return sum((self.all_reduce(rows, width, count) for width, count in chosen), np.zeros((len(rows), 3)))
+        (width, count), of_norms = layers.all_reduces(model, self.act_bytes)
+        table = self.all_reduce(rows, width, count) + self.all_reduce(rows, *of_norms)
+        if self._fused_norms(model):
+            fused = self.all_reduce(rows, width, count, fused=True)
+            table = np.where((rows <= self.generation.fused_rows)[:, None], fused, table)
+        return table
+
+    def _fused_norms(self, model: ModelSpec) -> int:
+        """Norms that the kernel of the all-reduce before them runs."""
+        fuses = self.generation.fuses_all_reduces(self.config.version, model, self.hardware)
+        if not fuses or self.tp == 1 or self.dp > 1 or "trtllm" not in self.profile.of_engine:
+            return 0
+        return sum(part.launches for part in layers.elementwise_parts(model, self.tp) if part.kernel == "rmsnorm")
 
     def layers_of(self, model: ModelSpec, *scopes: str) -> list[layers.LinearLayer]:
         return [layer for layer in layers.linear_layers(model, self.tp) if layer.scope in scopes]
@@ -250,7 +274,7 @@ class OperatorTables:
     def _experts(self, routed: list[layers.LinearLayer], rows: IntArray) -> FloatArray:
         """All layers' routed experts: both matrices, permutation, activation and weighted sum of a layer as one."""
         down = routed[-1]
-        dtype, _ = down.stored(self.dtype)
+        dtype = self._timed_as(down, "moe")
         experts = {"num_experts": down.num_experts, "top_k": down.num_experts_per_tok}
         table = self.measured("moe", "moe", dtype, rows, (down.n, down.k), **experts)
         if table is not None:
@@ -262,7 +286,7 @@ class OperatorTables:
         """Norms, rotary, activations and the rest of a pass; kernels that were measured by name count as measured."""
         table = np.zeros((len(rows), 3))
         rest = Work(np.zeros(len(rows)), np.zeros(len(rows)))
-        launches = 0
+        launches = -self._fused_norms(model)
         for part in layers.elementwise_parts(model, self.tp):
             if part.in_experts:
                 continue  # in the time of the experts, see `_experts`
@@ -330,7 +354,8 @@ class OperatorTables:
         collectives = sum(count for _, count in layers.all_reduces(model)) if self.tp > 1 else 0
         collectives += 3 * model.num_attention_layers if self.dcp > 1 else 0
         collectives += 2 * model.num_moe_layers if self.dp > 1 else 0
-        return matrices + attention + layers.elementwise_kernels(model, self.tp) + collectives
+        elementwise = layers.elementwise_kernels(model, self.tp) - self._fused_norms(model)
+        return matrices + attention + elementwise + collectives
 
     def eager_launches(self, model: ModelSpec) -> float:
         """Kernels of a pass that no graph or compiler holds: those of `launches`, and those that quantise and sort."""

@@ -357,7 +357,7 @@ def test_import_table_of_each_format(tmp_path: Path) -> None:
     assert len(read("vidur", tmp_path, A10G).table) == 7
     folder = bundle(tmp_path, dense="layer,tokens,time_us\nqkv_proj,8,1\n")
     assert len(read("llmservingsim", folder, A10G, model=LLAMA).table) == 1
-    assert set(FORMATS) == {"aiconfigurator", "vidur", "llmservingsim"}
+    assert set(FORMATS) == {"aiconfigurator", "aiter", "vidur", "llmservingsim"}
 
 
 def test_all_reduces_come_from_the_bundled_profile(tmp_path: Path) -> None:

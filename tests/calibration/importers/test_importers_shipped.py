@@ -94,9 +94,11 @@ def test_kernels_that_sglang_alone_has(name: str) -> None:
     frame = load_table(own.table)
     sparse = {"dsa_decode"} if name in TIMED_SPARSE else set()
     newer = set() if name == "a100-80g" else {"mla_decode", "gdn_prefill"}
-    assert set(frame["operator"]) == {"moe", "gdn_decode"} | newer | sparse
+    assert set(frame["operator"]) == {"moe", "gdn_decode", "all_reduce"} | newer | sparse
     assert not below_floor(frame, load_hardware(name)).any()
     assert (rounded(frame["seconds"].to_numpy()[::50]) == frame["seconds"].to_numpy()[::50]).all()
+    (fused, _) = profile.times_for("trtllm")
+    assert set(load_table(fused.table)["operator"]) == {"all_reduce"}
 
 
 def test_a_table_is_a_valid_one_in_order(frames: dict[str, pd.DataFrame]) -> None:

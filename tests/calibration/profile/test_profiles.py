@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from draftcast.calibration.profile.hardware import HardwareSpec, hardware_names, load_hardware
-from draftcast.calibration.profile.load import PROFILE_FOLDER, load_profile, profile_names
+from draftcast.calibration.profile.load import PROFILE_FOLDER, assumed_profile, load_profile, profile_names
 from draftcast.calibration.profile.roofline import Origin
 from draftcast.calibration.profile.roofline_fit import _sections
 from draftcast.calibration.profile.spec import OPERATORS, AffineProfile, FrontEnd, Host, RooflineProfile
@@ -284,7 +284,7 @@ def test_unreadable_file(tmp_path: Path) -> None:
 def test_assumed_efficiencies_go_by_vendor() -> None:
     """ROCm's kernels reach less of the data sheet: every family is slower than on NVIDIA's terms, at every size."""
     mi300x = load_hardware("mi300x")
-    own, other = load_profile(None, mi300x), load_profile("default", mi300x)
+    own, other = (load_profile(name, mi300x) for name in (assumed_profile(mi300x), "default"))
     assert own.name == "default-amd"
     assert load_profile(None, dataclasses.replace(H100, name="own")).name == "default"
     assert isinstance(own, RooflineProfile)
@@ -298,8 +298,8 @@ def test_assumed_efficiencies_go_by_vendor() -> None:
 
 
 def test_assumed_efficiencies_that_are_none_are_refused_by_the_device_s_key() -> None:
-    device = dataclasses.replace(load_hardware("mi355x"), assumed_profile="h200")
-    with pytest.raises(HardwareError, match=r"assumed_profile = 'h200': .*default-cdna4; set in .* mi355x"):
+    device = dataclasses.replace(load_hardware("mi355x"), name="own", assumed_profile="h200")
+    with pytest.raises(HardwareError, match=r"assumed_profile = 'h200': .*default-cdna4; set in .* own"):
         load_profile(None, device)
 
 
@@ -307,7 +307,7 @@ def test_assumed_efficiencies_that_are_none_are_refused_by_the_device_s_key() ->
 def test_a_device_s_file_may_name_its_assumed_efficiencies(device: str) -> None:
     """CDNA 4's kernels reach more of its memory than those of MI300X do of theirs."""
     hardware = load_hardware(device)
-    own, other = load_profile(None, hardware), load_profile("default-amd", hardware)
+    own, other = (load_profile(name, hardware) for name in (assumed_profile(hardware), "default-amd"))
     assert own.name == "default-cdna4"
     assert isinstance(own, RooflineProfile)
     assert isinstance(other, RooflineProfile)

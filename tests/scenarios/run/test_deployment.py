@@ -515,7 +515,7 @@ def test_a_dflash2_head_costs_more_than_dflash_where_it_runs(old: str, new: str,
     [
         ("a10g", "those of l40s, stretched by"),
         ("gb200", "those of b200, stretched by"),
-        ("mi355x", "assumed efficiencies at"),
+        ("mi350x", "those of mi355x, stretched by"),
     ],
 )
 def test_a_device_that_nobody_timed_is_said(device: str, kernels: str) -> None:
@@ -525,6 +525,11 @@ def test_a_device_that_nobody_timed_is_said(device: str, kernels: str) -> None:
     )
     assert deployed("hardware=b300", *off).assumed == ()
     assert deployed("hardware=a10g", "profile=l40s", *off).assumed == deployed("hardware=a10g", *off).assumed
+
+
+def test_a_device_whose_attention_nobody_timed_is_said() -> None:
+    (said,) = deployed("hardware=mi300x", "engine.speculative_config=null", "engine.max_model_len=4096").assumed
+    assert said.startswith("matrices and experts alone were timed on mi300x: of other kernels assumed efficiencies at")
 
 
 def test_an_unknown_head_is_said_to_be_assumed() -> None:

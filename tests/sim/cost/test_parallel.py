@@ -116,7 +116,7 @@ def test_experts_of_a_group_take_what_was_measured_or_else_what_their_matrices_t
     assert measured.routed(DEEPSEEK, rows)[:, Origin.EXTRAPOLATED].tolist() == [0.0] * 3
     gate_up, down = (layer for layer in linear_layers(DEEPSEEK, 8) if layer.num_experts)
     both = gate_up.work(rows, "fp8").scale(gate_up.count).add(down.work(rows, "fp8").scale(down.count))
-    assert fitted.routed(DEEPSEEK, rows).tolist() == fitted.fitted("moe", "fp8", both, rows, down.count).tolist()
+    assert fitted.routed(DEEPSEEK, rows).tolist() == fitted.fitted("moe", "fp8_block", both, rows, down.count).tolist()
 
 
 def test_a_layer_of_experts_starts_once_whether_it_was_timed_or_not() -> None:
