@@ -18,7 +18,7 @@ from draftcast.calibration.profile.hardware import HardwareSpec
 from draftcast.calibration.profile.load import sha256
 from draftcast.errors import HardwareError
 
-MATRICES = {"bf16": "bf16", "a8w8_blockscale": "fp8_block", "a8w8": "fp8"}  # by the start of a file's name
+MATRICES = {"mxfp8": "", "a8w8_blockscale": "fp8_block", "a8w8": "fp8", "bf16": "bf16"}  # by the file's name
 EXPERTS = {
     "QuantType.No": "bf16",
     "QuantType.per_Token": "fp8",
@@ -58,17 +58,18 @@ def read_aiter(path: Path, hardware: HardwareSpec) -> ImportedTable:
 
 
 def _read(file: Path, hardware: HardwareSpec, left_out: LeftOut) -> pd.DataFrame:
-    rows = table_file.read_rows(file, "cu_num", "us")
+    is_of_experts = "tuned_fmoe" in file.name
+    rows = table_file.read_rows(file, "cu_num", "us", *(("q_type", "q_dtype_w") if is_of_experts else ()))
     units = [str(hardware.multiprocessors)]
     frame = table_file.known_rows(rows.frame, "cu_num", units, "compute units", left_out)
     frame = table_file.without(frame, frame["us"].isin(NO_TIME), "no time", left_out)
-    read = _experts if "tuned_fmoe" in file.name else _matrices
+    read = _experts if is_of_experts else _matrices
     return read(TableRows(rows.file, frame, rows.has_lines), left_out)
 
 
 def _matrices(rows: TableRows, left_out: LeftOut) -> pd.DataFrame:
     name = Path(rows.file).name
-    dtype = next((dtype for start, dtype in MATRICES.items() if name.startswith(start)), "")
+    dtype = next((dtype for part, dtype in MATRICES.items() if part in name), "")
     unread = _text(rows.frame, "outdtype").str.contains("float32") | (dtype == "")
     chosen = TableRows(
         rows.file, table_file.without(rows.frame, unread, f"matrices of {name}", left_out), rows.has_lines

@@ -295,13 +295,13 @@ def test_every_trace_format_uploads(page: Browser, tmp_path: Path) -> None:
 
 
 def test_outside_calibration_the_badge_leads_to_the_coverage_map(page: Browser) -> None:
-    page.open(query=QUICK | {"hardware": "mi300x"})
+    page.open(query=QUICK | {"hardware": "a10g"})
     badge = page.find(".st-key-badge-extrapolated button")
     assert "extrapolated · 100% of device time extrapolated" in badge.text
     badge.click()
     page.until(lambda: page.find("#coverage").text == "Coverage map", "the coverage map")
     page.until(lambda: "page=trust" in page.query(), "the link of Trust")
-    assert "No measured profile of mi300x" in page.text()
+    assert "No measured profile of a10g" in page.text()
 
 
 def test_a_run_compared_with_itself_differs_in_nothing(page: Browser) -> None:
