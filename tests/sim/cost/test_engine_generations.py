@@ -640,7 +640,7 @@ def test_flashinfer_runs_all_reduces_of_few_rows_with_the_norms_behind_them() ->
     assert apart.launches(model) - fused.launches(model) == norms
     saved = apart._elementwise(model, np.array([1])).sum() - fused._elementwise(model, np.array([1])).sum()
     assert saved == pytest.approx(norms * profile.operator("elementwise", "bf16").t0_s)
-    spread = OperatorTables(profile, 8, "fp8", replace(configs[1], data_parallel_size=2))
+    spread = OperatorTables(profile, 8, "fp8", replace(configs[1], is_moe=True, data_parallel_size=2))
     assert spread.all_reduces(model, np.array([16])).sum() > fused.all_reduces(model, np.array([16])).sum()
     one = OperatorTables(profile, 1, "fp8", replace(configs[1], tensor_parallel_size=1))
     assert one.launches(model) == apart.launches(model) - 123
