@@ -270,7 +270,12 @@ def find_system(path: Path | None, hardware: HardwareSpec, system: str | None = 
 def newest_first(folder: Path, name: str) -> list[Path]:
     """Files ``name`` of the version folders below ``folder``."""
     files = [file for file in folder.glob(f"*/{name}") if re.fullmatch(r"\d+(\.\d+)*(rc\d+)?", file.parent.name)]
-    return sorted(files, key=lambda file: [int(part) for part in re.findall(r"\d+", file.parent.name)], reverse=True)
+
+    def version(file: Path) -> tuple[list[int], float]:
+        release, _, candidate = file.parent.name.partition("rc")
+        return [int(part) for part in release.split(".")], float(candidate or "inf")
+
+    return sorted(files, key=version, reverse=True)
 
 
 def _over_slower_links(rows: pd.DataFrame, before: pd.DataFrame) -> pd.DataFrame:

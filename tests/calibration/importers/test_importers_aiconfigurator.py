@@ -182,6 +182,10 @@ def test_newest_version_is_taken_and_recorded(tmp_path: Path) -> None:
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.03)], version="0.9.0")
     file = put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.02)], version="0.24.0")
     put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.04)], version="0.1.dev19")
+    for candidate in ("0.24.0rc3", "0.24.0rc20"):
+        put(tmp_path, "gemm", "gemm", [gemm(8, 4096, 6144, 0.05)], version=candidate)
+    versions = [found.parent.name for found in newest_first(file.parents[1], file.name)]
+    assert versions == ["0.24.0", "0.24.0rc20", "0.24.0rc3", "0.9.0"]
     assert newest_first(file.parents[1], file.name)[0] == file
     imported = read_aiconfigurator(tmp_path, H100)
     assert imported.table["seconds"].tolist() == pytest.approx([20e-6])

@@ -615,18 +615,15 @@ def test_fp8_by_blocks_is_slower_under_sglang_on_the_gpus_where_it_was_seen() ->
     assert ratio("DeepSeek-V3", "mi300x")[0] == "fp8 by blocks"
 
 
-def all_reduces(version: str, rows: int, name: str = "DeepSeek-V3", device: str = "b200", **config: Any) -> float:
-    """Seconds of a pass's all-reduces on eight ranks."""
-    profile = load_profile(None, load_hardware(device))
-    engine = EngineConfig(is_moe=True, version=version, tensor_parallel_size=8, **config)
-    return float(OperatorTables(profile, 8, "fp8", engine).all_reduces(load_model(name), np.array([rows])).sum())
-
-
 def test_sglang_has_all_reduces_of_its_own_from_a_version_on() -> None:
     """16 rows of 6,144: 8.2 us by its second kernel and 26 and more by the first one, which is vLLM's."""
-    shared, own = (all_reduces(version, 16, "MiniMax-M3") for version in ("sglang 0.5.10", "sglang 0.5.12"))
+    model, profile = load_model("MiniMax-M3"), load_profile(None, load_hardware("b200"))
+    versions = ("sglang 0.5.10", "sglang 0.5.12", "vllm 0.32")
+    engines = [EngineConfig(is_moe=True, version=version, tensor_parallel_size=8) for version in versions]
+    tables = [OperatorTables(profile, 8, "fp8", engine) for engine in engines]
+    shared, own, of_vllm = (float(table.all_reduces(model, np.array([16])).sum()) for table in tables)
     assert own < 0.5 * shared
-    assert all_reduces("vllm 0.32", 16, "MiniMax-M3") == shared
+    assert of_vllm == shared
 
 
 def test_flashinfer_runs_all_reduces_of_few_rows_with_the_norms_behind_them() -> None:
